@@ -1,0 +1,125 @@
+//! What a policy may ask of a GPU.
+//!
+//! The methods are the CUDA driver's calls under the names that memory management gives them, with
+//! sizes in bytes and ids instead of pointers. Every call either does what it says or leaves the
+//! device as it was and returns an error.
+
+use girih_trace::StreamId;
+use thiserror::Error;
+
+/// A device address. 0 is never valid.
+pub type Address = u64;
+
+/// Physical memory that was created and not yet released (`CUmemGenericAllocationHandle`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Handle(pub u64);
+
+/// A point in the work of a stream (`CUevent`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StreamEvent(pub u64);
+
+/// What the device has (`cuMemGetInfo`). Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// Bytes that can still be allocated or created.
+    pub free: u64,
+    /// Bytes of the device.
+    pub total: u64,
+}
+
+/// Why a device call failed.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum DeviceError {
+    /// The device has too little memory now. Give something back and try again.
+    #[error("the device has {free} bytes free, {requested} were asked for")]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes free when the call was made.
+        free: u64,
+    },
+    /// The call broke a rule of the device: a double map, access to the unmapped, and so on. It is
+    /// a bug of the caller; trying again does not help.
+    #[error("misuse of the device: {call}: {reason}")]
+    Misuse {
+        /// The call.
+        call: &'static str,
+        /// The rule that it broke, with addresses.
+        reason: String,
+    },
+    /// A test asked for this call to fail.
+    #[error("call {call} ({name}) was made to fail")]
+    Injected {
+        /// Number of the call, from 1.
+        call: u64,
+        /// Its name.
+        name: &'static str,
+    },
+    /// The driver's own error.
+    #[error("the driver refused {call}: {reason}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's code and text.
+        reason: String,
+    },
+}
+
+/// A GPU, real or simulated.
+pub trait Device {
+    /// Bytes free and in all.
+    fn memory_info(&mut self) -> MemoryInfo;
+
+    /// Bytes of which every handle's size and every mapped address must be a multiple; 2 MiB on
+    /// every NVIDIA GPU so far.
+    fn granularity(&self) -> u64;
+
+    /// Allocates `size` bytes (`cuMemAlloc`). Aligned to 512 bytes at least.
+    fn alloc(&mut self, size: u64) -> Result<Address, DeviceError>;
+
+    /// Frees what [`Device::alloc`] gave at `address`. Waits for running kernels.
+    fn free(&mut self, address: Address) -> Result<(), DeviceError>;
+
+    /// Reserves `size` bytes of addresses, backed by nothing (`cuMemAddressReserve`).
+    fn reserve(&mut self, size: u64) -> Result<Address, DeviceError>;
+
+    /// Gives back a whole reservation, in which nothing is mapped (`cuMemAddressFree`).
+    fn unreserve(&mut self, address: Address, size: u64) -> Result<(), DeviceError>;
+
+    /// Creates `size` bytes of physical memory (`cuMemCreate`).
+    fn create(&mut self, size: u64) -> Result<Handle, DeviceError>;
+
+    /// Gives a handle back, which is mapped nowhere (`cuMemRelease`). The simulated device
+    /// refuses to release the mapped; the driver would keep it until it is unmapped.
+    fn release(&mut self, handle: Handle) -> Result<(), DeviceError>;
+
+    /// Maps the whole of a handle at `address`, in a reservation, where nothing is mapped yet
+    /// (`cuMemMap`). The memory cannot be used before [`Device::set_access`].
+    fn map(&mut self, address: Address, handle: Handle) -> Result<(), DeviceError>;
+
+    /// Makes `size` bytes at `address`, all of them mapped, readable and writable
+    /// (`cuMemSetAccess`).
+    fn set_access(&mut self, address: Address, size: u64) -> Result<(), DeviceError>;
+
+    /// Unmaps `size` bytes at `address`: one or more whole handles (`cuMemUnmap`). Does not wait
+    /// for running kernels: the caller makes sure that none uses the memory.
+    fn unmap(&mut self, address: Address, size: u64) -> Result<(), DeviceError>;
+
+    /// Marks the present end of `stream`'s work (`cuEventRecord` of a fresh event).
+    fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError>;
+
+    /// True if the work before the event is done (`cuEventQuery`).
+    fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError>;
+
+    /// Makes later work of `stream` wait for the event, on the device (`cuStreamWaitEvent`).
+    fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError>;
+
+    /// Waits on the host until the work before the event is done (`cuEventSynchronize`).
+    fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError>;
+
+    /// Gives an event back (`cuEventDestroy`).
+    fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError>;
+
+    /// Waits on the host for all work of `stream` (`cuStreamSynchronize`).
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,14 @@
+//! Devices and policies.
+//!
+//! A [`Policy`] decides where a block goes; a [`Device`] gives and takes memory. A policy is a pure
+//! function of its state: it takes `&mut self` and a device, and knows no lock, no clock and no
+//! CUDA. So the code that a replay runs on the simulated device is the code that a training run
+//! runs on a GPU, and what a replay says is what a run does.
+
+pub mod device;
+pub mod policy;
+pub mod stats;
+
+pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+pub use policy::{AllocError, BlockId, BlockView, Env, Granted, Log, Policy, Request, SegmentView};
+pub use stats::{Counter, Counters, Stats};

@@ -1,0 +1,185 @@
+//! What decides where a block goes.
+
+use girih_trace::{Action, Event, Mark, PoolId, StackId, StreamId};
+use thiserror::Error;
+
+use crate::device::{Address, Device, DeviceError};
+use crate::stats::Stats;
+
+/// A block that a policy gave and that was not freed yet. Ids are reused after the block is gone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BlockId(pub u32);
+
+/// What a program asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Bytes asked for, before any rounding. Not 0: a request for nothing never reaches a policy.
+    pub size: u64,
+    /// The stream that is current.
+    pub stream: StreamId,
+    /// The pool whose scope is current; [`PoolId::DEFAULT`] outside every scope.
+    pub pool: PoolId,
+}
+
+/// What a request was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Granted {
+    /// To free it by.
+    pub block: BlockId,
+    /// Address of its first byte.
+    pub address: Address,
+    /// Bytes granted: at least those requested.
+    pub size: u64,
+}
+
+/// Why a request got nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum AllocError {
+    /// Nothing that is free can serve it, and the device or the limit gives no more. The program
+    /// may free something and ask again.
+    #[error(
+        "out of memory: {requested} bytes asked for, {segment} more needed from the device; \
+         allocated {allocated}, reserved {reserved}, limit {limit}, device free {device_free} bytes"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that the policy would have had to take from the device.
+        segment: u64,
+        /// Bytes allocated at that moment.
+        allocated: u64,
+        /// Bytes reserved at that moment.
+        reserved: u64,
+        /// Bytes that the policy may hold; [`u64::MAX`] if only the device sets a limit.
+        limit: u64,
+        /// Bytes that the device had free.
+        device_free: u64,
+    },
+    /// The device refused a call for another reason than memory. The policy is as it was before
+    /// the operation.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Receives the events of a policy, in order: together they are the trace of the run.
+pub trait Log {
+    /// Takes one event.
+    fn record(&mut self, event: Event);
+}
+
+/// A log that keeps nothing.
+impl Log for () {
+    fn record(&mut self, _event: Event) {}
+}
+
+impl Log for Vec<Event> {
+    fn record(&mut self, event: Event) {
+        self.push(event);
+    }
+}
+
+/// What a policy works in: the device, and the log of what it does.
+pub struct Env<'a> {
+    /// Gives and takes memory.
+    pub device: &'a mut dyn Device,
+    /// Receives what happened.
+    pub log: &'a mut dyn Log,
+}
+
+impl Env<'_> {
+    /// Logs an event. Time and stack are the recorder's to fill in.
+    pub fn log(
+        &mut self,
+        action: Action,
+        address: Address,
+        size: u64,
+        stream: StreamId,
+        pool: PoolId,
+    ) {
+        let stack = StackId::NONE;
+        self.log.record(Event { address, size, time_us: 0, stack, stream, pool, action });
+    }
+}
+
+/// A segment or a mapped run of addresses that a policy holds, for those who look at its layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentView {
+    /// Address of its first byte.
+    pub address: Address,
+    /// Bytes.
+    pub size: u64,
+    /// The stream whose requests it serves.
+    pub stream: StreamId,
+    /// The pool that it belongs to.
+    pub pool: PoolId,
+    /// True if it serves requests of at most 1 MiB.
+    pub is_small: bool,
+    /// True if it is a mapped run of a reservation.
+    pub is_expandable: bool,
+}
+
+/// A block of a segment. The blocks of a segment tile it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockView {
+    /// Address of its first byte.
+    pub address: Address,
+    /// Bytes granted, or free.
+    pub size: u64,
+    /// Bytes requested; 0 for a free block.
+    pub requested: u64,
+    /// Whether it is in use.
+    pub state: girih_trace::BlockState,
+}
+
+/// What decides where a block goes.
+///
+/// Every method leaves the policy consistent when it fails: [`Policy::check`] passes, no block is
+/// lost, and the operation can be tried again.
+pub trait Policy {
+    /// The name by which the command line and the tables know it.
+    fn name(&self) -> &'static str;
+
+    /// Finds a place for `request`. Logs what it does, in the order in which PyTorch would.
+    fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError>;
+
+    /// Takes a block back. Its bytes may be given again at once to a request of its own stream; if
+    /// other streams were recorded on it, only after their events.
+    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError>;
+
+    /// Says that `stream` uses the block too, which was allocated for another
+    /// (`Tensor.record_stream`).
+    fn record_stream(
+        &mut self,
+        env: &mut Env<'_>,
+        block: BlockId,
+        stream: StreamId,
+    ) -> Result<(), AllocError>;
+
+    /// Completes the frees whose events are done. Every allocation does this too.
+    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError>;
+
+    /// Gives back to the device whatever is free and whole (`torch.cuda.empty_cache`).
+    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError>;
+
+    /// A mark of the program: a step, a phase, a module. Most policies have no use for it.
+    fn mark(&mut self, _env: &mut Env<'_>, _mark: &Mark) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    /// The program is done with a private pool: what is free in it may go back to the device
+    /// (`releasePool`).
+    fn release_pool(&mut self, _env: &mut Env<'_>, _pool: PoolId) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    /// Allocated, active, reserved and the other counters, exactly as PyTorch counts them.
+    fn stats(&self) -> &Stats;
+
+    /// Shows every segment with its blocks, both by ascending address.
+    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView]));
+
+    /// Walks everything and compares it: blocks tile their segments, free ones are in the free
+    /// sets, neighbours that could be merged are, counters agree. Returns what is wrong. Linear;
+    /// for tests and for debug builds after each operation.
+    fn check(&self) -> Result<(), String>;
+}

@@ -1,0 +1,96 @@
+//! Counters of an allocator, exactly as PyTorch counts them (`DeviceStats` of
+//! `CachingDeviceAllocator.h`).
+
+/// One counter: what is now, what was the most, and what came and went in all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counter {
+    /// The present value.
+    pub current: u64,
+    /// The highest value since the last reset.
+    pub peak: u64,
+    /// The sum of all increases.
+    pub allocated: u64,
+    /// The sum of all decreases.
+    pub freed: u64,
+}
+
+impl Counter {
+    /// Adds `amount`.
+    pub fn increase(&mut self, amount: u64) {
+        self.current += amount;
+        self.allocated += amount;
+        self.peak = self.peak.max(self.current);
+    }
+
+    /// Takes `amount` away.
+    ///
+    /// # Panics
+    /// In debug builds, if the counter holds less.
+    pub fn decrease(&mut self, amount: u64) {
+        debug_assert!(self.current >= amount, "a counter of {} fell by {amount}", self.current);
+        self.current -= amount;
+        self.freed += amount;
+    }
+}
+
+/// A counter kept for both pools and for each: requests of at most 1 MiB, and larger ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Both pools.
+    pub all: Counter,
+    /// The pool of small requests.
+    pub small: Counter,
+    /// The pool of large requests.
+    pub large: Counter,
+}
+
+impl Counters {
+    /// Adds `amount` for the pool that `is_small` names.
+    pub fn increase(&mut self, is_small: bool, amount: u64) {
+        self.all.increase(amount);
+        if is_small { self.small.increase(amount) } else { self.large.increase(amount) }
+    }
+
+    /// Takes `amount` away for the pool that `is_small` names.
+    pub fn decrease(&mut self, is_small: bool, amount: u64) {
+        self.all.decrease(amount);
+        if is_small { self.small.decrease(amount) } else { self.large.decrease(amount) }
+    }
+}
+
+/// All counters of one device's allocator.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Blocks given and not yet freed by the program.
+    pub allocation: Counters,
+    /// Segments taken with `cudaMalloc`.
+    pub segment: Counters,
+    /// Blocks given and not yet reusable.
+    pub active: Counters,
+    /// Free blocks that are part of a segment and cannot be given back alone.
+    pub inactive_split: Counters,
+    /// Bytes of `allocation`.
+    pub allocated_bytes: Counters,
+    /// Bytes held of the device.
+    pub reserved_bytes: Counters,
+    /// Bytes of `active`.
+    pub active_bytes: Counters,
+    /// Bytes of `inactive_split`.
+    pub inactive_split_bytes: Counters,
+    /// Bytes that the program asked for, of the active blocks.
+    pub requested_bytes: Counters,
+    /// Requests for which cached memory was given back to the device before a second try.
+    pub num_alloc_retries: u64,
+    /// Requests that failed.
+    pub num_ooms: u64,
+    /// Times that all recorded streams were waited for.
+    pub num_sync_all_streams: u64,
+    /// Calls that took memory from the device.
+    pub num_device_alloc: u64,
+    /// Calls that gave memory back.
+    pub num_device_free: u64,
+    /// Blocks of at least `max_split_size`.
+    pub oversize_allocations: Counter,
+    /// Segments of at least `max_split_size`.
+    pub oversize_segments: Counter,
+}

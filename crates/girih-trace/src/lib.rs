@@ -1,0 +1,17 @@
+//! What a training run asked of its memory.
+//!
+//! A [`Trace`] is an ordered list of [`Event`]s of one device: allocations, frees, what the
+//! allocator took from the device and gave back, and [`Mark`]s that say where a step or a module
+//! began. A recording, a simulation and a run on a GPU are all traces, of this one type.
+//!
+//! This crate knows how to read one ([`snapshot`], [`file`], [`csv`]) and how to understand one
+//! ([`lifetimes`], [`iterations`], [`statistics`]). It knows no allocator, no CUDA, no thread and
+//! no clock.
+
+pub mod event;
+pub mod mark;
+pub mod trace;
+
+pub use event::{Action, Event, PoolId, StackId, StreamId, Tick};
+pub use mark::{Mark, MarkKind, Recorded};
+pub use trace::{Block, BlockState, Origin, Recording, Segment, Settings, Trace};
