@@ -6,6 +6,29 @@
 //!
 //! This crate knows no runtime, opens no file, reads no clock and uses no unseeded chance.
 
+pub mod bound;
+pub mod check;
+pub mod csv;
+mod fill;
+mod firstfit;
+mod gaps;
+mod instance;
+mod occupancy;
+pub mod plan;
+pub mod planner;
+pub mod portfolio;
 pub mod problem;
+pub mod profile;
+mod skyline;
+mod sweep;
+pub mod verify;
 
-pub use problem::{Buffer, Problem, Solution};
+pub use firstfit::Order;
+pub use gaps::Fit;
+pub use planner::Planner;
+pub use portfolio::{Budget, Outcome, solve};
+pub use problem::{Buffer, Problem, ProblemError, Solution};
+pub use skyline::Key;
+pub use sweep::Direction;
+pub use plan::{Entry, Place, Plan, Role, Sequence, granted};
+pub use verify::{PlanError, verify};

@@ -9,6 +9,8 @@
 //!  ring of 10:   lower 7, upper 12   ->   alive at 7 8 9 0 1
 //! ```
 
+use thiserror::Error;
+
 /// One buffer. Sizes in bytes, times in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Buffer {
@@ -36,8 +38,113 @@ pub struct Problem {
 pub struct Solution {
     /// Bytes from the start of the arena.
     pub offsets: Vec<u64>,
-    /// Bytes of the arena: the largest `offset + size`.
+    /// Bytes of the arena: the largest `offset + size`, rounded up to the alignment.
     pub height: u64,
     /// The planner that found it.
     pub planner: &'static str,
+}
+
+/// Why a [`Problem`] has no meaning. Buffers are named by their index.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ProblemError {
+    /// The alignment is 0.
+    #[error("the alignment is 0: every offset must be a multiple of it, so give 1 for none")]
+    Alignment,
+    /// More buffers than the planners can number.
+    #[error(
+        "{buffers} buffers are more than the {} that can be planned at once",
+        Problem::MAX_BUFFERS
+    )]
+    TooMany {
+        /// How many there are.
+        buffers: usize,
+    },
+    /// A buffer is never alive.
+    #[error("buffer {buffer} is never alive: it lives in [{lower}, {upper}), which is empty")]
+    Empty {
+        /// Its index.
+        buffer: usize,
+        /// Its birth.
+        lower: u32,
+        /// Its death.
+        upper: u32,
+    },
+    /// A buffer is born after the ring has ended.
+    #[error(
+        "buffer {buffer} is born at tick {lower}, but the ring has the ticks 0 to {}: \
+         subtract the period {period} from its times",
+        period - 1
+    )]
+    OutsideRing {
+        /// Its index.
+        buffer: usize,
+        /// Its birth.
+        lower: u32,
+        /// The period of the ring.
+        period: u32,
+    },
+    /// A buffer lives longer than the ring is round, so that it would meet itself.
+    #[error(
+        "buffer {buffer} lives in [{lower}, {upper}), longer than the period {period}: \
+         a buffer that is always alive has upper = lower + period"
+    )]
+    LapsItself {
+        /// Its index.
+        buffer: usize,
+        /// Its birth.
+        lower: u32,
+        /// Its death.
+        upper: u32,
+        /// The period of the ring.
+        period: u32,
+    },
+    /// The sizes, rounded up to the alignment, add up to more than can be addressed.
+    #[error(
+        "the sizes up to buffer {buffer} add up to more than 2^64 - 1 bytes \
+         when rounded up to the alignment"
+    )]
+    TooLarge {
+        /// The buffer at which the sum overflows.
+        buffer: usize,
+    },
+}
+
+impl Problem {
+    /// The most buffers that a problem may have: planners number buffers, and sections of a ring
+    /// twice over, in 32 bits.
+    pub const MAX_BUFFERS: usize = (1 << 30) - 1;
+
+    /// Says whether the problem has a meaning, and names the first buffer that has none. Every
+    /// planner asks this first, so that it can add sizes and times without fear.
+    pub fn validate(&self) -> Result<(), ProblemError> {
+        if self.alignment == 0 {
+            return Err(ProblemError::Alignment);
+        }
+        if self.buffers.len() > Problem::MAX_BUFFERS {
+            return Err(ProblemError::TooMany { buffers: self.buffers.len() });
+        }
+        let mut total = 0u64;
+        for (index, buffer) in self.buffers.iter().enumerate() {
+            self.validate_lifetime(index, buffer)?;
+            total = (buffer.size.checked_next_multiple_of(self.alignment))
+                .and_then(|size| total.checked_add(size))
+                .ok_or(ProblemError::TooLarge { buffer: index })?;
+        }
+        Ok(())
+    }
+
+    fn validate_lifetime(&self, index: usize, buffer: &Buffer) -> Result<(), ProblemError> {
+        let Buffer { lower, upper, .. } = *buffer;
+        let period = self.period;
+        if lower >= upper {
+            return Err(ProblemError::Empty { buffer: index, lower, upper });
+        }
+        if period > 0 && lower >= period {
+            return Err(ProblemError::OutsideRing { buffer: index, lower, period });
+        }
+        if period > 0 && upper - lower > period {
+            return Err(ProblemError::LapsItself { buffer: index, lower, upper, period });
+        }
+        Ok(())
+    }
 }

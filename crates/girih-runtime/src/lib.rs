@@ -5,10 +5,20 @@
 //! CUDA. So the code that a replay runs on the simulated device is the code that a training run
 //! runs on a GPU, and what a replay says is what a run does.
 
+pub mod caching;
+pub mod conform;
 pub mod device;
+pub mod direct;
+mod pending;
+pub mod planned;
 pub mod policy;
+pub mod replay;
+pub mod sim;
 pub mod stats;
+#[cfg(any(test, feature = "suite"))]
+pub mod suite;
 
 pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+pub use planned::{Following, Planned};
 pub use policy::{AllocError, BlockId, BlockView, Env, Granted, Log, Policy, Request, SegmentView};
 pub use stats::{Counter, Counters, Stats};

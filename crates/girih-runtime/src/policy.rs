@@ -59,6 +59,9 @@ pub enum AllocError {
     /// the operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The block is not in use: it was freed already, or never given.
+    #[error("block {} is not in use; it was freed already, or never given", .0.0)]
+    UnknownBlock(BlockId),
 }
 
 /// Receives the events of a policy, in order: together they are the trace of the run.

@@ -33,6 +33,15 @@ impl Counter {
     }
 }
 
+impl Counter {
+    /// Rises and falls as another counter did from `before` to `after`. It falls first: memory is
+    /// given back to make room for what is taken.
+    fn add_change(&mut self, before: &Counter, after: &Counter) {
+        self.decrease(after.freed - before.freed);
+        self.increase(after.allocated - before.allocated);
+    }
+}
+
 /// A counter kept for both pools and for each: requests of at most 1 MiB, and larger ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
@@ -83,6 +92,9 @@ pub struct Stats {
     pub num_alloc_retries: u64,
     /// Requests that failed.
     pub num_ooms: u64,
+    /// Requests that were refused before anything was tried (`throw_on_cudamalloc_oom`, torch 2.12
+    /// and later).
+    pub num_oom_rejections: u64,
     /// Times that all recorded streams were waited for.
     pub num_sync_all_streams: u64,
     /// Calls that took memory from the device.
@@ -93,4 +105,38 @@ pub struct Stats {
     pub oversize_allocations: Counter,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Counter,
+}
+
+impl Stats {
+    /// Takes in what happened to another allocator from `before` to `after`: a policy that has
+    /// another one inside counts for both.
+    pub fn add_change(&mut self, before: &Stats, after: &Stats) {
+        for (own, before, after) in [
+            (&mut self.allocation, &before.allocation, &after.allocation),
+            (&mut self.segment, &before.segment, &after.segment),
+            (&mut self.active, &before.active, &after.active),
+            (&mut self.inactive_split, &before.inactive_split, &after.inactive_split),
+            (&mut self.allocated_bytes, &before.allocated_bytes, &after.allocated_bytes),
+            (&mut self.reserved_bytes, &before.reserved_bytes, &after.reserved_bytes),
+            (&mut self.active_bytes, &before.active_bytes, &after.active_bytes),
+            (
+                &mut self.inactive_split_bytes,
+                &before.inactive_split_bytes,
+                &after.inactive_split_bytes,
+            ),
+            (&mut self.requested_bytes, &before.requested_bytes, &after.requested_bytes),
+        ] {
+            own.all.add_change(&before.all, &after.all);
+            own.small.add_change(&before.small, &after.small);
+            own.large.add_change(&before.large, &after.large);
+        }
+        self.num_alloc_retries += after.num_alloc_retries - before.num_alloc_retries;
+        self.num_ooms += after.num_ooms - before.num_ooms;
+        self.num_sync_all_streams += after.num_sync_all_streams - before.num_sync_all_streams;
+        self.num_device_alloc += after.num_device_alloc - before.num_device_alloc;
+        self.num_device_free += after.num_device_free - before.num_device_free;
+        self.oversize_allocations
+            .add_change(&before.oversize_allocations, &after.oversize_allocations);
+        self.oversize_segments.add_change(&before.oversize_segments, &after.oversize_segments);
+    }
 }

@@ -8,10 +8,20 @@
 //! ([`lifetimes`], [`iterations`], [`statistics`]). It knows no allocator, no CUDA, no thread and
 //! no clock.
 
+pub mod align;
+pub mod compress;
 pub mod event;
+pub mod iterations;
+pub mod lifetimes;
 pub mod mark;
+pub mod marks;
+pub mod pickle;
+mod seeded;
+pub mod snapshot;
 pub mod trace;
 
 pub use event::{Action, Event, PoolId, StackId, StreamId, Tick};
+pub use iterations::{Iteration, Iterations, Source};
+pub use lifetimes::{Lifetime, Lifetimes};
 pub use mark::{Mark, MarkKind, Recorded};
 pub use trace::{Block, BlockState, Origin, Recording, Segment, Settings, Trace};

@@ -1,0 +1,138 @@
+//! The plan: where the requests of a run go, place by place.
+//!
+//! A run has a beginning that comes once and a steady iteration that comes again and again; now and
+//! then something else comes between two iterations (evaluation, a checkpoint):
+//!
+//! ```text
+//!   opening                    steady         steady         interlude   steady
+//!   model building, step 0     step 1         step 2         eval        step 3
+//! ```
+//!
+//! Each of these is a [`Sequence`] of [`Entry`]s in the order of the requests. An entry's place is
+//! an offset in the arena, which all sequences share, an offset in the persistent region, where
+//! what lives across iterations is stacked, or [`Place::Outside`]: the fallback serves it. A plan is
+//! a hint: who follows it gives a place only if it is free.
+
+use girih_trace::{MarkKind, StreamId};
+
+/// Every offset and every granted size is a multiple of this, as in PyTorch (`kMinBlockSize`).
+pub const ALIGNMENT: u64 = 512;
+
+/// Bytes that a request of `size` bytes takes in the arena and in the persistent region.
+pub fn granted(size: u64) -> u64 {
+    size.max(1).next_multiple_of(ALIGNMENT)
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Place {
+    /// Bytes from the start of the arena.
+    Arena(u64),
+    /// Bytes from the start of the persistent region.
+    Persistent(u64),
+    /// Nowhere in the plan: the fallback policy serves it.
+    Outside,
+}
+
+/// One request of a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The fewest bytes that were requested here in the iterations that the plan was made from.
+    pub size_min: u64,
+    /// The most bytes that were requested here; the place has room for this many.
+    pub size_max: u64,
+    /// The stream.
+    pub stream: StreamId,
+    /// Where it goes.
+    pub place: Place,
+    /// The entry of the sequence before which the block is gone: it lives in `[index, until)`. On
+    /// the steady ring it may exceed the number of entries, and then goes on into the next round.
+    /// Meaningful for a place in the arena only.
+    pub until: u32,
+}
+
+/// What part of a run a sequence is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// From the first request to the beginning of the first steady iteration. Comes once.
+    Opening,
+    /// The steady iteration. After its last entry comes its first.
+    Steady,
+    /// What may come between two entries of the steady iteration. Afterwards the steady iteration
+    /// goes on at the entry of this index.
+    Interlude(u32),
+}
+
+/// Requests in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sequence {
+    /// What part of a run it is.
+    pub role: Role,
+    /// The requests.
+    pub entries: Vec<Entry>,
+    /// Marks that stand before the entry of an index, in order: what brings a follower in step
+    /// whatever it missed.
+    pub boundaries: Vec<(u32, MarkKind)>,
+}
+
+/// A plan for one device of a run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// Bytes of the persistent region.
+    pub persistent_bytes: u64,
+    /// Bytes of the arena that the steady iteration needs at least, whatever the planner: the most
+    /// that is alive at once.
+    pub lower_bound: u64,
+    /// Bytes of the arena that the steady iteration takes.
+    pub peak: u64,
+    /// True if no plan of the steady iteration can be lower.
+    pub proven: bool,
+    /// The planner whose solution this is.
+    pub planner: String,
+    /// Requests in the trace that the plan was made from.
+    pub requests: u64,
+    /// Iterations that the plan was made from.
+    pub iterations: u32,
+    /// Iterations in one round of the steady sequence: 2 where a block is replaced by that of the
+    /// next iteration while it is still alive, so that two places take turns.
+    pub rounds: u32,
+    /// The sequences: an opening if the trace had one, then the steady one if there is one, then
+    /// the interludes.
+    pub sequences: Vec<Sequence>,
+}
+
+impl Plan {
+    /// The steady iteration, if the trace had any.
+    pub fn steady(&self) -> Option<&Sequence> {
+        self.sequences.iter().find(|sequence| sequence.role == Role::Steady)
+    }
+
+    /// Requests of one steady iteration; of the opening where nothing repeats.
+    pub fn iteration_requests(&self) -> usize {
+        let entries = self.steady().or(self.sequences.first()).map_or(0, |s| s.entries.len());
+        entries / self.rounds.max(1) as usize
+    }
+
+    /// How far the peak is above the bound, as a fraction of the bound. 0 for an empty plan.
+    pub fn gap(&self) -> f64 {
+        if self.lower_bound == 0 {
+            return 0.0;
+        }
+        (self.peak - self.lower_bound) as f64 / self.lower_bound as f64
+    }
+
+    /// What the plan was made from, as a number: two traces of the same model, batch and settings
+    /// give the same, others do not. A hash of the sizes, streams and lives of the steady
+    /// iteration (FNV-1a, so that it stays the same from release to release).
+    pub fn fingerprint(&self) -> u64 {
+        let entries = self.steady().or(self.sequences.first()).map_or(&[][..], |s| &s.entries);
+        let words = entries
+            .iter()
+            .flat_map(|e| [e.size_min, e.size_max, u64::from(e.stream.0), u64::from(e.until)]);
+        words.flat_map(u64::to_le_bytes).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+}

@@ -1,0 +1,143 @@
+//! Every planner with its settings, under one name, and one call to run any of them.
+
+use std::fmt;
+
+use crate::firstfit::{self, Order, first_fit};
+use crate::gaps::Fit;
+use crate::instance::{Instance, Item};
+use crate::problem::{Problem, ProblemError, Solution};
+use crate::skyline::{self, Key, skyline};
+use crate::sweep::{self, Direction, sweep};
+
+/// A planner with its settings. All of them are deterministic, work on lines and on rings, and
+/// need memory linear in the number of buffers (first fit: times its logarithm at worst).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Planner {
+    /// A walk through time that places each buffer at its birth ([`mod@crate::sweep`]).
+    Sweep(Fit, Direction),
+    /// First fit, the largest first ([`crate::firstfit`]).
+    FirstFit(Order),
+    /// What lives at least `2^long_log2` sections by a sweep, the rest by first fit
+    /// ([`crate::firstfit`]).
+    TwoPhase {
+        /// The least life of the first phase is 2 to the power of this, in sections; at most 31.
+        long_log2: u8,
+        /// How the sweep of the first phase goes.
+        sweep: (Fit, Direction),
+        /// How the first fit of the second phase goes.
+        order: Order,
+    },
+    /// The lowest valley of the skyline ([`mod@crate::skyline`]).
+    Skyline(Key),
+}
+
+impl Planner {
+    /// The name of the kind, without settings: what [`Solution::planner`] says.
+    pub fn name(self) -> &'static str {
+        match self {
+            Planner::Sweep(Fit::First, _) => "sweep first fit",
+            Planner::Sweep(Fit::Best, _) => "sweep best fit",
+            Planner::FirstFit(Order::Size) => "first fit by size",
+            Planner::FirstFit(Order::Area) => "first fit by area",
+            Planner::FirstFit(Order::Life) => "first fit by life",
+            Planner::TwoPhase { .. } => "two-phase",
+            Planner::Skyline(_) => "skyline",
+        }
+    }
+
+    /// Solves `problem` by this planner alone.
+    pub fn plan(self, problem: &Problem) -> Result<Solution, ProblemError> {
+        let instance = Instance::new(problem)?;
+        let mut layout = vec![0; instance.items.len()];
+        let top = self
+            .run(&instance, u64::MAX, &mut Scratch::default(), &mut layout)
+            .expect("no layout reaches the last unit, since all sizes together do not pass it");
+        Ok(instance.solution(problem.buffers.len(), &layout, top, self.name()))
+    }
+
+    /// Writes the offset of every item to `layout` and returns the top that they reach; `None` as
+    /// soon as they reach `limit`, and `layout` is then of no use.
+    pub(crate) fn run(
+        self,
+        instance: &Instance,
+        limit: u64,
+        scratch: &mut Scratch,
+        layout: &mut [u64],
+    ) -> Option<u64> {
+        let Scratch { sweep: sweep_scratch, first_fit: fit_scratch, skyline: sky_scratch } =
+            scratch;
+        match self {
+            Planner::Sweep(fit, direction) => {
+                sweep(instance, (fit, direction), |_| true, limit, sweep_scratch, layout)
+            }
+            Planner::FirstFit(order) => {
+                first_fit(instance, order, |_| false, (0, limit), fit_scratch, layout)
+            }
+            Planner::TwoPhase { long_log2, sweep: settings, order } => {
+                let is_long = |item: &Item| item.life() >> long_log2.min(31) > 0;
+                let top = sweep(instance, settings, is_long, limit, sweep_scratch, layout)?;
+                first_fit(instance, order, is_long, (top, limit), fit_scratch, layout)
+            }
+            Planner::Skyline(key) => skyline(instance, key, limit, sky_scratch, layout),
+        }
+    }
+}
+
+impl fmt::Display for Planner {
+    /// The name with the settings, as tables show it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            Planner::Sweep(_, direction) => write!(f, " {direction}"),
+            Planner::FirstFit(_) => Ok(()),
+            Planner::TwoPhase { long_log2, sweep: (fit, direction), order } => {
+                let long = 1u64 << long_log2.min(31);
+                write!(f, " (life >= {long}, {fit} {direction}, then by {order})")
+            }
+            Planner::Skyline(Key { size_weight, noise, seed }) => {
+                write!(f, " (size {size_weight} %")?;
+                if noise > 0 {
+                    write!(f, ", noise {noise} %, seed {seed}")?;
+                }
+                f.write_str(")")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fit::First => "first fit",
+            Fit::Best => "best fit",
+        })
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Forward => "forward",
+            Direction::Reversed => "reversed",
+        })
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Order::Size => "size",
+            Order::Area => "area",
+            Order::Life => "life",
+        })
+    }
+}
+
+/// What the planners need beside the instance. One is enough for any number of runs, one after
+/// another, and spares their allocations.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    sweep: sweep::Scratch,
+    first_fit: firstfit::Scratch,
+    skyline: skyline::Scratch,
+}

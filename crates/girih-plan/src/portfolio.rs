@@ -1,0 +1,185 @@
+//! Many planners, one after another, until one is proven best or the budget is spent.
+//!
+//! No planner is best everywhere, but each is cheap; on real traces one of the first few reaches
+//! the lower bound, which proves it. The order is fixed and there is no clock, so that the same
+//! problem always gets the same plan. Every planner is given the height to beat and stops when it
+//! cannot.
+
+use std::ops::ControlFlow;
+
+use crate::bound::{Bound, max_load};
+use crate::firstfit::Order;
+use crate::gaps::Fit;
+use crate::instance::Instance;
+use crate::planner::{Planner, Scratch};
+use crate::problem::{Problem, ProblemError, Solution};
+use crate::skyline::Key;
+use crate::sweep::Direction;
+
+/// How much may be tried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Planners to run at most, each with its settings. At least one is run.
+    pub attempts: u32,
+}
+
+impl Budget {
+    /// A budget for `buffers` buffers whose plan is awaited: at worst about 0.1 s for 16,000 and a
+    /// second for 96,000 on one core, and much less if a proof comes first, as it mostly does.
+    pub fn interactive(buffers: usize) -> Budget {
+        let attempts = 100_000 / buffers.max(1);
+        Budget { attempts: attempts.clamp(6, 400) as u32 }
+    }
+}
+
+/// What became of one planner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attempt {
+    /// The planner with its settings.
+    pub planner: Planner,
+    /// The height of its solution in bytes; `None` if it gave up because it could not beat the
+    /// best before it.
+    pub height: Option<u64>,
+}
+
+/// The best that was found, and what is known of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The lowest solution, the first found of equals.
+    pub solution: Solution,
+    /// What no solution can be lower than.
+    pub bound: Bound,
+    /// What was tried, in order.
+    pub attempts: Vec<Attempt>,
+}
+
+impl Outcome {
+    /// Whether the solution is as low as the bound, and so as low as can be.
+    pub fn is_proven(&self) -> bool {
+        self.solution.height == self.bound.bytes
+    }
+
+    /// How far the solution is above the bound, as a part of the bound: 0.01 for 1 %.
+    pub fn gap(&self) -> f64 {
+        if self.bound.bytes == 0 {
+            return 0.0;
+        }
+        (self.solution.height - self.bound.bytes) as f64 / self.bound.bytes as f64
+    }
+}
+
+/// What is told after each attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Attempts made, with this one.
+    pub done: u32,
+    /// Attempts that the budget allows.
+    pub of: u32,
+    /// This attempt.
+    pub attempt: Attempt,
+    /// The height of the best solution in bytes, so far.
+    pub height: u64,
+    /// The lower bound in bytes.
+    pub bound: u64,
+}
+
+/// Solves `problem` as well as the budget allows.
+pub fn solve(problem: &Problem, budget: Budget) -> Result<Outcome, ProblemError> {
+    solve_with(problem, budget, |_| ControlFlow::Continue(()))
+}
+
+/// Solves `problem` like [`solve`] and tells `progress` after each attempt, which may end the
+/// search: the best so far is returned then.
+pub fn solve_with(
+    problem: &Problem,
+    budget: Budget,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Outcome, ProblemError> {
+    let bound = max_load(problem)?;
+    let instance = Instance::new(problem)?;
+    let mut scratch = Scratch::default();
+    let mut layout = vec![0; instance.items.len()];
+    let (mut best, mut best_layout) = (None, layout.clone());
+    let mut attempts = Vec::new();
+
+    let of = budget.attempts.max(1);
+    for (planner, done) in schedule().zip(1..=of) {
+        let limit = best.map_or(u64::MAX, |(top, _)| top);
+        let top = planner.run(&instance, limit, &mut scratch, &mut layout);
+        if let Some(top) = top {
+            best = Some((top, planner));
+            std::mem::swap(&mut layout, &mut best_layout);
+        }
+        let attempt = Attempt { planner, height: top.map(|top| instance.height(top)) };
+        attempts.push(attempt);
+
+        let height = best.map_or(u64::MAX, |(top, _)| instance.height(top));
+        let told = progress(Progress { done, of, attempt, height, bound: bound.bytes });
+        if height == bound.bytes || told.is_break() {
+            break;
+        }
+    }
+    let (top, planner) = best.expect("the first attempt has nothing to beat");
+    let solution = instance.solution(problem.buffers.len(), &best_layout, top, planner.name());
+    Ok(Outcome { solution, bound, attempts })
+}
+
+/// Every planner worth a try, the most promising first, without end: when all settings were had,
+/// skylines with ever new noise go on.
+pub fn schedule() -> impl Iterator<Item = Planner> {
+    let explore = (0..).map(|round: u32| {
+        let (size_weight, noise) = EXPLORED[round as usize % EXPLORED.len()];
+        Planner::Skyline(Key { size_weight, noise, seed: 1 + round })
+    });
+    KNOWN.into_iter().chain(explore)
+}
+
+/// The settings that recorded and generated runs asked for. The first six are what a large problem
+/// gets: a skyline proves most recorded runs, two-phase the schedules of pipelines.
+const KNOWN: [Planner; 20] = [
+    skyline(20, 0),
+    two_phase(4, Direction::Forward, Order::Area),
+    Planner::FirstFit(Order::Size),
+    skyline(50, 3),
+    two_phase(4, Direction::Reversed, Order::Size),
+    skyline(0, 43),
+    skyline(20, 14),
+    skyline(30, 3),
+    Planner::Sweep(Fit::Best, Direction::Forward),
+    Planner::Sweep(Fit::First, Direction::Forward),
+    Planner::Sweep(Fit::Best, Direction::Reversed),
+    Planner::Sweep(Fit::First, Direction::Reversed),
+    two_phase(5, Direction::Forward, Order::Area),
+    two_phase(8, Direction::Reversed, Order::Area),
+    two_phase(10, Direction::Reversed, Order::Size),
+    skyline(5, 0),
+    skyline(85, 0),
+    skyline(0, 0),
+    Planner::FirstFit(Order::Area),
+    Planner::FirstFit(Order::Life),
+];
+
+/// Weights of the size and widths of the noise that solve what ties and near ties keep from the
+/// bound; noise of 3 % breaks ties alone.
+const EXPLORED: [(u8, u16); 12] = [
+    (0, 43),
+    (50, 3),
+    (20, 14),
+    (5, 144),
+    (10, 14),
+    (50, 43),
+    (20, 43),
+    (80, 3),
+    (0, 14),
+    (10, 144),
+    (30, 14),
+    (70, 14),
+];
+
+const fn skyline(size_weight: u8, noise: u16) -> Planner {
+    Planner::Skyline(Key { size_weight, noise, seed: 0 })
+}
+
+const fn two_phase(long_log2: u8, direction: Direction, order: Order) -> Planner {
+    Planner::TwoPhase { long_log2, sweep: (Fit::First, direction), order }
+}

@@ -1,0 +1,159 @@
+//! Verification of a whole plan, before it is written and after it is read.
+//!
+//! Each sequence is a planning problem of its own, in the same arena: the steady one on a ring, the
+//! others on a line. [`check`](crate::check) is the judge; this file only turns a plan into the
+//! problems that the judge takes, and looks after what lies outside them: the persistent region,
+//! ranges, and indices.
+
+use thiserror::Error;
+
+use crate::check::{self, Violation};
+use crate::plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
+use crate::problem::{Buffer, Problem, Solution};
+
+/// What is wrong with a plan.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum PlanError {
+    /// Two requests of a sequence that are alive together share bytes, or one leaves the arena.
+    #[error("sequence {sequence}: {violation}")]
+    Overlap {
+        /// Index of the sequence.
+        sequence: usize,
+        /// The law that was broken; its buffers are the arena entries of the sequence, in order.
+        violation: Violation,
+    },
+    /// An entry contradicts itself.
+    #[error("sequence {sequence}, entry {entry}: {reason}")]
+    Entry {
+        /// Index of the sequence.
+        sequence: usize,
+        /// Index of the entry.
+        entry: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two places of the persistent region overlap.
+    #[error(
+        "two persistent places overlap: {size} bytes at offset {offset}, but the one before \
+         ends at {end}"
+    )]
+    Persistent {
+        /// Offset of the second.
+        offset: u64,
+        /// Bytes of the second.
+        size: u64,
+        /// Where the first ends.
+        end: u64,
+    },
+    /// The order of the sequences or a boundary is not one that a follower can use.
+    #[error("sequence {sequence}: {reason}")]
+    Sequence {
+        /// Index of the sequence.
+        sequence: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Verifies a plan. `O(n log n)` in its entries.
+pub fn verify(plan: &Plan) -> Result<(), PlanError> {
+    if plan.sequences.iter().filter(|sequence| sequence.role == Role::Steady).count() > 1 {
+        let reason = "a plan has one steady iteration at most".to_owned();
+        return Err(PlanError::Sequence { sequence: 0, reason });
+    }
+    let steady_entries = plan.steady().map(|steady| steady.entries.len());
+    for (index, sequence) in plan.sequences.iter().enumerate() {
+        if let Some(reason) = sequence_fault(sequence, index, steady_entries) {
+            return Err(PlanError::Sequence { sequence: index, reason });
+        }
+        for (number, entry) in sequence.entries.iter().enumerate() {
+            if let Some(reason) = entry_fault(plan, sequence, number, entry) {
+                return Err(PlanError::Entry { sequence: index, entry: number, reason });
+            }
+        }
+        let (problem, solution) = problem_of(plan, sequence);
+        check::check(&problem, &solution)
+            .map_err(|violation| PlanError::Overlap { sequence: index, violation })?;
+    }
+    verify_persistent(plan)
+}
+
+fn sequence_fault(sequence: &Sequence, index: usize, steady: Option<usize>) -> Option<String> {
+    let count = sequence.entries.len();
+    if sequence.role == Role::Opening && index != 0 {
+        return Some("the opening must come first".to_owned());
+    }
+    if sequence.role == Role::Steady && count == 0 {
+        return Some("the steady iteration is empty".to_owned());
+    }
+    if let Role::Interlude(at) = sequence.role
+        && steady.is_none_or(|entries| at as usize > entries)
+    {
+        return Some(format!("an interlude before entry {at}, which does not exist"));
+    }
+    let out_of_order = sequence.boundaries.windows(2).any(|pair| pair[0].0 > pair[1].0);
+    let outside = sequence.boundaries.iter().any(|&(entry, _)| entry as usize > count);
+    (out_of_order || outside).then(|| "its boundaries are out of order or range".to_owned())
+}
+
+fn entry_fault(plan: &Plan, sequence: &Sequence, index: usize, entry: &Entry) -> Option<String> {
+    let (min, max) = (entry.size_min, entry.size_max);
+    if min > max || max == 0 || max > 1 << 60 {
+        return Some(format!("sizes from {min} to {max} bytes"));
+    }
+    let (offset, end, room) = match entry.place {
+        Place::Outside => return None,
+        Place::Arena(offset) => (offset, offset.checked_add(granted(max)), plan.arena_bytes),
+        Place::Persistent(offset) => {
+            (offset, offset.checked_add(granted(max)), plan.persistent_bytes)
+        }
+    };
+    if offset % ALIGNMENT != 0 {
+        return Some(format!("offset {offset} is no multiple of {ALIGNMENT}"));
+    }
+    if end.is_none_or(|end| end > room) {
+        return Some(format!("{max} bytes at offset {offset} leave a region of {room} bytes"));
+    }
+    let count = sequence.entries.len() as u64;
+    let limit = if sequence.role == Role::Steady { index as u64 + count } else { count };
+    let until = u64::from(entry.until);
+    if matches!(entry.place, Place::Arena(_)) && (until <= index as u64 || until > limit) {
+        return Some(format!("it lives until entry {until}, which is out of range"));
+    }
+    None
+}
+
+/// The arena entries of a sequence as a problem, with the plan's offsets as its solution.
+pub fn problem_of(plan: &Plan, sequence: &Sequence) -> (Problem, Solution) {
+    let period = if sequence.role == Role::Steady { sequence.entries.len() as u32 } else { 0 };
+    let mut problem = Problem { buffers: Vec::new(), period, alignment: ALIGNMENT };
+    let mut solution =
+        Solution { offsets: Vec::new(), height: plan.arena_bytes, planner: "plan file" };
+    for (index, entry) in sequence.entries.iter().enumerate() {
+        if let Place::Arena(offset) = entry.place {
+            let size = granted(entry.size_max);
+            problem.buffers.push(Buffer { lower: index as u32, upper: entry.until, size });
+            solution.offsets.push(offset);
+        }
+    }
+    (problem, solution)
+}
+
+fn verify_persistent(plan: &Plan) -> Result<(), PlanError> {
+    let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
+    let mut places: Vec<(u64, u64)> = entries
+        .filter_map(|entry| match entry.place {
+            Place::Persistent(offset) => Some((offset, granted(entry.size_max))),
+            _ => None,
+        })
+        .collect();
+    places.sort_unstable();
+    let mut end = 0;
+    for (offset, size) in places {
+        if offset < end {
+            return Err(PlanError::Persistent { offset, size, end });
+        }
+        end = offset + size;
+    }
+    Ok(())
+}

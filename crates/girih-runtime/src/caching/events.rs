@@ -1,0 +1,97 @@
+//! Blocks that other streams use: frees that wait for events, and frees inside a graph capture
+//! (`recordStream`, `insert_events`, `process_events`, `synchronize_and_free_events`,
+//! `insert_events_deferred_until_no_capture`).
+
+use girih_trace::StreamId;
+
+use super::Caching;
+use crate::device::{Device, DeviceError};
+use crate::policy::{BlockId, Env};
+
+/// A stream that uses a block which was allocated for another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamUse {
+    stream: StreamId,
+    /// Recorded during a capture: its work is part of the graph, not of the stream.
+    captured: bool,
+}
+
+impl Caching {
+    /// Adds a stream to a block in use.
+    pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId) {
+        let captured = self.is_capturing();
+        let uses = self.uses.entry(id).or_default();
+        if !uses.iter().any(|known| known.stream == stream) {
+            uses.push(StreamUse { stream, captured });
+        }
+        self.blocks[id].shared = true;
+    }
+
+    /// Records an event on each stream that uses the block. Afterwards the block is not shared any
+    /// more but waits. On an error nothing has changed.
+    pub(super) fn record_events(
+        &mut self,
+        device: &mut dyn Device,
+        id: BlockId,
+    ) -> Result<(), DeviceError> {
+        let uses = self.uses.get(&id).map(Vec::as_slice).unwrap_or_default();
+        let streams: Vec<StreamId> = uses.iter().map(|entry| entry.stream).collect();
+        let events = self.pending.record(device, &mut self.limbo, id, &streams)?;
+        self.uses.remove(&id);
+        self.blocks[id].shared = false;
+        self.blocks[id].events = events;
+        Ok(())
+    }
+
+    /// Completes the frees whose events are done (`process_events`). Cheap if none waits.
+    #[inline]
+    pub(super) fn complete_frees(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        if self.pending.is_empty() && self.deferred.is_empty() {
+            return Ok(());
+        }
+        self.poll_events(env)
+    }
+
+    #[inline(never)]
+    fn poll_events(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        self.end_deferral(env)?;
+        let mut cursor = 0;
+        while let Some(id) = self.pending.next_done(env.device, &mut self.limbo, &mut cursor)? {
+            self.complete_event(env, id);
+        }
+        Ok(())
+    }
+
+    /// Waits for every event and completes every free (`synchronize_and_free_events`).
+    pub(super) fn wait_for_frees(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        self.stats.num_sync_all_streams += 1;
+        self.end_deferral(env)?;
+        while let Some(id) = self.pending.wait_next(env.device, &mut self.limbo)? {
+            self.complete_event(env, id);
+        }
+        Ok(())
+    }
+
+    fn complete_event(&mut self, env: &mut Env<'_>, id: BlockId) {
+        self.blocks[id].events -= 1;
+        if self.blocks[id].events == 0 {
+            self.complete_free(env, id);
+        }
+    }
+
+    /// Gives the blocks that were freed during a capture their events. Streams that were recorded
+    /// inside the capture need none: the graph is known to be done.
+    fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        while let Some(&id) = self.deferred.first() {
+            if let Some(uses) = self.uses.get_mut(&id) {
+                uses.retain(|entry| !entry.captured);
+            }
+            self.record_events(env.device, id)?;
+            self.deferred.remove(0);
+            if self.blocks[id].events == 0 {
+                self.complete_free(env, id);
+            }
+        }
+        Ok(())
+    }
+}

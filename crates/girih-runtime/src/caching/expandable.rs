@@ -1,0 +1,297 @@
+//! Expandable segments: reservations larger than the device, whose blocks grow by mapping pages
+//! (`ExpandableSegment`, `try_allocate_expandable_block`, `map_block`, `unmap_block`).
+//!
+//! ```text
+//!  reservation, 9/8 of the device:
+//!  |  page  |  page  |  page  |  page  |  page  |  page  |  page  | ...
+//!  | used | used | free       |    unmapped     | used   | unmapped ...
+//!  grow:              ╰────────► maps one more page, and merges it in
+//!  shrink:         ╰── gives back the pages that lie wholly inside the free block
+//! ```
+//!
+//! There is one reservation for each pool and stream, unless it is full. Its pages are handles of
+//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones.
+
+use girih_trace::Action;
+
+use super::Caching;
+use super::block::{Block, NIL};
+use super::rounding::SMALL_SEGMENT;
+use super::search::Search;
+use crate::device::{Address, Device, DeviceError, Handle};
+use crate::pending::Limbo;
+use crate::policy::{BlockId, Env};
+
+/// A reservation and the handles mapped into it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    base: Address,
+    size: u64,
+    page: u64,
+    /// The handle of each page, up to the last that was ever mapped.
+    handles: Vec<Option<Handle>>,
+}
+
+impl Segment {
+    /// Maps `count` pages from page `first` on, none of which is mapped. On an error everything is
+    /// as before.
+    fn map(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        first: usize,
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        if self.handles.len() < first + count {
+            self.handles.resize(first + count, None);
+        }
+        let start = self.base + first as u64 * self.page;
+        let mut mapped = 0;
+        let result = (0..count)
+            .try_for_each(|at| {
+                self.handles[first + at] = Some(device.create(self.page)?);
+                Ok(())
+            })
+            .and_then(|()| {
+                for handle in self.handles[first..first + count].iter().flatten() {
+                    device.map(start + mapped, *handle)?;
+                    mapped += self.page;
+                }
+                device.set_access(start, mapped)
+            });
+        if result.is_err() {
+            if mapped > 0 {
+                limbo.unmap(device, start, mapped);
+            }
+            self.release(device, limbo, first, count);
+        }
+        result
+    }
+
+    /// Gives back the handles of pages that are not mapped any more.
+    fn release(&mut self, device: &mut dyn Device, limbo: &mut Limbo, first: usize, count: usize) {
+        for handle in &mut self.handles[first..first + count] {
+            if let Some(handle) = handle.take() {
+                limbo.release(device, handle);
+            }
+        }
+    }
+}
+
+impl Caching {
+    /// Makes a block of at least the bytes looked for by mapping pages. Returns none if the device
+    /// has too little; what was mapped by then stays, free.
+    pub(super) fn take_expandable(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let Some(mut candidate) = self.find_expandable(env, search)? else { return Ok(None) };
+        if !self.blocks[candidate].mapped {
+            let size = self.blocks[candidate].size.min(search.size);
+            if !self.map_block(env, candidate, size)? {
+                return Ok(None);
+            }
+        }
+        while self.blocks[candidate].size < search.size {
+            let next = self.blocks[candidate].next;
+            let missing = search.size - self.blocks[candidate].size;
+            let size = self.blocks[next].size.min(missing);
+            if !self.map_block(env, next, size)? {
+                return Ok(None);
+            }
+            candidate = next;
+        }
+        self.remove_free(candidate);
+        Ok(Some(candidate))
+    }
+
+    /// The first block, by address, from which a run of free and unmapped blocks is long enough. If
+    /// there is none, an unmapped one over a new reservation. None if that cannot be had.
+    fn find_expandable(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let first = (search.stream, 0, BlockId(0));
+        for &(stream, _, id) in self.pools.get(search.pool).unmapped.range(first..) {
+            if stream != search.stream {
+                break;
+            }
+            let prev = self.blocks[id].prev;
+            let start = if prev != NIL && self.blocks[prev].is_free() { prev } else { id };
+            if self.run_reaches(start, search.size) {
+                return Ok(Some(start));
+            }
+        }
+        self.reserve_segment(env, search)
+    }
+
+    /// True if the free and unmapped blocks from `start` on have `size` bytes together.
+    fn run_reaches(&self, start: BlockId, size: u64) -> bool {
+        let (mut bytes, mut at) = (0, start);
+        while at != NIL && bytes < size && self.blocks[at].is_free() {
+            bytes += self.blocks[at].size;
+            at = self.blocks[at].next;
+        }
+        bytes >= size
+    }
+
+    /// Reserves addresses for a pool and stream: 9/8 of the device.
+    fn reserve_segment(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let is_small = self.pools.get(search.pool).is_small;
+        let page = if is_small { SMALL_SEGMENT } else { self.config.large_segment_size };
+        let total = env.device.memory_info().total;
+        let size = total.saturating_add(total / 8).checked_next_multiple_of(page).unwrap_or(total);
+        if size < search.size {
+            return Ok(None);
+        }
+        let base = match env.device.reserve(size) {
+            Ok(base) => base,
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let segment = Some(Segment { base, size, page, handles: Vec::new() });
+        let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
+        if place == self.segments.len() {
+            self.segments.push(segment);
+        } else {
+            self.segments[place] = segment;
+        }
+        let registration = self.register();
+        let block = Block::new(base, size, search.stream, search.pool);
+        let segment = place as u32;
+        let id = self.blocks.insert(Block { mapped: false, segment, registration, ..block });
+        self.insert_unmapped(id);
+        Ok(Some(id))
+    }
+
+    /// Maps the first `size` bytes of an unmapped block, rounded up to pages. The block becomes a
+    /// free one, together with its free neighbours; the rest stays unmapped. False if the device
+    /// has too little memory: then nothing has changed.
+    fn map_block(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+        size: u64,
+    ) -> Result<bool, DeviceError> {
+        let block = self.blocks[id];
+        let Some(segment) = &mut self.segments[block.segment as usize] else {
+            return Ok(false);
+        };
+        let first = ((block.address - segment.base) / segment.page) as usize;
+        let count = size.div_ceil(segment.page);
+        let mapped = count * segment.page;
+        match segment.map(env.device, &mut self.limbo, first, count as usize) {
+            Ok(()) => {}
+            Err(error) => {
+                self.drop_if_unmapped(env, id);
+                let out_of_memory = matches!(error, DeviceError::OutOfMemory { .. });
+                return if out_of_memory { Ok(false) } else { Err(error) };
+            }
+        }
+        self.remove_unmapped(id);
+        self.blocks[id].mapped = true;
+        if mapped < block.size {
+            self.blocks[id].size = mapped;
+            let registration = self.register_part(block.registration);
+            let rest = self.blocks.insert(Block {
+                address: block.address + mapped,
+                size: block.size - mapped,
+                registration,
+                ..block
+            });
+            self.blocks.link(id, rest, block.next);
+            self.insert_unmapped(rest);
+        }
+        self.merge(id, self.blocks[id].prev);
+        self.merge(id, self.blocks[id].next);
+        self.insert_free(id);
+        let is_small = self.pools.get(block.pool).is_small;
+        self.stats.reserved_bytes.increase(is_small, mapped);
+        self.stats.num_device_alloc += 1;
+        let owner = self.pools.owner(block.pool).id;
+        env.log(Action::SegmentMap, block.address, mapped, block.stream, owner);
+        Ok(true)
+    }
+
+    /// Unmaps the pages that lie wholly inside a free block. What is left of it on both sides stays
+    /// free. Waits for the stream first.
+    pub(super) fn unmap_block(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+    ) -> Result<(), DeviceError> {
+        let block = self.blocks[id];
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
+        let first = (block.address - segment.base).div_ceil(segment.page);
+        let end = (block.address + block.size - segment.base) / segment.page;
+        if first >= end {
+            return Ok(());
+        }
+        let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
+        env.device.synchronize_stream(block.stream)?;
+        env.device.unmap(address, size)?;
+        let count = (end - first) as usize;
+        segment.release(env.device, &mut self.limbo, first as usize, count);
+
+        self.remove_free(id);
+        let before = address - block.address;
+        let after = block.size - before - size;
+        if before > 0 {
+            self.insert_fragment(&block, block.address, before, block.prev, id);
+        }
+        if after > 0 {
+            self.insert_fragment(&block, address + size, after, id, block.next);
+        }
+        self.blocks[id] = Block { address, size, mapped: false, ..self.blocks[id] };
+        self.merge(id, self.blocks[id].prev);
+        self.merge(id, self.blocks[id].next);
+        self.insert_unmapped(id);
+
+        let is_small = self.pools.get(block.pool).is_small;
+        self.stats.reserved_bytes.decrease(is_small, size);
+        let owner = self.pools.owner_mut(block.pool);
+        owner.segments = owner.segments.saturating_sub(1);
+        self.stats.num_device_free += 1;
+        let owner = owner.id;
+        env.log(Action::SegmentUnmap, address, size, block.stream, owner);
+        self.drop_if_unmapped(env, id);
+        Ok(())
+    }
+
+    /// Makes a free block of a part that is left of `whole`, between two blocks.
+    fn insert_fragment(
+        &mut self,
+        whole: &Block,
+        address: Address,
+        size: u64,
+        left: BlockId,
+        right: BlockId,
+    ) {
+        let registration = self.register_part(whole.registration);
+        let fragment = Block::new(address, size, whole.stream, whole.pool);
+        let segment = whole.segment;
+        let id = self.blocks.insert(Block { segment, registration, ..fragment });
+        self.blocks.link(left, id, right);
+        self.insert_free(id);
+    }
+
+    /// Gives the reservation back if the block is all of it, unmapped.
+    fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
+        let block = self.blocks[id];
+        if block.is_split() || block.mapped {
+            return;
+        }
+        self.remove_unmapped(id);
+        self.blocks.remove(id);
+        if let Some(segment) = self.segments[block.segment as usize].take() {
+            debug_assert_eq!(segment.size, block.size);
+            self.limbo.unreserve(env.device, segment.base, segment.size);
+        }
+    }
+}

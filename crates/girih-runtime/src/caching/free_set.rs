@@ -1,0 +1,196 @@
+//! The free blocks of one pool and stream, ordered by size.
+//!
+//! Best fit asks for the first block of at least some size; ties fall by registration number, then
+//! by address. The set is a list of sorted chunks, a B-tree of two levels: a search looks into one
+//! chunk, an insertion moves part of one chunk. Chunks are kept when they become empty, so that a
+//! set that has grown takes no memory from the host.
+//!
+//! ```text
+//!  chunks:  [ 512 512 1024 2048 ]  [ 4096 4096 20M ]  [ 64M 1G ]
+//!                                            ▲ lower_bound(5000)
+//! ```
+
+use crate::device::Address;
+use crate::policy::BlockId;
+
+/// Most entries of a chunk. 64 entries are 24 cache lines; moving half of them costs less than one
+/// miss to memory.
+const CHUNK: usize = 64;
+
+/// A free block with its key. The order is that of the fields.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Entry {
+    pub(super) size: u64,
+    /// 0 where addresses alone decide; see [`TieOrder`](super::TieOrder).
+    pub(super) registration: u32,
+    pub(super) address: Address,
+    pub(super) block: BlockId,
+}
+
+impl Entry {
+    fn key(&self) -> (u64, u32, Address) {
+        (self.size, self.registration, self.address)
+    }
+}
+
+/// A place in a [`FreeSet`]: valid until the set changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Cursor {
+    chunk: usize,
+    at: usize,
+}
+
+/// An ordered set of free blocks.
+#[derive(Debug, Default)]
+pub(super) struct FreeSet {
+    /// Sorted; none of them is empty.
+    chunks: Vec<Vec<Entry>>,
+    /// Empty chunks that were in use once.
+    spare: Vec<Vec<Entry>>,
+}
+
+impl FreeSet {
+    /// The first entry of at least `size` bytes.
+    pub(super) fn lower_bound(&self, size: u64) -> Cursor {
+        self.seek(|entry| entry.size < size)
+    }
+
+    /// The entry at a cursor; none at the end.
+    pub(super) fn get(&self, cursor: Cursor) -> Option<&Entry> {
+        self.chunks.get(cursor.chunk).map(|chunk| &chunk[cursor.at])
+    }
+
+    /// The place after `cursor`, which is not the end.
+    pub(super) fn next(&self, cursor: Cursor) -> Cursor {
+        if cursor.at + 1 < self.chunks[cursor.chunk].len() {
+            Cursor { at: cursor.at + 1, ..cursor }
+        } else {
+            Cursor { chunk: cursor.chunk + 1, at: 0 }
+        }
+    }
+
+    /// The place before `cursor`; none before the first.
+    pub(super) fn prev(&self, cursor: Cursor) -> Option<Cursor> {
+        if cursor.at > 0 {
+            return Some(Cursor { at: cursor.at - 1, ..cursor });
+        }
+        let chunk = cursor.chunk.checked_sub(1)?;
+        Some(Cursor { chunk, at: self.chunks[chunk].len() - 1 })
+    }
+
+    /// Adds an entry, which is not in the set.
+    pub(super) fn insert(&mut self, entry: Entry) {
+        let mut place = self.seek(|other| other.key() < entry.key());
+        if place.chunk == self.chunks.len() {
+            // Beyond everything: append to the last chunk.
+            match self.chunks.last() {
+                Some(last) => place = Cursor { chunk: place.chunk - 1, at: last.len() },
+                None => {
+                    let chunk = self.fresh_chunk();
+                    self.chunks.push(chunk);
+                }
+            }
+        }
+        if self.chunks[place.chunk].len() == CHUNK {
+            let mut upper = self.fresh_chunk();
+            let lower = &mut self.chunks[place.chunk];
+            upper.extend(lower.drain(CHUNK / 2..));
+            self.chunks.insert(place.chunk + 1, upper);
+            if place.at > CHUNK / 2 {
+                place = Cursor { chunk: place.chunk + 1, at: place.at - CHUNK / 2 };
+            }
+        }
+        self.chunks[place.chunk].insert(place.at, entry);
+    }
+
+    /// Removes the entry at a cursor and returns its block.
+    pub(super) fn remove_at(&mut self, cursor: Cursor) -> BlockId {
+        let chunk = &mut self.chunks[cursor.chunk];
+        let entry = chunk.remove(cursor.at);
+        if chunk.is_empty() {
+            let empty = self.chunks.remove(cursor.chunk);
+            self.spare.push(empty);
+        }
+        entry.block
+    }
+
+    /// Removes an entry. Returns false if it was not in the set.
+    pub(super) fn remove(&mut self, entry: &Entry) -> bool {
+        let place = self.seek(|other| other.key() < entry.key());
+        let found = self.get(place).is_some_and(|other| other.block == entry.block);
+        if found {
+            self.remove_at(place);
+        }
+        found
+    }
+
+    /// Every entry in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.chunks.iter().flatten()
+    }
+
+    /// Number of entries. Linear in the chunks.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.iter().map(Vec::len).sum()
+    }
+
+    /// The first entry for which `below` is false; `below` is true for a prefix.
+    #[inline]
+    fn seek(&self, below: impl Fn(&Entry) -> bool) -> Cursor {
+        let chunk = match self.chunks.as_slice() {
+            [_] => 0,
+            chunks => chunks.partition_point(|chunk| chunk.last().is_some_and(&below)),
+        };
+        let Some(entries) = self.chunks.get(chunk) else {
+            return Cursor { chunk, at: 0 };
+        };
+        let at = entries.partition_point(below);
+        if at == entries.len() { Cursor { chunk: chunk + 1, at: 0 } } else { Cursor { chunk, at } }
+    }
+
+    fn fresh_chunk(&mut self) -> Vec<Entry> {
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(CHUNK))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn it_holds_what_an_ordered_set_of_the_library_holds() {
+        arbtest::arbtest(|u| {
+            let (mut set, mut model) = (FreeSet::default(), BTreeSet::new());
+            let sizes = u.int_in_range(1..=300)?;
+            for number in 0..600 {
+                let size = u.int_in_range(0..=sizes)?;
+                if u.ratio(2, 3)? {
+                    let registration = u.int_in_range(0..=3)?;
+                    let address = number;
+                    let block = BlockId(number as u32);
+                    let entry = Entry { size, registration, address, block };
+                    set.insert(entry);
+                    model.insert(entry);
+                }
+                let cursor = set.lower_bound(size);
+                let expected = model.iter().find(|entry| entry.size >= size).copied();
+                assert_eq!(set.get(cursor).copied(), expected);
+                if let Some(entry) = expected {
+                    let before = model.range(..entry).next_back().copied();
+                    assert_eq!(set.prev(cursor).and_then(|at| set.get(at)).copied(), before);
+                    if u.ratio(1, 2)? {
+                        assert!(set.remove(&entry) && !set.remove(&entry));
+                        model.remove(&entry);
+                    }
+                }
+                if u.is_empty() {
+                    break;
+                }
+            }
+            assert!(set.iter().eq(model.iter()) && set.len() == model.len());
+            Ok(())
+        });
+    }
+}

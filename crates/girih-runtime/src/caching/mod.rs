@@ -1,0 +1,279 @@
+//! PyTorch's caching allocator, exactly.
+//!
+//! [`Caching`] decides as `CUDACachingAllocator.cpp` does, to the byte and in the same order, so
+//! that a replay says what a run did. Requests of at most 1 MiB come from segments of 2 MiB, larger
+//! ones from segments of 20 MiB or of their own size; best fit within a stream, split, merge with
+//! free neighbours, give nothing back unless asked or out of memory.
+//!
+//! ```text
+//!  allocate ─► round ─► best fit in the pool of the stream ──found──► split ─► give
+//!                            │ none                                    ▲
+//!                            ▼                                         │
+//!          collect garbage, take a segment from the device ──taken─────┤
+//!                            │ refused                                 │
+//!                            ▼                                         │
+//!          release large cached blocks, try again ─────────────────────┤
+//!          wait for events, release everything, try again ─────────────┘
+//! ```
+//!
+//! With `expandable_segments` the device gives no segments but pages: each pool and stream has a
+//! reservation larger than the device, and blocks at its end grow by mapping
+//! ([`Config::expandable_segments`]).
+//!
+//! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
+//! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
+//! `expandable` pages, `reclaim` giving back, `events` streams and captures, `view` looking at it.
+
+mod block;
+pub mod config;
+mod events;
+mod expandable;
+mod free_set;
+mod pool;
+mod reclaim;
+pub mod rounding;
+mod search;
+mod segments;
+mod view;
+
+use girih_trace::{Action, PoolId, StreamId};
+use rustc_hash::FxHashMap;
+
+use self::block::Slab;
+pub use self::config::{Config, ConfigError, TieOrder};
+use self::events::StreamUse;
+use self::expandable::Segment;
+pub use self::pool::PoolOptions;
+use self::pool::{Pools, Rank};
+use self::search::Search;
+use crate::pending::{Limbo, PendingFrees};
+use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::stats::Stats;
+
+/// PyTorch's caching allocator for one device.
+#[derive(Debug)]
+pub struct Caching {
+    config: Config,
+    blocks: Slab,
+    pools: Pools,
+    /// Expandable segments; vacant places are `None`.
+    segments: Vec<Option<Segment>>,
+    /// The other streams of blocks that are `shared`.
+    uses: FxHashMap<BlockId, Vec<StreamUse>>,
+    pending: PendingFrees,
+    /// Blocks freed during a capture; they get their events after it.
+    deferred: Vec<BlockId>,
+    limbo: Limbo,
+    /// Open pool scopes, the newest last.
+    scopes: Vec<PoolId>,
+    capturing: bool,
+    /// The driver's handles of the streams, by which PyTorch orders them.
+    stream_handles: Vec<u64>,
+    last_registration: u32,
+    stats: Stats,
+}
+
+impl Caching {
+    /// An allocator that holds nothing.
+    pub fn new(config: Config) -> Caching {
+        Caching {
+            config,
+            blocks: Slab::default(),
+            pools: Pools::default(),
+            segments: Vec::new(),
+            uses: FxHashMap::default(),
+            pending: PendingFrees::default(),
+            deferred: Vec::new(),
+            limbo: Limbo::default(),
+            scopes: Vec::new(),
+            capturing: false,
+            stream_handles: Vec::new(),
+            last_registration: 0,
+            stats: Stats::default(),
+        }
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Turns expandable segments on or off between two operations, as a program may at run time.
+    /// While they are off, what is free in them serves nobody.
+    pub fn set_expandable(&mut self, expandable: bool) {
+        self.config.expandable_segments = expandable;
+    }
+
+    /// Limits what is held to a share of the device, from 0 to 1 (`setMemoryFraction`); 1 is no
+    /// limit. Nothing that is held already is given back.
+    pub fn set_memory_fraction(&mut self, fraction: f64) {
+        self.config.memory_fraction = fraction;
+    }
+
+    /// Says which driver handle each stream has, indexed by [`StreamId`]. PyTorch walks streams in
+    /// the order of their handles when it gives memory back; without handles they are walked in the
+    /// order of their ids. To be called before the first request.
+    pub fn set_stream_handles(&mut self, handles: Vec<u64>) {
+        self.stream_handles = handles;
+    }
+
+    /// Makes a private pool, or adds a user to it (`createOrIncrefPool`). A request for a pool
+    /// that does not exist makes it too, with one user and no options.
+    pub fn create_pool(&mut self, pool: PoolId, options: PoolOptions) {
+        match self.pools.find(pool) {
+            Some(place) => self.pools.owners[place].users += 1,
+            None => {
+                let place = self.pools.find_or_insert(pool);
+                self.pools.owners[place].options = options;
+            }
+        }
+    }
+
+    /// Opens a pool scope (`beginAllocateToPool`): up to 2.12 a graph capture, too.
+    pub fn begin_pool(&mut self, pool: PoolId) {
+        self.scopes.push(pool);
+    }
+
+    /// Closes the newest scope of a pool (`endAllocateToPool`).
+    pub fn end_pool(&mut self, pool: PoolId) {
+        if let Some(place) = self.scopes.iter().rposition(|scope| *scope == pool) {
+            self.scopes.remove(place);
+        }
+    }
+
+    /// Says that a stream capture begins or ends: while it lasts no event is queried or recorded.
+    pub fn set_capturing(&mut self, capturing: bool) {
+        self.capturing = capturing;
+    }
+
+    fn rank(&self, stream: StreamId) -> Rank {
+        let handle = self.stream_handles.get(usize::from(stream.0)).copied();
+        (handle.unwrap_or(u64::from(stream.0)), stream)
+    }
+
+    /// True while a graph capture is under way, as far as the releases of PyTorch can tell.
+    fn is_capturing(&self) -> bool {
+        self.capturing || (!self.scopes.is_empty() && self.config.tie_order.pool_scope_captures())
+    }
+
+    /// The number of a new block or segment (`registration_counter`). 0 where addresses decide.
+    fn register(&mut self) -> u32 {
+        if self.config.tie_order == TieOrder::Address {
+            return 0;
+        }
+        self.last_registration += 1;
+        self.last_registration
+    }
+
+    /// The number of a part that is cut off a block which has `whole`.
+    fn register_part(&mut self, whole: u32) -> u32 {
+        match self.config.tie_order {
+            TieOrder::Registration => self.register(),
+            TieOrder::Address | TieOrder::Segment => whole,
+        }
+    }
+}
+
+impl Policy for Caching {
+    fn name(&self) -> &'static str {
+        if self.config.expandable_segments { "expandable" } else { "native" }
+    }
+
+    fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        let capture = self.is_capturing()
+            || (request.pool != PoolId::DEFAULT && self.config.tie_order.pool_scope_captures());
+        if !capture {
+            self.complete_frees(env)?;
+        }
+        if request.size >= rounding::MAX_REQUEST {
+            return Err(self.out_of_memory(env, request.size, request.size));
+        }
+        let size = rounding::round_size(request.size, &self.config.roundup_power2_divisions);
+        let owner = self.pools.find_or_insert(request.pool);
+        let search = Search {
+            size,
+            stream: request.stream,
+            rank: self.rank(request.stream),
+            pool: 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE),
+            expandable: self.config.expandable_segments,
+        };
+        let block = match self.take_best_fit(&search) {
+            Some(block) => block,
+            None => self.take_from_device(env, &search, capture, request.size)?,
+        };
+        Ok(self.give(env, &search, block, request.size))
+    }
+
+    fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
+        let block = *self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
+        let deferred = block.shared && self.is_capturing();
+        if block.shared && !deferred {
+            self.record_events(env.device, id)?;
+        }
+        self.blocks[id].allocated = false;
+        let pool = self.pools.owner(block.pool).id;
+        let is_small = block.pool.is_multiple_of(2);
+        self.stats.allocation.decrease(is_small, 1);
+        self.stats.allocated_bytes.decrease(is_small, block.size);
+        env.log(Action::FreeRequested, block.address, block.requested, block.stream, pool);
+        if block.size >= self.config.max_split_size {
+            self.stats.oversize_allocations.decrease(1);
+        }
+        if deferred {
+            self.deferred.push(id);
+        } else if !block.shared {
+            self.complete_free(env, id);
+        }
+        Ok(())
+    }
+
+    fn record_stream(
+        &mut self,
+        _env: &mut Env<'_>,
+        id: BlockId,
+        stream: StreamId,
+    ) -> Result<(), AllocError> {
+        let block = *self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
+        if stream != block.stream {
+            self.add_use(id, stream);
+        }
+        Ok(())
+    }
+
+    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.is_capturing() {
+            return Ok(());
+        }
+        Ok(self.complete_frees(env)?)
+    }
+
+    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        self.limbo.settle(env.device)?;
+        Ok(self.release_cached_blocks(env, self.is_capturing())?)
+    }
+
+    fn release_pool(&mut self, _env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        if pool != PoolId::DEFAULT
+            && let Some(place) = self.pools.find(pool)
+        {
+            let owner = &mut self.pools.owners[place];
+            owner.users = owner.users.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        self.visit_segments(visitor);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_all()
+    }
+}
+
+#[cfg(test)]
+mod tests;

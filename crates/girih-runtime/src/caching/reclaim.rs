@@ -1,0 +1,167 @@
+//! Giving memory back to the device (`garbage_collect_cached_blocks`,
+//! `release_available_cached_blocks`, `release_cached_blocks`, `release_blocks`).
+
+use girih_trace::Action;
+
+use super::Caching;
+use super::pool::Pools;
+use super::search::Search;
+use crate::device::DeviceError;
+use crate::policy::{BlockId, Env};
+
+impl Caching {
+    /// Gives back whole free segments of large requests that were not used for long, until what is
+    /// held falls below the threshold. Does not wait for anything.
+    pub(super) fn collect_garbage(
+        &mut self,
+        env: &mut Env<'_>,
+        limit: u64,
+    ) -> Result<(), DeviceError> {
+        let threshold = (self.config.garbage_collection_threshold * limit as f64) as u64;
+        let target = self.held().saturating_sub(threshold);
+        let searches = self.pools.get(Pools::LARGE).searches;
+        let (mut total_age, mut count) = (0, 0);
+        let mut candidates = Vec::new();
+        if target > 0 {
+            for id in self.pools.get(Pools::LARGE).iter_free() {
+                let block = &self.blocks[id];
+                if block.is_split() {
+                    continue;
+                }
+                let age = u64::from(searches.wrapping_sub(block.born));
+                (total_age, count) = (total_age + age, count + 1);
+                if !block.is_expandable() {
+                    candidates.push((id, age));
+                }
+            }
+        }
+        let (mut reclaimed, mut progress) = (0, true);
+        while reclaimed < target && progress && count > 0 {
+            let old = total_age as f64 / f64::from(count);
+            progress = false;
+            let mut younger = Vec::new();
+            for (id, age) in candidates {
+                if (age as f64) < old {
+                    younger.push((id, age));
+                    continue;
+                }
+                reclaimed += self.blocks[id].size;
+                self.release_segment(env, id)?;
+                (total_age, count) = (total_age - age, count - 1);
+                progress = true;
+            }
+            candidates = younger;
+        }
+        Ok(())
+    }
+
+    /// Gives back oversize free segments of the stream, if that makes room for the search: one that
+    /// is large enough, or the largest ones. False if it does not; what was given back stays so.
+    pub(super) fn release_available(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<bool, DeviceError> {
+        let oversize = self.config.max_split_size;
+        if oversize == u64::MAX {
+            return Ok(false);
+        }
+        let wanted = search.size.max(oversize);
+        let is_whole = |caching: &Caching, id: BlockId| {
+            let block = &caching.blocks[id];
+            !block.is_expandable() && !block.is_split()
+        };
+        let Some(set) = self.pools.get(search.pool).of(search.rank) else { return Ok(false) };
+        let start = set.lower_bound(wanted);
+        if let Some(entry) = set.get(start).copied()
+            && is_whole(self, entry.block)
+        {
+            self.release_segment(env, entry.block)?;
+            return Ok(true);
+        }
+        let mut smaller = Vec::new();
+        let (mut cursor, mut released) = (set.prev(start), 0);
+        while let Some(entry) = cursor.and_then(|at| set.get(at)) {
+            if released >= wanted || entry.size < oversize {
+                break;
+            }
+            if is_whole(self, entry.block) {
+                released += entry.size;
+                smaller.push(entry.block);
+            }
+            cursor = cursor.and_then(|at| set.prev(at));
+        }
+        for id in smaller {
+            self.release_segment(env, id)?;
+        }
+        Ok(released >= wanted)
+    }
+
+    /// Gives back whatever is free and whole: of the default pools, and of private pools without
+    /// users. Waits for all events first, unless a capture is under way.
+    pub(super) fn release_cached_blocks(
+        &mut self,
+        env: &mut Env<'_>,
+        capture: bool,
+    ) -> Result<(), DeviceError> {
+        if !capture {
+            self.wait_for_frees(env)?;
+        }
+        self.release_pool_blocks(env, Pools::LARGE)?;
+        self.release_pool_blocks(env, Pools::SMALL)?;
+        for place in 1..self.pools.owners.len() {
+            let owner = self.pools.owners[place];
+            if !owner.exists || owner.users > 0 {
+                continue;
+            }
+            let small = 2 * place as u32;
+            self.release_pool_blocks(env, small)?;
+            self.release_pool_blocks(env, small + 1)?;
+            // The count of segments alone is no proof: it falls once for every run of pages that is
+            // unmapped, and rises once for an allocation that maps several.
+            let is_gone = self.pools.is_empty(place) && !self.has_blocks(small);
+            if self.pools.owners[place].segments == 0 && is_gone {
+                self.pools.remove(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// True if any block belongs to the pool or to its sibling.
+    fn has_blocks(&self, pool: u32) -> bool {
+        self.blocks.iter().any(|(_, block)| block.pool / 2 == pool / 2)
+    }
+
+    /// Gives back the whole free segments of a pool, in the order of its free set, then the free
+    /// pages of its expandable segments.
+    fn release_pool_blocks(&mut self, env: &mut Env<'_>, pool: u32) -> Result<(), DeviceError> {
+        let (pages, segments): (Vec<BlockId>, Vec<BlockId>) =
+            self.pools.get(pool).iter_free().partition(|&id| self.blocks[id].is_expandable());
+        for id in segments {
+            if !self.blocks[id].is_split() {
+                self.release_segment(env, id)?;
+            }
+        }
+        pages.into_iter().try_for_each(|id| self.unmap_block(env, id))
+    }
+
+    /// Gives one whole free segment back (`release_block`). On an error it stays.
+    fn release_segment(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), DeviceError> {
+        let block = self.blocks[id];
+        env.device.free(block.address)?;
+        self.remove_free(id);
+        self.blocks.remove(id);
+        let owner = self.pools.owner_mut(block.pool);
+        owner.segments = owner.segments.saturating_sub(1);
+        let owner = owner.id;
+        env.log(Action::SegmentFree, block.address, block.size, block.stream, owner);
+        let is_small = self.pools.get(block.pool).is_small;
+        self.stats.num_device_free += 1;
+        self.stats.segment.decrease(is_small, 1);
+        self.stats.reserved_bytes.decrease(is_small, block.size);
+        if block.size >= self.config.max_split_size {
+            self.stats.oversize_segments.decrease(1);
+        }
+        Ok(())
+    }
+}

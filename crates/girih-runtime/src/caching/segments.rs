@@ -1,0 +1,171 @@
+//! Taking memory from the device, and what is tried when it has none (`alloc_block`, and the chain
+//! in `malloc`).
+
+use girih_trace::{Action, PoolId};
+
+use super::Caching;
+use super::block::Block;
+use super::pool::Pools;
+use super::rounding::segment_size;
+use super::search::Search;
+use crate::device::DeviceError;
+use crate::policy::{AllocError, BlockId, Env};
+
+/// What the device gave.
+enum Taken {
+    /// A block of at least the bytes looked for, in no free set.
+    Block(BlockId),
+    /// Too little memory, of the device or under the limit.
+    Nothing,
+    /// Too little, and nothing else is to be tried.
+    Rejected,
+}
+
+impl Caching {
+    /// Bytes that may be held; none without a limit.
+    pub(super) fn limit(&self, env: &mut Env<'_>) -> Option<u64> {
+        let fraction = self.config.memory_fraction;
+        (fraction < 1.0).then(|| {
+            let limit = fraction * env.device.memory_info().total as f64;
+            if self.config.tie_order.rounds_limit() { limit.round() as u64 } else { limit as u64 }
+        })
+    }
+
+    /// Bytes held of the device: segments and mapped pages (`total_allocated_memory`).
+    pub(super) fn held(&self) -> u64 {
+        self.stats.reserved_bytes.all.current
+    }
+
+    /// The way of a request that no free block serves. Returns a block that is in no free set.
+    /// After events were waited for the pool is not searched again: PyTorch does not either.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_from_device(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        capture: bool,
+        requested: u64,
+    ) -> Result<BlockId, AllocError> {
+        self.limbo.settle(env.device)?;
+        if self.config.garbage_collection_threshold > 0.0
+            && let Some(limit) = self.limit(env)
+        {
+            self.collect_garbage(env, limit)?;
+        }
+        let segment = segment_size(search.size, self.config.large_segment_size);
+        match self.take(env, search, segment)? {
+            Taken::Block(block) => return Ok(block),
+            Taken::Rejected => {
+                self.stats.num_oom_rejections += 1;
+                return Err(self.out_of_memory(env, requested, segment));
+            }
+            Taken::Nothing => {}
+        }
+        if let Some(block) = self.borrow_from_private_pools(search) {
+            return Ok(block);
+        }
+        if self.release_available(env, search)?
+            && let Taken::Block(block) = self.take(env, search, segment)?
+        {
+            return Ok(block);
+        }
+        if !capture {
+            self.release_cached_blocks(env, false)?;
+            self.stats.num_alloc_retries += 1;
+            if let Taken::Block(block) = self.take(env, search, segment)? {
+                return Ok(block);
+            }
+        }
+        let error = self.out_of_memory(env, requested, segment);
+        let free = env.device.memory_info().free;
+        let owner = self.pools.owner(search.pool).id;
+        env.log(Action::Oom, free, search.size, search.stream, owner);
+        self.stats.num_ooms += 1;
+        Err(error)
+    }
+
+    /// The error of a request that failed. Logs and counts nothing.
+    pub(super) fn out_of_memory(
+        &self,
+        env: &mut Env<'_>,
+        requested: u64,
+        segment: u64,
+    ) -> AllocError {
+        AllocError::OutOfMemory {
+            requested,
+            segment,
+            allocated: self.stats.allocated_bytes.all.current,
+            reserved: self.held(),
+            limit: self.limit(env).unwrap_or(u64::MAX),
+            device_free: env.device.memory_info().free,
+        }
+    }
+
+    /// Takes a segment, or pages, for a search.
+    fn take(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        segment: u64,
+    ) -> Result<Taken, DeviceError> {
+        let after = self.held().saturating_add(segment);
+        if self.limit(env).is_some_and(|limit| after > limit) {
+            return Ok(Taken::Nothing);
+        }
+        if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {
+            return Ok(Taken::Rejected);
+        }
+        let taken = if search.expandable {
+            self.take_expandable(env, search)?
+        } else {
+            self.take_segment(env, search, segment)?
+        };
+        let Some(block) = taken else { return Ok(Taken::Nothing) };
+        self.pools.owner_mut(search.pool).segments += 1;
+        Ok(Taken::Block(block))
+    }
+
+    fn take_segment(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        size: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let address = match env.device.alloc(size) {
+            Ok(address) => address,
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let registration = self.register();
+        let block = Block::new(address, size, search.stream, search.pool);
+        let id = self.blocks.insert(Block { registration, ..block });
+        let is_small = self.pools.get(search.pool).is_small;
+        self.stats.segment.increase(is_small, 1);
+        self.stats.reserved_bytes.increase(is_small, size);
+        if size >= self.config.max_split_size {
+            self.stats.oversize_segments.increase(1);
+        }
+        self.stats.num_device_alloc += 1;
+        let owner = self.pools.owner(search.pool).id;
+        env.log(Action::SegmentAlloc, address, size, search.stream, owner);
+        Ok(Some(id))
+    }
+
+    /// The free blocks of pools that lend when memory runs out (`use_on_oom`), for a request of the
+    /// default pool.
+    fn borrow_from_private_pools(&mut self, search: &Search) -> Option<BlockId> {
+        if search.pool > Pools::LARGE {
+            return None;
+        }
+        let lenders = self.pools.owners.iter().enumerate();
+        let lends = |(place, owner): (usize, &super::pool::Owner)| {
+            (owner.exists && owner.id != PoolId::DEFAULT && owner.options.use_on_oom)
+                .then_some(2 * place as u32 + search.pool)
+        };
+        let pools: Vec<u32> = lenders.filter_map(lends).collect();
+        pools
+            .into_iter()
+            .find_map(|pool| self.take_best_fit(&Search { pool, expandable: false, ..*search }))
+    }
+}

@@ -1,0 +1,221 @@
+//! Looking at the layout: segments with their blocks, and the walk that checks everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use girih_trace::BlockState;
+
+use super::Caching;
+use super::block::{Block, NIL};
+use super::rounding::MIN_BLOCK_SIZE;
+use crate::policy::{BlockId, BlockView, SegmentView};
+use crate::stats::{Counters, Stats};
+
+impl Block {
+    fn state(&self) -> BlockState {
+        match self {
+            _ if self.allocated => BlockState::Allocated,
+            _ if self.is_free() => BlockState::Inactive,
+            _ => BlockState::PendingFree,
+        }
+    }
+
+    fn view(&self) -> BlockView {
+        let state = self.state();
+        let requested = if state == BlockState::Inactive { 0 } else { self.requested };
+        BlockView { address: self.address, size: self.size, requested, state }
+    }
+}
+
+impl Caching {
+    /// The first block of every chain, by address.
+    fn heads(&self) -> Vec<BlockId> {
+        let heads = self.blocks.iter().filter(|(_, block)| block.prev == NIL);
+        let mut heads: Vec<BlockId> = heads.map(|(id, _)| id).collect();
+        heads.sort_unstable_by_key(|&id| self.blocks[id].address);
+        heads
+    }
+
+    /// The ids of a chain.
+    fn chain(&self, head: BlockId) -> impl Iterator<Item = BlockId> {
+        let some = |id: BlockId| (id != NIL).then_some(id);
+        std::iter::successors(some(head), move |&id| some(self.blocks[id].next))
+    }
+
+    /// Shows every mapped run as a segment; what is unmapped is left out.
+    pub(super) fn visit_segments(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        let mut views = Vec::new();
+        for head in self.heads() {
+            let first = self.blocks[head];
+            let mut flush = |views: &mut Vec<BlockView>| {
+                if let Some(start) = views.first() {
+                    let segment = SegmentView {
+                        address: start.address,
+                        size: views.iter().map(|view| view.size).sum(),
+                        stream: first.stream,
+                        pool: self.pools.owner(first.pool).id,
+                        is_small: self.pools.get(first.pool).is_small,
+                        is_expandable: first.is_expandable(),
+                    };
+                    visitor(segment, views);
+                    views.clear();
+                }
+            };
+            for id in self.chain(head) {
+                let block = &self.blocks[id];
+                if block.mapped {
+                    views.push(block.view());
+                } else {
+                    flush(&mut views);
+                }
+            }
+            flush(&mut views);
+        }
+    }
+
+    /// Walks everything; see [`Policy::check`](crate::Policy::check).
+    pub(super) fn check_all(&self) -> Result<(), String> {
+        let mut seen = 0;
+        let mut last_end = 0;
+        for head in self.heads() {
+            if self.blocks[head].address < last_end {
+                return Err(format!("{:?} overlaps the segment before it", self.blocks[head]));
+            }
+            for id in self.chain(head) {
+                self.check_block(id)?;
+                seen += 1;
+                last_end = self.blocks[id].address + self.blocks[id].size;
+            }
+        }
+        let blocks = self.blocks.iter().count();
+        if seen != blocks {
+            return Err(format!("{blocks} blocks exist, {seen} are in segments"));
+        }
+        self.check_sets()?;
+        self.check_waiting()?;
+        self.check_counters()
+    }
+
+    fn check_block(&self, id: BlockId) -> Result<(), String> {
+        let block = &self.blocks[id];
+        if !block.exists || block.size == 0 || !block.address.is_multiple_of(MIN_BLOCK_SIZE) {
+            return Err(format!("{id:?} is malformed: {block:?}"));
+        }
+        if !block.mapped && (!block.is_free() || !block.is_expandable()) {
+            return Err(format!("{id:?} is unmapped and in use: {block:?}"));
+        }
+        if block.shared != self.uses.contains_key(&id) {
+            return Err(format!("{id:?} and the streams recorded on it disagree"));
+        }
+        if block.next == NIL {
+            return Ok(());
+        }
+        let next = &self.blocks[block.next];
+        let same =
+            (block.pool, block.stream, block.segment) == (next.pool, next.stream, next.segment);
+        if next.prev != id || next.address != block.address + block.size || !same {
+            return Err(format!("{block:?} is not followed by {next:?}"));
+        }
+        if block.is_free() && next.is_free() && block.mapped == next.mapped {
+            return Err(format!("{block:?} and {next:?} should be one"));
+        }
+        Ok(())
+    }
+
+    /// Every free block is in the set of its pool and stream, every unmapped one among the
+    /// unmapped, and nothing else is.
+    fn check_sets(&self) -> Result<(), String> {
+        let mut expected = (0, 0);
+        for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_free()) {
+            let pool = self.pools.get(block.pool);
+            let found = if block.mapped {
+                expected.0 += 1;
+                let entry = self.entry(id);
+                let set = pool.of(self.rank(block.stream));
+                set.is_some_and(|set| set.iter().any(|other| *other == entry))
+            } else {
+                expected.1 += 1;
+                pool.unmapped.contains(&(block.stream, block.address, id))
+            };
+            if !found {
+                return Err(format!("{id:?} is free but in no set: {block:?}"));
+            }
+        }
+        let pools = &self.pools.pools;
+        let sets = pools.iter().flat_map(|pool| &pool.free);
+        let free: usize = sets.map(|(_, set)| set.len()).sum();
+        let unmapped: usize = pools.iter().map(|pool| pool.unmapped.len()).sum();
+        if (free, unmapped) != expected {
+            let counted = (free, unmapped);
+            return Err(format!("free sets hold {counted:?} blocks, {expected:?} are free"));
+        }
+        Ok(())
+    }
+
+    /// Blocks wait for as many events as there are, and deferred blocks are shared.
+    fn check_waiting(&self) -> Result<(), String> {
+        let mut events = BTreeMap::new();
+        for id in self.pending.iter() {
+            *events.entry(id).or_insert(0) += 1;
+        }
+        let deferred: BTreeSet<BlockId> = self.deferred.iter().copied().collect();
+        for (id, block) in self.blocks.iter() {
+            let waits = events.get(&id).copied().unwrap_or(0);
+            if block.events != waits || (block.allocated && waits > 0) {
+                return Err(format!("{id:?} waits for {waits} events: {block:?}"));
+            }
+            if deferred.contains(&id) != (block.shared && !block.allocated) {
+                return Err(format!("{id:?} and the deferred frees disagree: {block:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts everything anew and compares it with the statistics.
+    fn check_counters(&self) -> Result<(), String> {
+        let mut counted = Stats::default();
+        for (_, block) in self.blocks.iter() {
+            let is_small = self.pools.get(block.pool).is_small;
+            if block.mapped {
+                counted.reserved_bytes.increase(is_small, block.size);
+            }
+            if block.allocated {
+                counted.allocation.increase(is_small, 1);
+                counted.allocated_bytes.increase(is_small, block.size);
+            }
+            if !block.is_free() {
+                counted.active.increase(is_small, 1);
+                counted.active_bytes.increase(is_small, block.size);
+                counted.requested_bytes.increase(is_small, block.requested);
+            }
+            if block.is_expandable() {
+                continue;
+            }
+            if block.prev == NIL {
+                counted.segment.increase(is_small, 1);
+            }
+            if block.is_free() && block.is_split() {
+                counted.inactive_split.increase(is_small, 1);
+                counted.inactive_split_bytes.increase(is_small, block.size);
+            }
+        }
+        let stats = &self.stats;
+        for (name, kept, counted) in [
+            ("reserved bytes", stats.reserved_bytes, counted.reserved_bytes),
+            ("allocations", stats.allocation, counted.allocation),
+            ("allocated bytes", stats.allocated_bytes, counted.allocated_bytes),
+            ("active blocks", stats.active, counted.active),
+            ("active bytes", stats.active_bytes, counted.active_bytes),
+            ("requested bytes", stats.requested_bytes, counted.requested_bytes),
+            ("segments", stats.segment, counted.segment),
+            ("inactive splits", stats.inactive_split, counted.inactive_split),
+            ("inactive split bytes", stats.inactive_split_bytes, counted.inactive_split_bytes),
+        ] {
+            let present = |of: Counters| [of.all.current, of.small.current, of.large.current];
+            if present(kept) != present(counted) {
+                let (kept, counted) = (present(kept), present(counted));
+                return Err(format!("{name}: {kept:?} kept, {counted:?} counted"));
+            }
+        }
+        Ok(())
+    }
+}

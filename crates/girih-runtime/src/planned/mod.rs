@@ -1,0 +1,552 @@
+//! `planned`: follows a plan.
+//!
+//! ```text
+//!  request ─► follower ─► a place in the arena ───────► free now? ─► given      hit
+//!                       ├ a place among what stays ───► free now? ─► given      hit
+//!                       └ none, or not free ──────────► the fallback policy     miss
+//! ```
+//!
+//! What lives across iterations is stacked in a region of its own, so that nothing that comes and
+//! goes is ever pinned by it. The arena holds the iteration. Everything else is the fallback's: the
+//! odd request, evaluation that nobody planned, private pools of graphs. Pages are mapped when the
+//! first block comes to lie on them; before anything new is mapped, what the fallback holds free is
+//! given back, so that what model building left behind is not paid for twice.
+//!
+//! A plan is a hint. A place is given only if no live block has any of its bytes, and a stream gets
+//! bytes of another only after it ([`order`]).
+
+mod follower;
+mod order;
+mod region;
+#[cfg(test)]
+mod tests;
+
+pub use follower::{EntryId, Follower};
+
+use std::sync::Arc;
+
+use girih_plan::{Entry, Place, Plan, granted};
+use girih_trace::{Action, BlockState, Mark, PoolId, StreamId};
+
+use self::order::{Order, fenced_entries};
+use self::region::Region;
+use crate::device::{Address, DeviceError};
+use crate::pending::{Limbo, PendingFrees};
+use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::stats::Stats;
+
+/// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
+const SMALL: u64 = 1 << 20;
+
+/// How well the plan was followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Following {
+    /// Requests that were given their place.
+    pub hits: u64,
+    /// Bytes requested by them.
+    pub hit_bytes: u64,
+    /// Requests that the fallback served.
+    pub misses: u64,
+    /// Bytes requested by them.
+    pub miss_bytes: u64,
+    /// The most bytes that the fallback held of the device.
+    pub fallback_reserved_peak: u64,
+    /// Waits of one stream for another that were put on the device.
+    pub waits: u64,
+}
+
+/// The policy that follows a plan. See the [module](self).
+pub struct Planned {
+    plan: Arc<Plan>,
+    /// All entries of the plan in order, by [`EntryId`], and whether each is fenced when freed.
+    entries: Vec<(Entry, bool)>,
+    follower: Follower,
+    arena: Region,
+    persistent: Region,
+    fallback: Box<dyn Policy>,
+    order: Order,
+    blocks: Vec<Block>,
+    vacant: Vec<u32>,
+    /// Frees of blocks of the regions that wait for other streams.
+    pending: PendingFrees,
+    /// Device calls that are owed.
+    limbo: Limbo,
+    stats: Stats,
+    following: Following,
+}
+
+/// A block that was given.
+#[derive(Debug)]
+struct Block {
+    home: Home,
+    address: Address,
+    size: u64,
+    requested: u64,
+    stream: StreamId,
+    pool: PoolId,
+    /// Other streams that use it. Not kept for blocks of the fallback, which keeps them itself.
+    users: Vec<StreamId>,
+    /// Events that its free waits for.
+    events: u32,
+    state: BlockState,
+}
+
+/// Where a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Home {
+    Vacant,
+    Arena { offset: u64, fence: bool },
+    Persistent { offset: u64 },
+    Fallback(BlockId),
+}
+
+impl Planned {
+    /// A policy that follows `plan` from its first entry and serves from `fallback` what has no
+    /// place. `granularity` is the device's.
+    ///
+    /// The plan must have passed [`girih_plan::verify`]: places that leave their region would
+    /// otherwise be found out only when they are asked for.
+    pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
+        let fenced = fenced_entries(&plan);
+        let entries = plan.sequences.iter().flat_map(|sequence| sequence.entries.iter().copied());
+        Planned {
+            entries: entries.zip(fenced).collect(),
+            follower: Follower::new(&plan),
+            arena: Region::new(plan.arena_bytes, granularity),
+            persistent: Region::new(plan.persistent_bytes, granularity),
+            fallback,
+            order: Order::default(),
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            pending: PendingFrees::default(),
+            limbo: Limbo::default(),
+            stats: Stats::default(),
+            following: Following::default(),
+            plan,
+        }
+    }
+
+    /// How well the plan was followed so far.
+    pub fn following(&self) -> Following {
+        Following { waits: self.order.waits, ..self.following }
+    }
+
+    /// The place that `entry` has for a block of `size` bytes, held and mapped; None if something
+    /// is in the way, be it a live block or a device that is full.
+    fn take_place(
+        &mut self,
+        env: &mut Env<'_>,
+        entry: EntryId,
+        request: Request,
+    ) -> Result<Option<Granted>, AllocError> {
+        let (entry, fence) = self.entries[entry.0 as usize];
+        let size = granted(request.size);
+        if request.size > entry.size_max {
+            return Ok(None);
+        }
+        let (home, offset) = match entry.place {
+            Place::Outside => return Ok(None),
+            Place::Arena(offset) => (Home::Arena { offset, fence }, offset),
+            Place::Persistent(offset) => (Home::Persistent { offset }, offset),
+        };
+        if !self.region(home).take(offset, size) {
+            return Ok(None);
+        }
+        let ready = self.make_ready(env, home, (offset, offset + size), request.stream);
+        match ready {
+            Ok(true) => {}
+            Ok(false) => {
+                self.region(home).give(offset);
+                return Ok(None);
+            }
+            Err(error) => {
+                self.region(home).give(offset);
+                return Err(error);
+            }
+        }
+        let address = self.region(home).address(offset);
+        let block = self.add(home, address, size, request);
+        Ok(Some(Granted { block, address, size }))
+    }
+
+    /// Maps the bytes of a place and orders them after whoever used them. False if the device has
+    /// too little memory.
+    fn make_ready(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        (offset, end): (u64, u64),
+        stream: StreamId,
+    ) -> Result<bool, AllocError> {
+        if !self.region(home).is_mapped(offset, end - offset) {
+            self.empty_fallback(env)?;
+            match self.map(env, home, (offset, end)) {
+                Ok(()) => {}
+                Err(DeviceError::OutOfMemory { .. }) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if matches!(home, Home::Arena { .. }) {
+            self.order.take(env.device, &mut self.limbo, (offset, end), stream)?;
+        }
+        Ok(true)
+    }
+
+    fn map(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        (offset, end): (u64, u64),
+    ) -> Result<(), DeviceError> {
+        let region = match home {
+            Home::Persistent { .. } => &mut self.persistent,
+            _ => &mut self.arena,
+        };
+        let (log, before) = (&mut *env.log, region.mapped());
+        let mut calls = 0;
+        let mut note = |address, bytes| {
+            calls += 1;
+            log.record(segment_event(Action::SegmentMap, address, bytes));
+        };
+        let result = region.map(env.device, &mut self.limbo, (offset, end - offset), &mut note);
+        self.stats.num_device_alloc += calls;
+        let grown = region.mapped() - before;
+        self.stats.reserved_bytes.increase(false, grown);
+        result
+    }
+
+    /// Gives back what the fallback holds free, if it holds anything free.
+    fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let stats = self.fallback.stats();
+        if stats.reserved_bytes.all.current == stats.active_bytes.all.current {
+            return Ok(());
+        }
+        self.with_fallback(|fallback| fallback.empty_cache(env))
+    }
+
+    /// Unmaps the chunks that no block uses. Waits for all streams first.
+    fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if !self.arena.has_idle_chunks() && !self.persistent.has_idle_chunks() {
+            return Ok(());
+        }
+        for stream in self.order.streams() {
+            env.device.synchronize_stream(stream)?;
+        }
+        self.order.clear(env.device, &mut self.limbo);
+        for region in [&mut self.arena, &mut self.persistent] {
+            let (log, before) = (&mut *env.log, region.mapped());
+            let mut calls = 0;
+            let note = |address, bytes| {
+                calls += 1;
+                log.record(segment_event(Action::SegmentUnmap, address, bytes));
+            };
+            region.trim(env.device, &mut self.limbo, note);
+            self.stats.num_device_free += calls;
+            self.stats.reserved_bytes.decrease(false, before - region.mapped());
+        }
+        Ok(self.limbo.settle(env.device)?)
+    }
+
+    /// Serves a request from the fallback.
+    fn fall_back(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        let mut result = self.with_fallback(|fallback| fallback.allocate(env, request));
+        if matches!(result, Err(AllocError::OutOfMemory { .. })) {
+            // Before giving up: pages that the plan does not use at this moment.
+            let before = self.arena.mapped() + self.persistent.mapped();
+            self.trim(env)?;
+            if self.arena.mapped() + self.persistent.mapped() < before {
+                self.stats.num_ooms = self.stats.num_ooms.saturating_sub(1);
+                self.stats.num_alloc_retries += 1;
+                result = self.with_fallback(|fallback| fallback.allocate(env, request));
+            }
+        }
+        let granted = result?;
+        let home = Home::Fallback(granted.block);
+        let block = self.add(home, granted.address, granted.size, request);
+        Ok(Granted { block, ..granted })
+    }
+
+    /// Runs an operation of the fallback and takes what it did to the device into the statistics.
+    fn with_fallback<T>(&mut self, operation: impl FnOnce(&mut dyn Policy) -> T) -> T {
+        let before = self.fallback.stats().clone();
+        let result = operation(&mut *self.fallback);
+        let after = self.fallback.stats();
+        self.stats.add_change(&before, after);
+        let reserved = after.reserved_bytes.all.current;
+        let peak = &mut self.following.fallback_reserved_peak;
+        *peak = reserved.max(*peak);
+        result
+    }
+
+    fn region(&mut self, home: Home) -> &mut Region {
+        match home {
+            Home::Persistent { .. } => &mut self.persistent,
+            _ => &mut self.arena,
+        }
+    }
+
+    fn add(&mut self, home: Home, address: Address, size: u64, request: Request) -> BlockId {
+        let block = Block {
+            home,
+            address,
+            size,
+            requested: request.size,
+            stream: request.stream,
+            pool: request.pool,
+            users: Vec::new(),
+            events: 0,
+            state: BlockState::Allocated,
+        };
+        if !matches!(home, Home::Fallback(_)) {
+            let is_small = request.size <= SMALL;
+            self.stats.allocation.increase(is_small, 1);
+            self.stats.active.increase(is_small, 1);
+            self.stats.allocated_bytes.increase(is_small, size);
+            self.stats.active_bytes.increase(is_small, size);
+            self.stats.requested_bytes.increase(is_small, request.size);
+        }
+        match self.vacant.pop() {
+            Some(index) => {
+                self.blocks[index as usize] = block;
+                BlockId(index)
+            }
+            None => {
+                self.blocks.push(block);
+                BlockId(self.blocks.len() as u32 - 1)
+            }
+        }
+    }
+
+    /// Makes the bytes of a freed block of a region free. The block is gone afterwards.
+    fn complete(&mut self, env: &mut Env<'_>, index: u32) -> Result<(), AllocError> {
+        let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
+        match home {
+            Home::Arena { offset, fence } => {
+                let bytes = (offset, offset + size);
+                self.order.free(env.device, &mut self.limbo, bytes, stream, fence)?;
+                self.arena.give(offset);
+            }
+            Home::Persistent { offset } => self.persistent.give(offset),
+            Home::Fallback(_) | Home::Vacant => unreachable!("a block of a region completes once"),
+        }
+        env.log(Action::FreeCompleted, address, requested, stream, pool);
+        let is_small = requested <= SMALL;
+        self.stats.active.decrease(is_small, 1);
+        self.stats.active_bytes.decrease(is_small, size);
+        self.stats.requested_bytes.decrease(is_small, requested);
+        self.remove(index);
+        Ok(())
+    }
+
+    fn remove(&mut self, index: u32) {
+        let block = &mut self.blocks[index as usize];
+        block.home = Home::Vacant;
+        block.users = Vec::new();
+        self.vacant.push(index);
+    }
+
+    /// Notes one more event of `index` as done; completes the free after the last.
+    fn event_done(&mut self, env: &mut Env<'_>, index: u32) -> Result<(), AllocError> {
+        let block = &mut self.blocks[index as usize];
+        if block.events > 1 {
+            block.events -= 1;
+            return Ok(());
+        }
+        self.complete(env, index)
+    }
+}
+
+impl Policy for Planned {
+    fn name(&self) -> &'static str {
+        "planned"
+    }
+
+    fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        if self.stats.active.all.current > self.stats.allocation.all.current {
+            self.process_events(env)?;
+        }
+        self.order.see(request.stream, self.plan.arena_bytes);
+        if request.pool == PoolId::DEFAULT
+            && let Some(entry) = self.follower.follow(request.size, request.stream)
+            && let Some(granted) = self.take_place(env, entry, request)?
+        {
+            self.following.hits += 1;
+            self.following.hit_bytes += request.size;
+            let Request { size, stream, pool } = request;
+            env.log(Action::Alloc, granted.address, size, stream, pool);
+            return Ok(granted);
+        }
+        let granted = self.fall_back(env, request)?;
+        self.following.misses += 1;
+        self.following.miss_bytes += request.size;
+        Ok(granted)
+    }
+
+    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
+        let index = block.0;
+        let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
+        if let Home::Fallback(inner) = home {
+            self.with_fallback(|fallback| fallback.free(env, inner))?;
+            self.remove(index);
+            return Ok(());
+        }
+        let users = &self.blocks[index as usize].users;
+        let events = self.pending.record(env.device, &mut self.limbo, block, users)?;
+        env.log(Action::FreeRequested, address, requested, stream, pool);
+        if events == 0 {
+            self.complete(env, index)?;
+        } else {
+            let block = &mut self.blocks[index as usize];
+            (block.events, block.state) = (events, BlockState::PendingFree);
+        }
+        let is_small = requested <= SMALL;
+        self.stats.allocation.decrease(is_small, 1);
+        self.stats.allocated_bytes.decrease(is_small, size);
+        Ok(())
+    }
+
+    fn record_stream(
+        &mut self,
+        env: &mut Env<'_>,
+        block: BlockId,
+        stream: StreamId,
+    ) -> Result<(), AllocError> {
+        self.order.see_user(stream);
+        let block = &mut self.blocks[block.0 as usize];
+        if let Home::Fallback(inner) = block.home {
+            return self.with_fallback(|fallback| fallback.record_stream(env, inner, stream));
+        }
+        if stream != block.stream && !block.users.contains(&stream) {
+            block.users.push(stream);
+        }
+        Ok(())
+    }
+
+    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let mut cursor = 0;
+        while let Some(block) =
+            self.pending.next_done(env.device, &mut self.limbo, &mut cursor)?
+        {
+            self.event_done(env, block.0)?;
+        }
+        self.with_fallback(|fallback| fallback.process_events(env))
+    }
+
+    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        while let Some(block) = self.pending.wait_next(env.device, &mut self.limbo)? {
+            self.event_done(env, block.0)?;
+        }
+        self.with_fallback(|fallback| fallback.empty_cache(env))?;
+        self.trim(env)
+    }
+
+    fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
+        self.follower.mark(mark.kind);
+        self.fallback.mark(env, mark)
+    }
+
+    fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        self.with_fallback(|fallback| fallback.release_pool(env, pool))
+    }
+
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        self.view(visitor);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.arena.check().map_err(|fault| format!("arena: {fault}"))?;
+        self.persistent.check().map_err(|fault| format!("persistent region: {fault}"))?;
+        self.fallback.check().map_err(|fault| format!("fallback: {fault}"))?;
+        let fallback = self.fallback.stats();
+        let mut active = fallback.active_bytes.all.current;
+        let mut allocated = fallback.allocated_bytes.all.current;
+        let ours = |block: &&Block| !matches!(block.home, Home::Vacant | Home::Fallback(_));
+        for block in self.blocks.iter().filter(ours) {
+            active += block.size;
+            allocated += if block.state == BlockState::Allocated { block.size } else { 0 };
+        }
+        let reserved = self.arena.mapped()
+            + self.persistent.mapped()
+            + fallback.reserved_bytes.all.current;
+        let counted = &self.stats;
+        for (name, counter, sum) in [
+            ("active", counted.active_bytes, active),
+            ("allocated", counted.allocated_bytes, allocated),
+            ("reserved", counted.reserved_bytes, reserved),
+        ] {
+            if counter.all.current != sum {
+                return Err(format!("{name}: counted {} bytes, found {sum}", counter.all.current));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An event of pages that no stream owns.
+fn segment_event(action: Action, address: Address, size: u64) -> girih_trace::Event {
+    girih_trace::Event {
+        address,
+        size,
+        time_us: 0,
+        stack: girih_trace::StackId::NONE,
+        stream: StreamId(0),
+        pool: PoolId::DEFAULT,
+        action,
+    }
+}
+
+impl Planned {
+    /// Shows the mapped runs of both regions with what lies in them, then the fallback's segments.
+    fn view(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        let mut blocks: Vec<&Block> = self
+            .blocks
+            .iter()
+            .filter(|block| matches!(block.home, Home::Arena { .. } | Home::Persistent { .. }))
+            .collect();
+        blocks.sort_by_key(|block| block.address);
+        let mut runs = self.arena.mapped_runs();
+        runs.extend(self.persistent.mapped_runs());
+        runs.sort_unstable();
+        for (address, size) in runs {
+            let first = blocks.partition_point(|block| block.address < address);
+            let inside = blocks[first..].iter().take_while(|block| block.address < address + size);
+            let mut views = Vec::new();
+            let mut at = address;
+            let idle = |from: Address, to: Address| BlockView {
+                address: from,
+                size: to - from,
+                requested: 0,
+                state: BlockState::Inactive,
+            };
+            for block in inside {
+                if block.address > at {
+                    views.push(idle(at, block.address));
+                }
+                views.push(BlockView {
+                    address: block.address,
+                    size: block.size,
+                    requested: block.requested,
+                    state: block.state,
+                });
+                at = block.address + block.size;
+            }
+            if at < address + size {
+                views.push(idle(at, address + size));
+            }
+            let view = SegmentView {
+                address,
+                size,
+                stream: StreamId(0),
+                pool: PoolId::DEFAULT,
+                is_small: false,
+                is_expandable: true,
+            };
+            visitor(view, &views);
+        }
+        self.fallback.visit(visitor);
+    }
+}

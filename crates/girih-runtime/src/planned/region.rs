@@ -1,0 +1,221 @@
+//! A region: a range of addresses of known length, backed chunk by chunk, in which blocks lie where
+//! the plan says.
+//!
+//! ```text
+//!  reserved   |------------------------------------------------------|
+//!  chunks     |  mapped   |  mapped   |           |           |      |
+//!  blocks      aaaa bbbb   cc      ddddd          .                  .
+//! ```
+//!
+//! A chunk is one handle, mapped when the first block comes to lie in it; the last is only as long
+//! as it must be. [`Region::take`] gives bytes only if no live block holds any of them: this is the
+//! guard that makes a wrong plan cost memory and never correctness.
+
+use std::collections::BTreeMap;
+
+use crate::device::{Address, Device, DeviceError, Handle};
+use crate::pending::Limbo;
+
+/// Chunks are at most this large: fewer handles, faster mapping (cost is per handle).
+const CHUNK_MAX: u64 = 64 << 20;
+/// A region has about this many chunks, if they are then not larger than [`CHUNK_MAX`].
+const CHUNKS: u64 = 64;
+
+/// A range of addresses, its handles and its live blocks.
+pub(super) struct Region {
+    /// Address of the first byte; 0 until something is mapped.
+    base: Address,
+    /// Bytes that the plan needs, in whole pages.
+    size: u64,
+    chunk: u64,
+    handles: Vec<Option<Handle>>,
+    mapped: u64,
+    /// Live blocks: offset to end.
+    live: BTreeMap<u64, u64>,
+}
+
+impl Region {
+    /// A region for `bytes`, with nothing mapped.
+    pub(super) fn new(bytes: u64, granularity: u64) -> Region {
+        let size = bytes.next_multiple_of(granularity);
+        let chunk = (size / CHUNKS).clamp(granularity, CHUNK_MAX).next_multiple_of(granularity);
+        let handles = vec![None; size.div_ceil(chunk) as usize];
+        Region { base: 0, size, chunk, handles, mapped: 0, live: BTreeMap::new() }
+    }
+
+    /// Bytes that are mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        self.mapped
+    }
+
+    /// The address of an offset. Valid once something is mapped.
+    pub(super) fn address(&self, offset: u64) -> Address {
+        self.base + offset
+    }
+
+    /// Holds `[offset, offset + size)` for a block. False, and nothing held, if a live block has
+    /// any of these bytes.
+    pub(super) fn take(&mut self, offset: u64, size: u64) -> bool {
+        let end = offset + size;
+        debug_assert!(end <= self.size, "a block leaves its region");
+        if self.live.range(..end).next_back().is_some_and(|(_, &other)| other > offset) {
+            return false;
+        }
+        self.live.insert(offset, end);
+        true
+    }
+
+    /// Lets go of the block at `offset`.
+    pub(super) fn give(&mut self, offset: u64) {
+        let held = self.live.remove(&offset);
+        debug_assert!(held.is_some(), "a block that was not held is given back");
+    }
+
+    /// True if the chunks under `[offset, offset + size)` are mapped.
+    pub(super) fn is_mapped(&self, offset: u64, size: u64) -> bool {
+        self.mapped == self.size || self.chunks(offset, size).all(|k| self.handles[k].is_some())
+    }
+
+    /// Maps what is not mapped yet under `[offset, offset + size)` and tells `mapped` of each
+    /// chunk's address and bytes. On an error everything is as before.
+    pub(super) fn map(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        (offset, size): (u64, u64),
+        mut mapped: impl FnMut(Address, u64),
+    ) -> Result<(), DeviceError> {
+        // A chunk whose unmapping is still owed cannot be mapped again.
+        limbo.settle(device)?;
+        let reserved_now = self.base == 0;
+        if reserved_now {
+            self.base = device.reserve(self.size)?;
+        }
+        let missing: Vec<usize> =
+            self.chunks(offset, size).filter(|&k| self.handles[k].is_none()).collect();
+        for (done, &chunk) in missing.iter().enumerate() {
+            if let Err(error) = self.map_chunk(device, limbo, chunk) {
+                for &chunk in &missing[..done] {
+                    self.unmap_chunk(device, limbo, chunk);
+                }
+                if reserved_now {
+                    limbo.unreserve(device, self.base, self.size);
+                    self.base = 0;
+                }
+                return Err(error);
+            }
+        }
+        for chunk in missing {
+            let (start, end) = self.bounds(chunk);
+            mapped(self.base + start, end - start);
+        }
+        Ok(())
+    }
+
+    /// Unmaps every chunk in which no block lives, and gives the addresses back if nothing is
+    /// left. The caller has made sure that no stream uses them. Tells `unmapped` of each.
+    pub(super) fn trim(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        mut unmapped: impl FnMut(Address, u64),
+    ) {
+        for chunk in 0..self.handles.len() {
+            let (start, end) = self.bounds(chunk);
+            if self.handles[chunk].is_some() && !self.is_used(chunk) {
+                self.unmap_chunk(device, limbo, chunk);
+                unmapped(self.base + start, end - start);
+            }
+        }
+        if self.mapped == 0 && self.base != 0 {
+            limbo.unreserve(device, self.base, self.size);
+            self.base = 0;
+        }
+    }
+
+    /// True if [`Region::trim`] would unmap something.
+    pub(super) fn has_idle_chunks(&self) -> bool {
+        (0..self.handles.len()).any(|chunk| self.handles[chunk].is_some() && !self.is_used(chunk))
+    }
+
+    /// True if a block lives in the chunk.
+    fn is_used(&self, chunk: usize) -> bool {
+        let (start, end) = self.bounds(chunk);
+        self.live.range(..end).next_back().is_some_and(|(_, &to)| to > start)
+    }
+
+    /// The mapped runs, as `(address, bytes)`, by address.
+    pub(super) fn mapped_runs(&self) -> Vec<(Address, u64)> {
+        let mut runs: Vec<(Address, u64)> = Vec::new();
+        for chunk in (0..self.handles.len()).filter(|&k| self.handles[k].is_some()) {
+            let (start, end) = self.bounds(chunk);
+            match runs.last_mut() {
+                Some((address, bytes)) if *address + *bytes == self.base + start => {
+                    *bytes += end - start;
+                }
+                _ => runs.push((self.base + start, end - start)),
+            }
+        }
+        runs
+    }
+
+    /// Compares the region with itself: what is wrong, if anything is.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut last = 0;
+        for (&offset, &end) in &self.live {
+            if offset < last || end > self.size {
+                return Err(format!("block [{offset}, {end}) overlaps or leaves its region"));
+            }
+            if !self.is_mapped(offset, end - offset) {
+                return Err(format!("block [{offset}, {end}) lies on unmapped pages"));
+            }
+            last = end;
+        }
+        let mapped: u64 = self.mapped_runs().iter().map(|&(_, bytes)| bytes).sum();
+        if mapped != self.mapped {
+            return Err(format!("{} bytes counted as mapped, {mapped} are", self.mapped));
+        }
+        Ok(())
+    }
+
+    fn chunks(&self, offset: u64, size: u64) -> std::ops::Range<usize> {
+        (offset / self.chunk) as usize..(offset + size).div_ceil(self.chunk) as usize
+    }
+
+    fn bounds(&self, chunk: usize) -> (u64, u64) {
+        let start = chunk as u64 * self.chunk;
+        (start, (start + self.chunk).min(self.size))
+    }
+
+    fn map_chunk(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        chunk: usize,
+    ) -> Result<(), DeviceError> {
+        let (start, end) = self.bounds(chunk);
+        let address = self.base + start;
+        let handle = device.create(end - start)?;
+        if let Err(error) = device.map(address, handle) {
+            limbo.release(device, handle);
+            return Err(error);
+        }
+        if let Err(error) = device.set_access(address, end - start) {
+            limbo.unmap(device, address, end - start);
+            limbo.release(device, handle);
+            return Err(error);
+        }
+        self.handles[chunk] = Some(handle);
+        self.mapped += end - start;
+        Ok(())
+    }
+
+    fn unmap_chunk(&mut self, device: &mut dyn Device, limbo: &mut Limbo, chunk: usize) {
+        let (start, end) = self.bounds(chunk);
+        if let Some(handle) = self.handles[chunk].take() {
+            limbo.unmap(device, self.base + start, end - start);
+            limbo.release(device, handle);
+            self.mapped -= end - start;
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Streams, events, and the proof that nothing is used too early.
+//!
+//! Work of one stream is done in order; nothing orders two streams but events and the host. The
+//! checker keeps a vector clock for each stream and one for the host: how far it is known that
+//! every other stream's work is done before what comes next. An event carries the clock of its
+//! stream; a wait joins it in. Bytes that were let go remember the last use on every stream, and may
+//! be used again only by a stream whose clock, or the host's, has passed those uses.
+//!
+//! ```text
+//!  stream 1:  use x ── record e
+//!                            ╲
+//!  stream 2:            wait e ── use x again: ordered, since clock(2)[1] >= time of the last use
+//! ```
+
+use std::collections::BTreeMap;
+
+use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
+
+use crate::device::{Address, DeviceError, StreamEvent};
+
+/// For each stream the time up to which its work is known to be done. Sparse and sorted.
+#[derive(Clone, Debug, Default)]
+struct Clock(Vec<(StreamId, u64)>);
+
+impl Clock {
+    fn get(&self, stream: StreamId) -> u64 {
+        self.0.binary_search_by_key(&stream, |entry| entry.0).map_or(0, |at| self.0[at].1)
+    }
+
+    fn raise(&mut self, stream: StreamId, time: u64) {
+        match self.0.binary_search_by_key(&stream, |entry| entry.0) {
+            Ok(at) => self.0[at].1 = self.0[at].1.max(time),
+            Err(at) => self.0.insert(at, (stream, time)),
+        }
+    }
+
+    fn join(&mut self, other: &Clock) {
+        for &(stream, time) in &other.0 {
+            self.raise(stream, time);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    /// Time of the last work submitted.
+    now: u64,
+    /// Work up to here is done; all of it while the stream is not held.
+    done: u64,
+    held: bool,
+    /// What later work of this stream comes after.
+    known: Clock,
+}
+
+#[derive(Debug)]
+struct Event {
+    stream: StreamId,
+    time: u64,
+    clock: Clock,
+}
+
+/// A use of bytes: by work of a stream up to a time.
+type Use = (StreamId, u64);
+
+#[derive(Clone, Debug)]
+enum State {
+    /// In use by a block.
+    Live,
+    /// Let go of, after these last uses.
+    Released(Vec<Use>),
+}
+
+/// Disjoint ranges with a state each.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<u64, (u64, State)>);
+
+impl Ranges {
+    /// Makes `at` a boundary.
+    fn cut(&mut self, at: u64) {
+        if let Some((_, (end, state))) = self.0.range_mut(..at).next_back()
+            && *end > at
+        {
+            let tail = (*end, state.clone());
+            *end = at;
+            self.0.insert(at, tail);
+        }
+    }
+
+    /// The states that touch `start..end`, with where they begin.
+    fn touching(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &State)> {
+        let before = self.0.range(..start).next_back().filter(|(_, (stop, _))| *stop > start);
+        before.into_iter().chain(self.0.range(start..end)).map(|(at, (_, state))| (*at, state))
+    }
+
+    fn remove(&mut self, start: u64, end: u64) {
+        self.cut(start);
+        self.cut(end);
+        while let Some((&at, _)) = self.0.range(start..end).next() {
+            self.0.remove(&at);
+        }
+    }
+
+    fn set(&mut self, start: u64, end: u64, state: State) {
+        self.remove(start, end);
+        self.0.insert(start, (end, state));
+    }
+}
+
+/// Streams, events, and who uses what.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    pub(super) check: bool,
+    streams: FxHashMap<StreamId, Stream>,
+    events: FxHashMap<StreamEvent, Event>,
+    next_event: u64,
+    host: Clock,
+    /// By device address: what must not be unmapped.
+    virtual_uses: Ranges,
+    /// By physical address: what must not be used twice.
+    physical_uses: Ranges,
+}
+
+impl Order {
+    pub(super) fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
+    pub(super) fn hold(&mut self, stream: StreamId) {
+        let stream = self.streams.entry(stream).or_default();
+        if !stream.held {
+            stream.held = true;
+            stream.done = stream.now;
+        }
+    }
+
+    pub(super) fn resume(&mut self, stream: StreamId) {
+        self.streams.entry(stream).or_default().held = false;
+    }
+
+    pub(super) fn complete(&mut self, event: StreamEvent) {
+        if let Some(event) = self.events.get(&event) {
+            let stream = self.streams.entry(event.stream).or_default();
+            stream.done = stream.done.max(event.time);
+        }
+    }
+
+    pub(super) fn record(&mut self, id: StreamId) -> StreamEvent {
+        let stream = self.streams.entry(id).or_default();
+        stream.now += 1;
+        let mut clock = Clock::default();
+        if self.check {
+            clock = stream.known.clone();
+            clock.join(&self.host);
+            clock.raise(id, stream.now);
+        }
+        self.next_event += 1;
+        let event = StreamEvent(self.next_event);
+        self.events.insert(event, Event { stream: id, time: stream.now, clock });
+        event
+    }
+
+    pub(super) fn query(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
+        let found = self.find("query_event", event)?;
+        let stream = &self.streams[&found.stream];
+        let done = !stream.held || stream.done >= found.time;
+        if done && self.check {
+            self.host.join(&self.events[&event].clock);
+        }
+        Ok(done)
+    }
+
+    pub(super) fn wait(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        let clock = self.find("wait_event", event)?.clock.clone();
+        self.streams.entry(stream).or_default().known.join(&clock);
+        Ok(())
+    }
+
+    pub(super) fn synchronize(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        self.find("synchronize_event", event)?;
+        self.complete(event);
+        self.host.join(&self.events[&event].clock);
+        Ok(())
+    }
+
+    pub(super) fn destroy(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        self.find("destroy_event", event)?;
+        self.events.remove(&event);
+        Ok(())
+    }
+
+    pub(super) fn synchronize_stream(&mut self, id: StreamId) {
+        let stream = self.streams.entry(id).or_default();
+        stream.done = stream.now;
+        self.host.join(&stream.known);
+        self.host.raise(id, stream.now);
+    }
+
+    /// The host waits for all work of the device.
+    pub(super) fn finish_all(&mut self) {
+        for (id, stream) in &mut self.streams {
+            stream.done = stream.now;
+            self.host.raise(*id, stream.now);
+        }
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        address: Address,
+        size: u64,
+        pieces: &[(u64, u64)],
+        stream: StreamId,
+    ) -> Result<(), DeviceError> {
+        if !self.check {
+            return Ok(());
+        }
+        for &(start, bytes) in pieces {
+            for (at, state) in self.physical_uses.touching(start, start + bytes) {
+                self.may_follow("acquire", address, at, state, Some(stream))?;
+            }
+        }
+        self.set(address, size, pieces, &State::Live);
+        Ok(())
+    }
+
+    pub(super) fn release(
+        &mut self,
+        address: Address,
+        size: u64,
+        pieces: &[(u64, u64)],
+        streams: &[StreamId],
+    ) -> Result<(), DeviceError> {
+        if !self.check {
+            return Ok(());
+        }
+        let end = address + size;
+        let live = self.virtual_uses.0.get(&address);
+        if !matches!(live, Some((stop, State::Live)) if *stop == end) {
+            let reason = format!("{address:#x}..{end:#x} is no block in use");
+            return Err(DeviceError::Misuse { call: "release", reason });
+        }
+        let mut uses = Vec::with_capacity(streams.len());
+        for &id in streams {
+            let stream = self.streams.entry(id).or_default();
+            stream.now += 1;
+            uses.push((id, stream.now));
+        }
+        self.set(address, size, pieces, &State::Released(uses));
+        Ok(())
+    }
+
+    /// Checks that no block and no work uses `size` bytes at `address`, and forgets their past:
+    /// they are unmapped or freed. `pieces` is their physical memory, if that goes too.
+    pub(super) fn forget(
+        &mut self,
+        call: &'static str,
+        address: Address,
+        size: u64,
+        pieces: &[(u64, u64)],
+    ) -> Result<(), DeviceError> {
+        if !self.check {
+            return Ok(());
+        }
+        for (at, state) in self.virtual_uses.touching(address, address + size) {
+            self.may_follow(call, address, at, state, None)?;
+        }
+        self.virtual_uses.remove(address, address + size);
+        for &(start, bytes) in pieces {
+            self.forget_physical(start, bytes);
+        }
+        Ok(())
+    }
+
+    pub(super) fn forget_physical(&mut self, start: u64, size: u64) {
+        if self.check {
+            self.physical_uses.remove(start, start + size);
+        }
+    }
+
+    fn set(&mut self, address: Address, size: u64, pieces: &[(u64, u64)], state: &State) {
+        self.virtual_uses.set(address, address + size, state.clone());
+        for &(start, bytes) in pieces {
+            self.physical_uses.set(start, start + bytes, state.clone());
+        }
+    }
+
+    /// Errors unless what comes next, on `stream` or by the host, comes after all uses of `state`.
+    fn may_follow(
+        &self,
+        call: &'static str,
+        address: Address,
+        at: u64,
+        state: &State,
+        stream: Option<StreamId>,
+    ) -> Result<(), DeviceError> {
+        let State::Released(uses) = state else {
+            let reason = format!("{address:#x} overlaps the block in use at {at:#x}");
+            return Err(DeviceError::Misuse { call, reason });
+        };
+        for &(user, time) in uses {
+            let known =
+                stream.and_then(|id| self.streams.get(&id)).map_or(0, |s| s.known.get(user));
+            if stream != Some(user) && known.max(self.host.get(user)) < time {
+                let reason = format!(
+                    "{address:#x} was last used by stream {} (at {at:#x}), and nothing waits for it",
+                    user.0
+                );
+                return Err(DeviceError::Misuse { call, reason });
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&self, call: &'static str, event: StreamEvent) -> Result<&Event, DeviceError> {
+        let reason = || format!("{event:?} does not exist, or was destroyed");
+        self.events.get(&event).ok_or_else(|| DeviceError::Misuse { call, reason: reason() })
+    }
+}

@@ -1,0 +1,66 @@
+//! The conformance suite on every policy of PyTorch's allocator, and on the direct one.
+
+use arbitrary::Arbitrary;
+use girih_runtime::Policy;
+use girih_runtime::caching::{Caching, Config, TieOrder};
+use girih_runtime::direct::Direct;
+use girih_runtime::suite::{self, Scenario};
+
+fn caching(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+    let config = Config::parse(text).expect("the settings are right");
+    Box::new(Caching::new(Config { tie_order, ..config }))
+}
+
+/// Settings that take different ways through the code.
+const SETTINGS: [&str; 7] = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:21",
+    "max_split_size_mb:64,max_non_split_rounding_mb:64,per_process_memory_fraction:0.7",
+    "garbage_collection_threshold:0.5,per_process_memory_fraction:0.8",
+    "roundup_power2_divisions:4,large_segment_size_mb:12",
+    "expandable_segments:True,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
+];
+
+#[test]
+fn the_direct_policy_passes_the_suite() {
+    suite::check_policy(16, &mut || Box::new(Direct::new()));
+}
+
+#[test]
+fn the_native_allocator_passes_the_suite() {
+    suite::check_policy(24, &mut || caching("", TieOrder::Address));
+}
+
+#[test]
+fn expandable_segments_pass_the_suite() {
+    suite::check_policy(24, &mut || caching("expandable_segments:True", TieOrder::Address));
+}
+
+#[test]
+fn every_setting_and_every_release_passes_random_scenarios() {
+    arbtest::arbtest(|u| {
+        let text = *u.choose(&SETTINGS)?;
+        let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
+        let tie_order = *u.choose(&orders)?;
+        let scenario = Scenario::arbitrary(u)?;
+        suite::run(&scenario, &mut || caching(text, tie_order));
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(3000)
+    .budget_ms(4_000);
+}
+
+#[test]
+fn every_setting_survives_the_failure_of_each_call() {
+    arbtest::arbtest(|u| {
+        let text = *u.choose(&SETTINGS)?;
+        let scenario = Scenario::arbitrary(u)?;
+        suite::run_with_faults(&scenario, &mut || caching(text, TieOrder::Segment));
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(1000)
+    .budget_ms(4_000);
+}

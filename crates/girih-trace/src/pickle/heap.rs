@@ -1,0 +1,172 @@
+//! The objects that a pickle builds.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
+
+use super::Record;
+use super::value::{Text, Value};
+
+/// A dict in 4 bytes: nothing yet, its pairs, or the record that it was reduced to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dict(u32);
+
+/// What a [`Dict`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DictKind {
+    /// Nothing was set yet.
+    Empty,
+    /// An index into [`Heap::items`].
+    Items(usize),
+    /// An index into [`Heap::records`].
+    Record(usize),
+}
+
+impl Dict {
+    pub(super) const EMPTY: Dict = Dict(u32::MAX);
+    const RECORD: u32 = 1 << 31;
+
+    /// Dicts are numbered by 32 bits; one bit more is needed here, and lost there.
+    pub(super) const MAX: usize = 1 << 31;
+
+    fn items(index: usize) -> Dict {
+        Dict(index as u32)
+    }
+
+    pub(super) fn record(index: usize) -> Dict {
+        Dict(index as u32 | Dict::RECORD)
+    }
+
+    #[inline]
+    pub(crate) fn kind(self) -> DictKind {
+        match self {
+            Dict(u32::MAX) => DictKind::Empty,
+            Dict(index) if index & Dict::RECORD == 0 => DictKind::Items(index as usize),
+            Dict(index) => DictKind::Record((index & !Dict::RECORD) as usize),
+        }
+    }
+}
+
+/// Every object that a pickle built.
+pub(crate) struct Heap<F> {
+    pub(crate) lists: Vec<Vec<Value>>,
+    pub(crate) tuples: Vec<Box<[Value]>>,
+    /// The distinct tuples of two integers.
+    pub(crate) pairs: Pairs,
+    pub(crate) dicts: Vec<Dict>,
+    /// The keys and values of dicts that are no records, in the order in which they were set.
+    pub(crate) items: Vec<Vec<(Value, Value)>>,
+    pub(crate) records: Vec<F>,
+    /// All strings after the words, one behind the other, and where each ends.
+    text: String,
+    text_ends: Vec<usize>,
+    words: FxHashMap<&'static [u8], Text>,
+}
+
+impl<F: Record> Heap<F> {
+    pub(super) fn new() -> Self {
+        let words = F::WORDS.iter().zip(0..).map(|(word, id)| (word.as_bytes(), Text(id)));
+        Heap {
+            lists: Vec::new(),
+            tuples: Vec::new(),
+            pairs: Pairs::default(),
+            dicts: Vec::new(),
+            items: Vec::new(),
+            records: Vec::new(),
+            text: String::new(),
+            text_ends: Vec::new(),
+            words: words.collect(),
+        }
+    }
+
+    /// The id of a string: that of the word if it is one, a new one if not. Bytes that are not
+    /// UTF-8 (Python's lone surrogates) are replaced.
+    pub(super) fn add_text(&mut self, bytes: &[u8]) -> Text {
+        if let Some(&word) = self.words.get(bytes) {
+            return word;
+        }
+        self.text.push_str(&String::from_utf8_lossy(bytes));
+        self.text_ends.push(self.text.len());
+        Text((F::WORDS.len() + self.text_ends.len() - 1) as u32)
+    }
+
+    /// How many strings there are.
+    pub(super) fn text_count(&self) -> usize {
+        F::WORDS.len() + self.text_ends.len()
+    }
+
+    /// The string of that id.
+    pub(crate) fn text(&self, text: Text) -> &str {
+        let index = text.0 as usize;
+        let Some(index) = index.checked_sub(F::WORDS.len()) else { return F::WORDS[index] };
+        let start = if index == 0 { 0 } else { self.text_ends[index - 1] };
+        &self.text[start..self.text_ends[index]]
+    }
+
+    /// Adds a dict that is a record already.
+    #[inline]
+    pub(super) fn add_record(&mut self, record: F) {
+        self.dicts.push(Dict::record(self.records.len()));
+        self.records.push(record);
+    }
+
+    /// Sets `items` (key, value, key, value, ..) in a dict. Reduces it to a record as soon as it
+    /// has the key for that.
+    pub(super) fn set_items(&mut self, dict: u32, items: &[Value]) {
+        let becomes_record =
+            || items.iter().step_by(2).any(|&key| key.as_text() == Some(F::KEY));
+        let pairs = items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value));
+        match self.dicts[dict as usize].kind() {
+            DictKind::Record(record) => {
+                let record = &mut self.records[record];
+                pairs.for_each(|(key, value)| record.set(key, value));
+            }
+            DictKind::Items(known) if !becomes_record() => self.items[known].extend(pairs),
+            DictKind::Empty if !becomes_record() => {
+                self.dicts[dict as usize] = Dict::items(self.items.len());
+                self.items.push(pairs.collect());
+            }
+            kind => {
+                let known = match kind {
+                    DictKind::Items(index) => std::mem::take(&mut self.items[index]),
+                    _ => Vec::new(),
+                };
+                let mut record = F::default();
+                known.into_iter().chain(pairs).for_each(|(key, value)| record.set(key, value));
+                self.dicts[dict as usize] = Dict::record(self.records.len());
+                self.records.push(record);
+            }
+        }
+    }
+}
+
+/// The distinct tuples of two integers: a snapshot has a pool id in each entry, and few pools.
+#[derive(Default)]
+pub(crate) struct Pairs {
+    values: Vec<(u64, u64)>,
+    last: Option<((u64, u64), u32)>,
+    known: HashMap<(u64, u64), u32>,
+}
+
+impl Pairs {
+    /// The number of a pair. std's map, with its random keys: the pairs come from the file.
+    pub(super) fn id(&mut self, pair: (u64, u64)) -> u32 {
+        match self.last {
+            Some((last, id)) if last == pair => id,
+            _ => {
+                let next = self.values.len() as u32;
+                let id = *self.known.entry(pair).or_insert(next);
+                if id == next {
+                    self.values.push(pair);
+                }
+                self.last = Some((pair, id));
+                id
+            }
+        }
+    }
+
+    /// The pair of that number.
+    pub(crate) fn get(&self, id: u32) -> (u64, u64) {
+        self.values[id as usize]
+    }
+}

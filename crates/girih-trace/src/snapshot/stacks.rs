@@ -1,0 +1,102 @@
+//! Call stacks: each list of frames becomes one [`StackId`], and equal stacks one.
+
+use std::collections::HashMap;
+
+use super::entry::FrameList;
+use super::error::ReadError;
+use super::view::View;
+use super::words;
+use crate::event::StackId;
+use crate::pickle::Value;
+
+/// The stacks and frames of one trace.
+///
+/// PyTorch shares one list among all entries of one stack, and one dict among all stacks with that
+/// frame, so that nearly every lookup ends at the first map. The maps are std's, with its random
+/// keys: what is looked up comes from the file.
+#[derive(Default)]
+pub(super) struct Stacks {
+    pub(super) stacks: Vec<Vec<u32>>,
+    pub(super) frames: Vec<String>,
+    last: Option<(FrameList, StackId)>,
+    by_list: HashMap<u32, StackId>,
+    by_content: HashMap<Vec<u32>, StackId>,
+    frame_by_dict: HashMap<u32, u32>,
+    frame_by_text: HashMap<String, u32>,
+}
+
+impl Stacks {
+    /// The stack of a list of frames. None for an empty list: PyTorch writes it where it recorded
+    /// no stack.
+    pub(super) fn intern(&mut self, view: &View<'_>, list: FrameList) -> Result<StackId, ReadError> {
+        if let Some((known, stack)) = self.last
+            && known == list
+        {
+            return Ok(stack);
+        }
+        let stack = match self.by_list.get(&list.get()) {
+            Some(&stack) => stack,
+            None => self.intern_list(view, list.get())?,
+        };
+        self.last = Some((list, stack));
+        Ok(stack)
+    }
+
+    fn intern_list(&mut self, view: &View<'_>, list: u32) -> Result<StackId, ReadError> {
+        let items = view.list(list)?;
+        if items.is_empty() {
+            return Ok(StackId::NONE);
+        }
+        let frames =
+            items.iter().map(|&frame| self.frame(view, frame)).collect::<Result<Vec<_>, _>>()?;
+        let stack = match self.by_content.get(&frames) {
+            Some(&stack) => stack,
+            None => {
+                let stack = StackId(self.stacks.len() as u32);
+                self.stacks.push(frames.clone());
+                self.by_content.insert(frames, stack);
+                stack
+            }
+        };
+        self.by_list.insert(list, stack);
+        Ok(stack)
+    }
+
+    fn frame(&mut self, view: &View<'_>, frame: Value) -> Result<u32, ReadError> {
+        let Some(dict) = frame.as_dict() else {
+            return self.frame_of_text(view, unreadable(frame));
+        };
+        if let Some(&known) = self.frame_by_dict.get(&dict) {
+            return Ok(known);
+        }
+        let text = match view.dict(frame)? {
+            Some(fields) => {
+                let file = view.as_text(fields.get(words::FILENAME)).unwrap_or("??");
+                let name = view.as_text(fields.get(words::NAME)).unwrap_or("??");
+                let line = fields.get(words::LINE).and_then(Value::as_u64).unwrap_or(0);
+                view.spend_text(file.len() + name.len())?;
+                format!("{file}:{line} {name}")
+            }
+            None => unreadable(frame),
+        };
+        let id = self.frame_of_text(view, text)?;
+        self.frame_by_dict.insert(dict, id);
+        Ok(id)
+    }
+
+    fn frame_of_text(&mut self, view: &View<'_>, text: String) -> Result<u32, ReadError> {
+        if let Some(&known) = self.frame_by_text.get(&text) {
+            return Ok(known);
+        }
+        view.spend_text(text.len())?;
+        let id = self.frames.len() as u32;
+        self.frames.push(text.clone());
+        self.frame_by_text.insert(text, id);
+        Ok(id)
+    }
+}
+
+/// A frame that is no dict of a frame: a stack is a help to the reader, not worth an error.
+fn unreadable(frame: Value) -> String {
+    format!("??:0 ({})", frame.type_name())
+}
