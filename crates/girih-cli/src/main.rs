@@ -1,1 +1,95 @@
-fn main() {}
+//! The command `girih`.
+//!
+//! `main` parses, runs one command and turns what came of it into an exit status: 0 for done, 1 for
+//! an answer that is a no (a plan that is wrong, an allocator that differs), 2 for a command that
+//! could not be carried out. Text goes to standard output, progress and errors to standard error.
+
+mod commands;
+mod load;
+mod progress;
+mod table;
+mod units;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What a training run cost in GPU memory, what it could cost, and why.
+#[derive(Parser)]
+#[command(name = "girih", version, arg_required_else_help = true)]
+struct Cli {
+    /// Prints one JSON object instead of text: bytes as integers, ratios as fractions.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Says what a recording holds: events, iterations, phases, streams.
+    Stats(commands::stats::StatsArgs),
+    /// Runs a recording again under an allocator, on a simulated GPU.
+    Replay(commands::replay::ReplayArgs),
+    /// Plans where every tensor of a recording, or of a planning problem, goes.
+    Plan(commands::plan::PlanArgs),
+    /// Verifies a plan file.
+    Check(commands::check::CheckArgs),
+    /// Compares allocators on recordings, and says where the memory went.
+    Compare(commands::compare::CompareArgs),
+    /// Converts between snapshots, trace files and CSV.
+    Convert(commands::convert::ConvertArgs),
+    /// Holds the simulated allocator against PyTorch's own answers.
+    Conform(commands::conform::ConformArgs),
+    /// Shows how a caching allocator fragments, step by step.
+    Lab(commands::lab::LabArgs),
+}
+
+/// What a command answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Done, or yes.
+    Yes,
+    /// No: something that was to be verified is not so.
+    No,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let result = run(&cli, &mut out).and_then(|answer| {
+        out.flush()?;
+        Ok(answer)
+    });
+    match result {
+        Ok(Answer::Yes) => ExitCode::SUCCESS,
+        Ok(Answer::No) => ExitCode::from(1),
+        // Whoever read our output has stopped reading: there is nobody left to tell.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            progress::report_error(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    match &cli.command {
+        Command::Stats(args) => commands::stats::run(args, cli.json, out),
+        Command::Replay(args) => commands::replay::run(args, cli.json, out),
+        Command::Plan(args) => commands::plan::run(args, cli.json, out),
+        Command::Check(args) => commands::check::run(args, cli.json, out),
+        Command::Compare(args) => commands::compare::run(args, cli.json, out),
+        Command::Convert(args) => commands::convert::run(args, cli.json, out),
+        Command::Conform(args) => commands::conform::run(args, cli.json, out),
+        Command::Lab(args) => commands::lab::run(args, cli.json, out).map(|()| Answer::Yes),
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

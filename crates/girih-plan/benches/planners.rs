@@ -45,7 +45,7 @@ fn benches(criterion: &mut Criterion) {
     for (name, problem) in &problems {
         let budget = Budget::interactive(problem.buffers.len());
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
-            b.iter(|| solve(problem, budget))
+            b.iter(|| solve(problem, budget));
         });
     }
     group.finish();

@@ -244,14 +244,15 @@ mod tests {
 
     #[test]
     fn a_ring_is_cut_where_the_fewest_bytes_cross() {
-        // Alive over tick 0 are 10 bytes, over tick 5 one, over tick 8 the 10 again.
-        let ring = instance(&[(8, 13, 10), (4, 7, 1), (6, 7, 3)], 10, 1);
-        assert_eq!(ring.items.iter().filter(|item| ring.wraps(item)).count(), 0);
-        let ring = instance(&[(8, 13, 10), (2, 9, 1)], 10, 1);
-        assert_eq!(
-            ring.items.iter().filter(|item| ring.wraps(item)).map(|i| i.size).sum::<u64>(),
-            1
-        );
+        let crossing = |buffers: &[(u32, u32, u64)]| {
+            let ring = instance(buffers, 10, 1);
+            let wrapping = ring.items.iter().filter(|item| ring.wraps(item));
+            wrapping.map(|item| item.size).collect::<Vec<_>>()
+        };
+        // Nothing is alive across tick 3: a line in the shape of a ring.
+        assert!(crossing(&[(8, 13, 10), (4, 7, 1), (6, 7, 3)]).is_empty());
+        // One byte is alive across tick 3, ten or more across all the others.
+        assert_eq!(crossing(&[(8, 13, 10), (2, 9, 1), (0, 1, 5)]), [1]);
     }
 
     #[test]

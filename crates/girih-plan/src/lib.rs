@@ -9,8 +9,9 @@
 pub mod bound;
 pub mod check;
 pub mod csv;
+pub mod file;
 mod fill;
-mod firstfit;
+pub mod firstfit;
 mod gaps;
 mod instance;
 mod occupancy;
@@ -19,8 +20,8 @@ pub mod planner;
 pub mod portfolio;
 pub mod problem;
 pub mod profile;
-mod skyline;
-mod sweep;
+pub mod skyline;
+pub mod sweep;
 pub mod verify;
 
 pub use firstfit::Order;
@@ -30,5 +31,5 @@ pub use portfolio::{Budget, Outcome, solve};
 pub use problem::{Buffer, Problem, ProblemError, Solution};
 pub use skyline::Key;
 pub use sweep::Direction;
-pub use plan::{Entry, Place, Plan, Role, Sequence, granted};
+pub use plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
 pub use verify::{PlanError, verify};

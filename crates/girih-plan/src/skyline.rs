@@ -347,12 +347,31 @@ impl Unplaced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Buffer, Problem};
 
     #[test]
     fn the_logarithm_is_that_of_the_mathematicians() {
         for x in [1, 2, 3, 7, 1000, 4095, 1 << 31, (1 << 33) - 1, 12_345_678_901_234, u64::MAX] {
             let exact = (x as f64).log2() * f64::from(1 << LOG_BITS);
             assert!((log2(x) as f64 - exact).abs() < 2.0, "{x}: {} {exact}", log2(x));
+        }
+    }
+
+    #[test]
+    fn a_valley_across_the_cut_holds_what_wraps_and_what_comes_after_the_cut() {
+        let b = |lower, upper| Buffer { lower, upper, size: 1 };
+        let buffers = vec![b(0, 3), b(1, 2), b(2, 5), b(4, 7)];
+        let problem = Problem { buffers, period: 6, alignment: 1 };
+        let instance = Instance::new(&problem).expect("valid");
+        let lives: Vec<_> = instance.items.iter().map(|item| (item.lower, item.upper)).collect();
+        assert_eq!((lives, instance.sections), (vec![(0, 3), (1, 2), (2, 4), (3, 5)], 4));
+
+        let mut unplaced = Unplaced::default();
+        unplaced.reset(&instance, Key { size_weight: 0, noise: 0, seed: 0 });
+        for expected in [Some(3), Some(1), None] {
+            let best = unplaced.best_within(3, 6, instance.sections);
+            assert_eq!(best, expected);
+            best.into_iter().for_each(|index| unplaced.remove(index));
         }
     }
 

@@ -1,5 +1,4 @@
 //! What an allocation costs when nothing is asked of the device.
-#![expect(missing_docs, reason = "criterion's macros make public items")]
 
 use std::hint::black_box;
 

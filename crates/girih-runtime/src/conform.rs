@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
 use crate::caching::{Caching, Config, TieOrder};
-use crate::policy::{AllocError, BlockId, Env, Policy, Request};
+use crate::policy::{AllocError, Backing, BlockId, Env, Policy, Request};
 use crate::sim::SimDevice;
 
 /// What one setting did.
@@ -293,7 +293,9 @@ impl<'a> Replay<'a> {
             let stream = self.handles[usize::from(segment.stream.0)];
             got.push(format!(
                 "{:#x} {} {stream} {kind} {}",
-                segment.address, segment.size, segment.is_expandable
+                segment.address,
+                segment.size,
+                segment.backing == Backing::Expandable
             ));
             got.extend(blocks.iter().map(|block| {
                 let state = match block.state {

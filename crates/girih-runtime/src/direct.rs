@@ -8,7 +8,9 @@ use girih_trace::{Action, BlockState, PoolId, StreamId};
 
 use crate::device::{Address, DeviceError};
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::policy::{
+    AllocError, Backing, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView,
+};
 use crate::stats::{Counters, Stats};
 
 /// Every block is a multiple of this.
@@ -237,9 +239,9 @@ impl Policy for Direct {
         blocks.sort_unstable_by_key(|block| block.address);
         for block in blocks {
             let &Block { address, size, requested, stream, pool, state, .. } = block;
-            let (is_small, is_expandable) = (block.is_small(), false);
+            let (is_small, backing) = (block.is_small(), Backing::Allocation);
             visitor(
-                SegmentView { address, size, stream, pool, is_small, is_expandable },
+                SegmentView { address, size, stream, pool, is_small, backing },
                 &[BlockView { address, size, requested, state }],
             );
         }

@@ -117,8 +117,19 @@ pub struct SegmentView {
     pub pool: PoolId,
     /// True if it serves requests of at most 1 MiB.
     pub is_small: bool,
-    /// True if it is a mapped run of a reservation.
-    pub is_expandable: bool,
+    /// What its memory is.
+    pub backing: Backing,
+}
+
+/// What the memory of a [`SegmentView`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Backing {
+    /// One allocation of the device. It goes back whole or not at all.
+    Allocation,
+    /// A mapped run of an expandable segment. It goes back page by page.
+    Expandable,
+    /// A mapped run of a region that a plan lays out.
+    Planned,
 }
 
 /// A block of a segment. The blocks of a segment tile it.

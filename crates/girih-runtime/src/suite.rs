@@ -175,11 +175,19 @@ pub fn run_with_faults(scenario: &Scenario, make: Make<'_>) {
     let calls = harness.device.calls();
     let step = calls.div_ceil(MAX_FAULTS).max(1);
     for call in (1..=calls).step_by(step as usize) {
-        let mut harness = Harness::new(scenario, make());
-        harness.device.inject(Fault::nth(call));
-        harness.fault = Some(call);
-        harness.run(scenario);
+        run_with_fault(scenario, call, make());
     }
+}
+
+/// Runs a scenario in which the device call of number `call`, from 1, fails.
+///
+/// # Panics
+/// On the first rule that is broken, with the operation.
+pub fn run_with_fault(scenario: &Scenario, call: u64, policy: Box<dyn Policy>) {
+    let mut harness = Harness::new(scenario, policy);
+    harness.device.inject(Fault::nth(call));
+    harness.fault = Some(call);
+    harness.run(scenario);
 }
 
 /// Fills a small device until it has no more, frees everything, and asks for half of it at once.

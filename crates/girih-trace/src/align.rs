@@ -53,7 +53,8 @@ impl By {
 /// of the iterations makes them longer.
 fn lives_agree(a: Key, b: Key) -> bool {
     a.life == b.life
-        || (a.life.max(b.life) != Key::FOREVER && a.life.abs_diff(b.life) <= a.life.max(b.life) / 32)
+        || (a.life.max(b.life) != Key::FOREVER
+            && a.life.abs_diff(b.life) <= a.life.max(b.life) / 32)
 }
 
 /// The keys of all requests of a trace, in their order.

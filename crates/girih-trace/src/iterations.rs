@@ -127,10 +127,8 @@ fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
         let places = align(template, other);
         let found = places.iter().flatten().count();
         // What is added and never freed belongs to a first step: states and gradients that stay.
-        let stays = (0..other.len())
-            .filter(|&k| places[k].is_none() && other[k].life == Key::FOREVER)
-            .count();
-        found * 100 >= template.len() * 99 && stays * 200 <= template.len().max(400)
+        let adds = (0..other.len()).any(|k| places[k].is_none() && other[k].life == Key::FOREVER);
+        found * 100 >= template.len() * 99 && !adds
     };
     let first = (0..=model).rev().take_while(|&index| is_alike(index)).last()?;
     let last = (model..list.len()).take_while(|&index| is_alike(index)).last()?;
@@ -185,8 +183,7 @@ fn repeated_starts(lives: &Lifetimes, keys: &[Key]) -> Option<Vec<u32>> {
     if keys.len() < 4 * GRAM {
         return None;
     }
-    let mut order: Vec<(u64, u32)> =
-        grams(keys).into_iter().zip(0..).collect();
+    let mut order: Vec<(u64, u32)> = grams(keys).into_iter().zip(0..).collect();
     order.sort_unstable();
     let load = crossing_load(lives);
     let anchors = regular_anchors(&order);
@@ -194,9 +191,7 @@ fn repeated_starts(lives: &Lifetimes, keys: &[Key]) -> Option<Vec<u32>> {
         representatives(&anchors).iter().flat_map(|a| cuts_at(a, &order, &load, keys)).collect();
     let widest = cuts.iter().map(|cut| cut.covered).max()?;
     let most = cuts.iter().map(|cut| cut.alike).max()?;
-    let wide = || {
-        cuts.iter().filter(|cut| cut.covered * 8 > widest * 5 && cut.alike * 2 > most)
-    };
+    let wide = || cuts.iter().filter(|cut| cut.covered * 8 > widest * 5 && cut.alike * 2 > most);
     let least = wide().map(|cut| cut.load).min()?;
     let peak = load.iter().copied().max().unwrap_or(0);
     // Between microbatches gradients are alive that are not between steps.
@@ -339,4 +334,26 @@ fn crossing_load(lives: &Lifetimes) -> Vec<u64> {
         live += change;
     }
     lives.requests[lives.older..].iter().map(|request| before[request.birth.index()]).collect()
+}
+
+/// What repeats inside a sequence of requests and covers most of it: where each repetition begins,
+/// and the requests from one to the next. These are the microbatches of an iteration.
+pub fn repeats_inside(keys: &[Key]) -> Option<(Vec<usize>, usize)> {
+    if keys.len() < 4 * GRAM {
+        return None;
+    }
+    let mut order: Vec<(u64, u32)> = grams(keys).into_iter().zip(0..).collect();
+    order.sort_unstable();
+    let anchors = regular_anchors(&order);
+    let covered = |anchor: &Anchor| anchor.period * anchor.positions.len();
+    let anchor = anchors
+        .iter()
+        .filter(|anchor| covered(anchor) * 3 > keys.len() * 2)
+        // The shortest period first: two microbatches repeat as well as one.
+        .min_by_key(|anchor| (anchor.period, order[anchor.positions.start].1))?;
+    // Repetition begins as early as it can: the first one may have its anchor late.
+    let first = order[anchor.positions.start].1 as usize;
+    let back = first.min(anchor.period - 1);
+    let positions = order[anchor.positions.clone()].iter();
+    Some((positions.map(|&(_, at)| at as usize - back).collect(), anchor.period))
 }

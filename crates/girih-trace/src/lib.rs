@@ -10,18 +10,26 @@
 
 pub mod align;
 pub mod compress;
+pub mod csv;
 pub mod event;
+pub mod file;
+pub mod generate;
 pub mod iterations;
 pub mod lifetimes;
 pub mod mark;
 pub mod marks;
+pub mod open;
+pub mod phases;
 pub mod pickle;
 mod seeded;
 pub mod snapshot;
+pub mod statistics;
 pub mod trace;
 
 pub use event::{Action, Event, PoolId, StackId, StreamId, Tick};
 pub use iterations::{Iteration, Iterations, Source};
 pub use lifetimes::{Lifetime, Lifetimes};
 pub use mark::{Mark, MarkKind, Recorded};
+pub use phases::{Phase, PhaseKind, Phases, Scope};
+pub use statistics::Statistics;
 pub use trace::{Block, BlockState, Origin, Recording, Segment, Settings, Trace};

@@ -21,6 +21,22 @@ pub(super) const NIL: BlockId = BlockId(u32::MAX);
 /// No expandable segment.
 pub(super) const NO_SEGMENT: u32 = u32::MAX;
 
+/// Where a block belongs: its pool, its stream, and the shelf of free blocks of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Home {
+    /// Index of the pool; even for small requests, odd for large ones.
+    pub(super) pool: u32,
+    /// Index of the shelf.
+    pub(super) shelf: u32,
+    pub(super) stream: StreamId,
+}
+
+impl Home {
+    pub(super) fn is_small(self) -> bool {
+        self.pool.is_multiple_of(2)
+    }
+}
+
 /// A run of bytes of a segment, in use, free, or unmapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -30,8 +46,7 @@ pub(super) struct Block {
     pub(super) requested: u64,
     pub(super) prev: BlockId,
     pub(super) next: BlockId,
-    /// Index of its pool.
-    pub(super) pool: u32,
+    pub(super) home: Home,
     /// Index of its expandable segment, or [`NO_SEGMENT`].
     pub(super) segment: u32,
     /// Decides between free blocks of one size; see [`TieOrder`](super::TieOrder).
@@ -40,7 +55,6 @@ pub(super) struct Block {
     pub(super) born: u32,
     /// Events that must be done before the block is free.
     pub(super) events: u32,
-    pub(super) stream: StreamId,
     /// In use by the program.
     pub(super) allocated: bool,
     /// Backed by memory.
@@ -53,19 +67,18 @@ pub(super) struct Block {
 
 impl Block {
     /// A mapped block without neighbours, neither in use nor in a free set.
-    pub(super) fn new(address: Address, size: u64, stream: StreamId, pool: u32) -> Block {
+    pub(super) fn new(address: Address, size: u64, home: Home) -> Block {
         Block {
             address,
             size,
             requested: 0,
             prev: NIL,
             next: NIL,
-            pool,
+            home,
             segment: NO_SEGMENT,
             registration: 0,
             born: 0,
             events: 0,
-            stream,
             allocated: false,
             mapped: true,
             shared: false,
@@ -102,6 +115,7 @@ impl Default for Slab {
 }
 
 impl Slab {
+    #[inline]
     pub(super) fn insert(&mut self, block: Block) -> BlockId {
         let id = self.vacant;
         if id == NIL {
@@ -185,7 +199,8 @@ mod tests {
     #[test]
     fn a_removed_place_is_used_again_and_is_not_seen() {
         let mut slab = Slab::default();
-        let block = Block::new(512, 512, StreamId(0), 0);
+        let home = Home { pool: 0, shelf: 0, stream: StreamId(0) };
+        let block = Block::new(512, 512, home);
         let (a, b) = (slab.insert(block), slab.insert(block));
         slab.remove(a);
         assert_eq!(slab.iter().map(|(id, _)| id).collect::<Vec<_>>(), [b]);

@@ -197,7 +197,7 @@ impl Config {
             }
             "large_segment_size_mb" => {
                 self.large_segment_size = setting.mebibytes(10)?;
-                if self.large_segment_size % (2 * MIB) != 0 {
+                if !self.large_segment_size.is_multiple_of(2 * MIB) {
                     return setting.refuse("an even number of MiB above 10");
                 }
             }

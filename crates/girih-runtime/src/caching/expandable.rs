@@ -113,9 +113,9 @@ impl Caching {
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let first = (search.stream, 0, BlockId(0));
-        for &(stream, _, id) in self.pools.get(search.pool).unmapped.range(first..) {
-            if stream != search.stream {
+        let first = (search.home.stream, 0, BlockId(0));
+        for &(stream, _, id) in self.pools.get(search.home.pool).unmapped.range(first..) {
+            if stream != search.home.stream {
                 break;
             }
             let prev = self.blocks[id].prev;
@@ -143,8 +143,8 @@ impl Caching {
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let is_small = self.pools.get(search.pool).is_small;
-        let page = if is_small { SMALL_SEGMENT } else { self.config.large_segment_size };
+        let page =
+            if search.home.is_small() { SMALL_SEGMENT } else { self.config.large_segment_size };
         let total = env.device.memory_info().total;
         let size = total.saturating_add(total / 8).checked_next_multiple_of(page).unwrap_or(total);
         if size < search.size {
@@ -163,7 +163,7 @@ impl Caching {
             self.segments[place] = segment;
         }
         let registration = self.register();
-        let block = Block::new(base, size, search.stream, search.pool);
+        let block = Block::new(base, size, search.home);
         let segment = place as u32;
         let id = self.blocks.insert(Block { mapped: false, segment, registration, ..block });
         self.insert_unmapped(id);
@@ -211,11 +211,11 @@ impl Caching {
         self.merge(id, self.blocks[id].prev);
         self.merge(id, self.blocks[id].next);
         self.insert_free(id);
-        let is_small = self.pools.get(block.pool).is_small;
+        let is_small = block.home.is_small();
         self.stats.reserved_bytes.increase(is_small, mapped);
         self.stats.num_device_alloc += 1;
-        let owner = self.pools.owner(block.pool).id;
-        env.log(Action::SegmentMap, block.address, mapped, block.stream, owner);
+        let owner = self.pools.owner(block.home.pool).id;
+        env.log(Action::SegmentMap, block.address, mapped, block.home.stream, owner);
         Ok(true)
     }
 
@@ -234,7 +234,7 @@ impl Caching {
             return Ok(());
         }
         let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
-        env.device.synchronize_stream(block.stream)?;
+        env.device.synchronize_stream(block.home.stream)?;
         env.device.unmap(address, size)?;
         let count = (end - first) as usize;
         segment.release(env.device, &mut self.limbo, first as usize, count);
@@ -253,13 +253,13 @@ impl Caching {
         self.merge(id, self.blocks[id].next);
         self.insert_unmapped(id);
 
-        let is_small = self.pools.get(block.pool).is_small;
+        let is_small = block.home.is_small();
         self.stats.reserved_bytes.decrease(is_small, size);
-        let owner = self.pools.owner_mut(block.pool);
+        let owner = self.pools.owner_mut(block.home.pool);
         owner.segments = owner.segments.saturating_sub(1);
         self.stats.num_device_free += 1;
         let owner = owner.id;
-        env.log(Action::SegmentUnmap, address, size, block.stream, owner);
+        env.log(Action::SegmentUnmap, address, size, block.home.stream, owner);
         self.drop_if_unmapped(env, id);
         Ok(())
     }
@@ -274,7 +274,7 @@ impl Caching {
         right: BlockId,
     ) {
         let registration = self.register_part(whole.registration);
-        let fragment = Block::new(address, size, whole.stream, whole.pool);
+        let fragment = Block::new(address, size, whole.home);
         let segment = whole.segment;
         let id = self.blocks.insert(Block { segment, registration, ..fragment });
         self.blocks.link(left, id, right);

@@ -114,14 +114,42 @@ impl FreeSet {
         entry.block
     }
 
+    /// Puts `entry` in the place of another one, which goes. The chunk is kept if the order allows:
+    /// then one run of entries moves by one place.
+    pub(super) fn replace(&mut self, cursor: Cursor, entry: Entry) {
+        let Cursor { chunk: place, at } = cursor;
+        let is_last = place + 1 == self.chunks.len();
+        let chunk = self.chunks[place].as_mut_slice();
+        let key = entry.key();
+        let stays = (place == 0 || key >= chunk[0].key())
+            && (is_last || key <= chunk[chunk.len() - 1].key());
+        if !stays {
+            self.remove_at(cursor);
+            self.insert(entry);
+        } else if key < chunk[at].key() {
+            let to = chunk[..at].partition_point(|other| other.key() < key);
+            chunk.copy_within(to..at, to + 1);
+            chunk[to] = entry;
+        } else {
+            let to = at + chunk[at + 1..].partition_point(|other| other.key() < key);
+            chunk.copy_within(at + 1..=to, at);
+            chunk[to] = entry;
+        }
+    }
+
+    /// Where an entry is, if it is in the set.
+    pub(super) fn find(&self, entry: &Entry) -> Option<Cursor> {
+        let place = self.seek(|other| other.key() < entry.key());
+        self.get(place).is_some_and(|other| other.block == entry.block).then_some(place)
+    }
+
     /// Removes an entry. Returns false if it was not in the set.
     pub(super) fn remove(&mut self, entry: &Entry) -> bool {
-        let place = self.seek(|other| other.key() < entry.key());
-        let found = self.get(place).is_some_and(|other| other.block == entry.block);
-        if found {
+        let found = self.find(entry);
+        if let Some(place) = found {
             self.remove_at(place);
         }
-        found
+        found.is_some()
     }
 
     /// Every entry in order.
@@ -180,9 +208,18 @@ mod tests {
                 if let Some(entry) = expected {
                     let before = model.range(..entry).next_back().copied();
                     assert_eq!(set.prev(cursor).and_then(|at| set.get(at)).copied(), before);
-                    if u.ratio(1, 2)? {
-                        assert!(set.remove(&entry) && !set.remove(&entry));
-                        model.remove(&entry);
+                    match u.int_in_range(0..=2)? {
+                        0 => {
+                            assert!(set.remove(&entry) && !set.remove(&entry));
+                            model.remove(&entry);
+                        }
+                        1 => {
+                            let moved = Entry { size: u.int_in_range(0..=sizes)?, ..entry };
+                            set.replace(cursor, moved);
+                            model.remove(&entry);
+                            model.insert(moved);
+                        }
+                        _ => {}
                     }
                 }
                 if u.is_empty() {

@@ -39,13 +39,13 @@ mod view;
 use girih_trace::{Action, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
-use self::block::Slab;
+use self::block::{Home, Slab};
 pub use self::config::{Config, ConfigError, TieOrder};
 use self::events::StreamUse;
 use self::expandable::Segment;
 pub use self::pool::PoolOptions;
 use self::pool::{Pools, Rank};
-use self::search::Search;
+use self::search::{Found, Search};
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
 use crate::stats::Stats;
@@ -146,9 +146,14 @@ impl Caching {
         self.capturing = capturing;
     }
 
-    fn rank(&self, stream: StreamId) -> Rank {
-        let handle = self.stream_handles.get(usize::from(stream.0)).copied();
-        (handle.unwrap_or(u64::from(stream.0)), stream)
+    /// Where blocks of a pool and stream belong.
+    fn home(&mut self, pool: u32, stream: StreamId) -> Home {
+        let handles = &self.stream_handles;
+        let rank = || -> Rank {
+            let handle = handles.get(usize::from(stream.0)).copied();
+            (handle.unwrap_or(u64::from(stream.0)), stream)
+        };
+        self.pools.home(pool, rank, stream)
     }
 
     /// True while a graph capture is under way, as far as the releases of PyTorch can tell.
@@ -190,38 +195,42 @@ impl Policy for Caching {
         }
         let size = rounding::round_size(request.size, &self.config.roundup_power2_divisions);
         let owner = self.pools.find_or_insert(request.pool);
+        let pool = 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE);
         let search = Search {
             size,
-            stream: request.stream,
-            rank: self.rank(request.stream),
-            pool: 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE),
+            home: self.home(pool, request.stream),
             expandable: self.config.expandable_segments,
         };
-        let block = match self.take_best_fit(&search) {
-            Some(block) => block,
-            None => self.take_from_device(env, &search, capture, request.size)?,
+        let found = match self.find_best_fit(&search) {
+            Some(found) => found,
+            None => {
+                let block = self.take_from_device(env, &search, capture, request.size)?;
+                Found { block, place: None }
+            }
         };
-        Ok(self.give(env, &search, block, request.size))
+        Ok(self.give(env, &search, found, request.size))
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
-        let block = *self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
-        let deferred = block.shared && self.is_capturing();
-        if block.shared && !deferred {
+        let block = self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
+        let (address, size, requested, home) =
+            (block.address, block.size, block.requested, block.home);
+        let shared = block.shared;
+        let deferred = shared && self.is_capturing();
+        if shared && !deferred {
             self.record_events(env.device, id)?;
         }
         self.blocks[id].allocated = false;
-        let pool = self.pools.owner(block.pool).id;
-        let is_small = block.pool.is_multiple_of(2);
+        let (pool, is_small) = (self.pools.owner(home.pool).id, home.is_small());
         self.stats.allocation.decrease(is_small, 1);
-        self.stats.allocated_bytes.decrease(is_small, block.size);
-        env.log(Action::FreeRequested, block.address, block.requested, block.stream, pool);
-        if block.size >= self.config.max_split_size {
+        self.stats.allocated_bytes.decrease(is_small, size);
+        env.log(Action::FreeRequested, address, requested, home.stream, pool);
+        if size >= self.config.max_split_size {
             self.stats.oversize_allocations.decrease(1);
         }
         if deferred {
             self.deferred.push(id);
-        } else if !block.shared {
+        } else if !shared {
             self.complete_free(env, id);
         }
         Ok(())
@@ -234,7 +243,7 @@ impl Policy for Caching {
         stream: StreamId,
     ) -> Result<(), AllocError> {
         let block = *self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
-        if stream != block.stream {
+        if stream != block.home.stream {
             self.add_use(id, stream);
         }
         Ok(())

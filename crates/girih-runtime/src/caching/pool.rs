@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use girih_trace::{PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
+use super::block::Home;
 use super::free_set::FreeSet;
 use crate::device::Address;
 use crate::policy::BlockId;
@@ -16,48 +17,16 @@ use crate::policy::BlockId;
 pub(super) type Rank = (u64, StreamId);
 
 /// The blocks of one size class of one owner (`BlockPool`).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pool {
-    pub(super) is_small: bool,
-    /// Free mapped blocks, a set for each stream, by rank.
-    pub(super) free: Vec<(Rank, FreeSet)>,
+    /// The shelves of its free mapped blocks, one for each stream, by rank.
+    shelves: Vec<(Rank, u32)>,
+    /// The home that was asked for last.
+    recent: Option<Home>,
     /// Unmapped blocks by stream and address.
     pub(super) unmapped: BTreeSet<(StreamId, Address, BlockId)>,
     /// Searches made while garbage collection is on: the clock of block ages.
     pub(super) searches: u32,
-}
-
-impl Pool {
-    fn new(is_small: bool) -> Pool {
-        Pool { is_small, free: Vec::new(), unmapped: BTreeSet::new(), searches: 0 }
-    }
-
-    /// The free blocks of a stream, if it ever had one.
-    pub(super) fn of(&self, rank: Rank) -> Option<&FreeSet> {
-        let place = self.free.binary_search_by_key(&rank, |entry| entry.0).ok()?;
-        Some(&self.free[place].1)
-    }
-
-    /// The free blocks of a stream.
-    pub(super) fn of_mut(&mut self, rank: Rank) -> &mut FreeSet {
-        let place = match self.free.binary_search_by_key(&rank, |entry| entry.0) {
-            Ok(place) => place,
-            Err(place) => {
-                self.free.insert(place, (rank, FreeSet::default()));
-                place
-            }
-        };
-        &mut self.free[place].1
-    }
-
-    /// Every free block, by stream and then by the order of the set.
-    pub(super) fn iter_free(&self) -> impl Iterator<Item = BlockId> {
-        self.free.iter().flat_map(|(_, set)| set.iter()).map(|entry| entry.block)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.unmapped.is_empty() && self.iter_free().next().is_none()
-    }
 }
 
 /// How a private pool behaves (`torch.cuda.MemPool`).
@@ -88,6 +57,8 @@ pub(super) struct Owner {
 pub(super) struct Pools {
     pub(super) pools: Vec<Pool>,
     pub(super) owners: Vec<Owner>,
+    /// The free blocks of each pool and stream.
+    shelves: Vec<FreeSet>,
     /// The places of private pools.
     places: FxHashMap<PoolId, usize>,
     vacant: Vec<usize>,
@@ -98,6 +69,7 @@ impl Default for Pools {
         let mut pools = Pools {
             pools: Vec::new(),
             owners: Vec::new(),
+            shelves: Vec::new(),
             places: FxHashMap::default(),
             vacant: Vec::new(),
         };
@@ -136,7 +108,7 @@ impl Pools {
         self.places.insert(id, place);
         if place == self.owners.len() {
             self.owners.push(owner);
-            self.pools.extend([Pool::new(true), Pool::new(false)]);
+            self.pools.extend([Pool::default(), Pool::default()]);
         } else {
             self.owners[place] = owner;
         }
@@ -148,8 +120,6 @@ impl Pools {
         self.owners[place].exists = false;
         self.places.remove(&self.owners[place].id);
         self.vacant.push(place);
-        self.pools[2 * place] = Pool::new(true);
-        self.pools[2 * place + 1] = Pool::new(false);
     }
 
     /// The owner of a pool.
@@ -170,8 +140,54 @@ impl Pools {
         &mut self.pools[pool as usize]
     }
 
-    /// True if nothing of the owner is free or unmapped. Blocks in use are not known here.
-    pub(super) fn is_empty(&self, place: usize) -> bool {
-        self.pools[2 * place].is_empty() && self.pools[2 * place + 1].is_empty()
+    /// The home of the blocks of a pool and stream. `rank` places the stream among the others.
+    #[inline]
+    pub(super) fn home(
+        &mut self,
+        pool: u32,
+        rank: impl FnOnce() -> Rank,
+        stream: StreamId,
+    ) -> Home {
+        match self.pools[pool as usize].recent {
+            Some(home) if home.stream == stream => home,
+            _ => self.find_home(pool, rank(), stream),
+        }
+    }
+
+    fn find_home(&mut self, pool: u32, rank: Rank, stream: StreamId) -> Home {
+        let shelves = &mut self.pools[pool as usize].shelves;
+        let shelf = match shelves.binary_search_by_key(&rank, |entry| entry.0) {
+            Ok(place) => shelves[place].1,
+            Err(place) => {
+                let shelf = self.shelves.len() as u32;
+                self.shelves.push(FreeSet::default());
+                shelves.insert(place, (rank, shelf));
+                shelf
+            }
+        };
+        let home = Home { pool, shelf, stream };
+        self.pools[pool as usize].recent = Some(home);
+        home
+    }
+
+    /// The free blocks of a home.
+    pub(super) fn shelf(&self, home: Home) -> &FreeSet {
+        &self.shelves[home.shelf as usize]
+    }
+
+    /// The free blocks of a home.
+    pub(super) fn shelf_mut(&mut self, home: Home) -> &mut FreeSet {
+        &mut self.shelves[home.shelf as usize]
+    }
+
+    /// Every free block of a pool, by stream and then by the order of the shelf.
+    pub(super) fn free_blocks(&self, pool: u32) -> impl Iterator<Item = BlockId> {
+        let shelves = self.pools[pool as usize].shelves.iter();
+        shelves.flat_map(|(_, shelf)| self.shelves[*shelf as usize].iter()).map(|entry| entry.block)
+    }
+
+    /// Number of free blocks of all pools.
+    pub(super) fn free_count(&self) -> usize {
+        self.shelves.iter().map(FreeSet::len).sum()
     }
 }

@@ -23,7 +23,7 @@ impl Caching {
         let (mut total_age, mut count) = (0, 0);
         let mut candidates = Vec::new();
         if target > 0 {
-            for id in self.pools.get(Pools::LARGE).iter_free() {
+            for id in self.pools.free_blocks(Pools::LARGE) {
                 let block = &self.blocks[id];
                 if block.is_split() {
                     continue;
@@ -71,7 +71,7 @@ impl Caching {
             let block = &caching.blocks[id];
             !block.is_expandable() && !block.is_split()
         };
-        let Some(set) = self.pools.get(search.pool).of(search.rank) else { return Ok(false) };
+        let set = self.pools.shelf(search.home);
         let start = set.lower_bound(wanted);
         if let Some(entry) = set.get(start).copied()
             && is_whole(self, entry.block)
@@ -119,7 +119,7 @@ impl Caching {
             self.release_pool_blocks(env, small + 1)?;
             // The count of segments alone is no proof: it falls once for every run of pages that is
             // unmapped, and rises once for an allocation that maps several.
-            let is_gone = self.pools.is_empty(place) && !self.has_blocks(small);
+            let is_gone = !self.has_blocks(small);
             if self.pools.owners[place].segments == 0 && is_gone {
                 self.pools.remove(place);
             }
@@ -129,14 +129,14 @@ impl Caching {
 
     /// True if any block belongs to the pool or to its sibling.
     fn has_blocks(&self, pool: u32) -> bool {
-        self.blocks.iter().any(|(_, block)| block.pool / 2 == pool / 2)
+        self.blocks.iter().any(|(_, block)| block.home.pool / 2 == pool / 2)
     }
 
     /// Gives back the whole free segments of a pool, in the order of its free set, then the free
     /// pages of its expandable segments.
     fn release_pool_blocks(&mut self, env: &mut Env<'_>, pool: u32) -> Result<(), DeviceError> {
         let (pages, segments): (Vec<BlockId>, Vec<BlockId>) =
-            self.pools.get(pool).iter_free().partition(|&id| self.blocks[id].is_expandable());
+            self.pools.free_blocks(pool).partition(|&id| self.blocks[id].is_expandable());
         for id in segments {
             if !self.blocks[id].is_split() {
                 self.release_segment(env, id)?;
@@ -151,11 +151,11 @@ impl Caching {
         env.device.free(block.address)?;
         self.remove_free(id);
         self.blocks.remove(id);
-        let owner = self.pools.owner_mut(block.pool);
+        let owner = self.pools.owner_mut(block.home.pool);
         owner.segments = owner.segments.saturating_sub(1);
         let owner = owner.id;
-        env.log(Action::SegmentFree, block.address, block.size, block.stream, owner);
-        let is_small = self.pools.get(block.pool).is_small;
+        env.log(Action::SegmentFree, block.address, block.size, block.home.stream, owner);
+        let is_small = block.home.is_small();
         self.stats.num_device_free += 1;
         self.stats.segment.decrease(is_small, 1);
         self.stats.reserved_bytes.decrease(is_small, block.size);

@@ -8,13 +8,12 @@
 //!
 //! The request takes the low end under a new id; what remains keeps the old one.
 
-use girih_trace::{Action, StreamId};
+use girih_trace::Action;
 
 use super::Caching;
-use super::block::{Block, NIL};
+use super::block::{Block, Home, NIL};
 use super::config::TieOrder;
 use super::free_set::{Cursor, Entry, FreeSet};
-use super::pool::Rank;
 use super::rounding::{MIN_BLOCK_SIZE, SMALL_SIZE};
 use crate::policy::{BlockId, Env, Granted};
 
@@ -23,23 +22,29 @@ use crate::policy::{BlockId, Env, Granted};
 pub(super) struct Search {
     /// Bytes after rounding.
     pub(super) size: u64,
-    pub(super) stream: StreamId,
-    pub(super) rank: Rank,
-    pub(super) pool: u32,
+    pub(super) home: Home,
     /// True if expandable segments may serve it.
     pub(super) expandable: bool,
 }
 
+/// A free block that was found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) block: BlockId,
+    /// Where it is on its shelf; none if it was taken off.
+    pub(super) place: Option<Cursor>,
+}
+
 impl Caching {
-    /// The free block that best fits, taken out of its free set. Only one candidate is looked at:
-    /// if it may not be used the search has failed.
+    /// The free block that best fits. Only one candidate is looked at: if it may not be used the
+    /// search has failed.
     #[inline]
-    pub(super) fn take_best_fit(&mut self, search: &Search) -> Option<BlockId> {
+    pub(super) fn find_best_fit(&mut self, search: &Search) -> Option<Found> {
         if self.config.garbage_collection_threshold > 0.0 && self.config.memory_fraction < 1.0 {
-            let pool = self.pools.get_mut(search.pool);
+            let pool = self.pools.get_mut(search.home.pool);
             pool.searches = pool.searches.wrapping_add(1);
         }
-        let set = self.pools.get(search.pool).of(search.rank)?;
+        let set = self.pools.shelf(search.home);
         let mut cursor = set.lower_bound(search.size);
         let mut entry = set.get(cursor)?;
         if self.blocks[entry.block].is_expandable() {
@@ -55,7 +60,7 @@ impl Caching {
         if size >= config.max_split_size && found >= size.saturating_add(rounding) {
             return None;
         }
-        Some(self.pools.get_mut(search.pool).of_mut(search.rank).remove_at(cursor))
+        Some(Found { block: entry.block, place: Some(cursor) })
     }
 
     /// From an expandable block on: the best fit counts what a block could grow to; a search that
@@ -92,54 +97,55 @@ impl Caching {
         block.size + growth
     }
 
-    /// True if a block is cut for this search.
-    fn should_split(&self, search: &Search, whole: &Block) -> bool {
-        if self.pools.owner(whole.pool).options.no_split {
+    /// True if a block of `whole` bytes is cut for this search.
+    fn should_split(&self, search: &Search, home: Home, whole: u64) -> bool {
+        if self.pools.owner(home.pool).options.no_split {
             return false;
         }
-        let remaining = whole.size - search.size;
-        if self.pools.get(whole.pool).is_small || self.config.expandable_segments {
+        let remaining = whole - search.size;
+        if home.is_small() || self.config.expandable_segments {
             remaining >= MIN_BLOCK_SIZE
         } else {
             search.size < self.config.max_split_size && remaining > SMALL_SIZE
         }
     }
 
-    /// Gives a block that is in no free set, or its low end, to a request of `requested` bytes.
+    /// Gives a free block, or its low end, to a request of `requested` bytes.
     #[inline]
     pub(super) fn give(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
-        found: BlockId,
+        found: Found,
         requested: u64,
     ) -> Granted {
-        let whole = self.blocks[found];
-        let is_small = self.pools.get(whole.pool).is_small;
-        let counted = !whole.is_expandable();
-        let id = if self.should_split(search, &whole) {
-            let head = self.split(found, &whole, search);
-            if counted && whole.is_split() {
+        let whole = &self.blocks[found.block];
+        let (home, was_split, whole_size) = (whole.home, whole.is_split(), whole.size);
+        let (is_small, counted) = (home.is_small(), !whole.is_expandable());
+        let mut id = found.block;
+        if self.should_split(search, home, whole_size) {
+            id = self.split(found, search.size);
+            if counted && was_split {
                 self.stats.inactive_split_bytes.decrease(is_small, search.size);
             } else if counted {
-                let remaining = whole.size - search.size;
-                self.stats.inactive_split_bytes.increase(is_small, remaining);
+                self.stats.inactive_split_bytes.increase(is_small, whole_size - search.size);
                 self.stats.inactive_split.increase(is_small, 1);
             }
-            head
         } else {
-            if counted && whole.is_split() {
-                self.stats.inactive_split_bytes.decrease(is_small, whole.size);
+            if let Some(place) = found.place {
+                self.pools.shelf_mut(home).remove_at(place);
+            }
+            if counted && was_split {
+                self.stats.inactive_split_bytes.decrease(is_small, whole_size);
                 self.stats.inactive_split.decrease(is_small, 1);
             }
-            found
-        };
+        }
         let block = &mut self.blocks[id];
         block.allocated = true;
         block.requested = requested;
         let (address, size) = (block.address, block.size);
-        let owner = self.pools.owner(whole.pool).id;
-        env.log(Action::Alloc, address, requested, search.stream, owner);
+        let owner = self.pools.owner(home.pool).id;
+        env.log(Action::Alloc, address, requested, home.stream, owner);
         let stats = &mut self.stats;
         stats.allocation.increase(is_small, 1);
         stats.allocated_bytes.increase(is_small, size);
@@ -152,52 +158,88 @@ impl Caching {
         Granted { block: id, address, size }
     }
 
-    /// Cuts the low end off `found`, which goes back to its free set. Returns the low end.
-    fn split(&mut self, found: BlockId, whole: &Block, search: &Search) -> BlockId {
-        let registration = self.register_part(whole.registration);
-        let head = self.blocks.insert(Block {
-            segment: whole.segment,
-            registration,
-            ..Block::new(whole.address, search.size, whole.stream, whole.pool)
-        });
-        self.blocks.link(whole.prev, head, found);
-        let rest = &mut self.blocks[found];
-        rest.address += search.size;
-        rest.size -= search.size;
-        self.insert_free(found);
+    /// Cuts the low end off a free block and returns it. What remains is on the shelf afterwards.
+    fn split(&mut self, found: Found, size: u64) -> BlockId {
+        let whole = &self.blocks[found.block];
+        let (prev, segment, registration) = (whole.prev, whole.segment, whole.registration);
+        let head = Block::new(whole.address, size, whole.home);
+        let registration = self.register_part(registration);
+        let head = self.blocks.insert(Block { segment, registration, ..head });
+        self.blocks.link(prev, head, found.block);
+        let rest = &mut self.blocks[found.block];
+        rest.address += size;
+        rest.size -= size;
+        match found.place {
+            Some(place) => {
+                let (home, entry) = self.refresh(found.block);
+                self.pools.shelf_mut(home).replace(place, entry);
+            }
+            None => self.insert_free(found.block),
+        }
         head
     }
 
     /// Ends the life of a block that nobody uses any more: it merges with its free neighbours and
-    /// goes back to its free set.
+    /// goes back to its shelf.
     #[inline]
     pub(super) fn complete_free(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let freed = self.blocks[id];
-        let owner = self.pools.owner(freed.pool).id;
-        env.log(Action::FreeCompleted, freed.address, freed.requested, freed.stream, owner);
-        let (before, after) = (self.merge(id, freed.prev), self.merge(id, freed.next));
-        self.insert_free(id);
-        let merged = self.blocks[id];
-        let is_small = self.pools.get(freed.pool).is_small;
+        let freed = &self.blocks[id];
+        let (home, size, requested) = (freed.home, freed.size, freed.requested);
+        let (address, neighbours) = (freed.address, [freed.prev, freed.next]);
+        let owner = self.pools.owner(home.pool).id;
+        env.log(Action::FreeCompleted, address, requested, home.stream, owner);
+        let merged = self.shelve(id, neighbours);
+        let block = &self.blocks[id];
+        let (is_small, counted, split) =
+            (home.is_small(), !block.is_expandable(), block.is_split());
+        let gained = block.size - size;
         let stats = &mut self.stats;
-        if !merged.is_expandable() {
+        if counted {
             // What was merged in leaves, the merged block enters: one change of each counter.
-            let left = u64::from(before > 0) + u64::from(after > 0);
-            let entered = u64::from(merged.is_split());
-            if entered > left {
-                stats.inactive_split.increase(is_small, entered - left);
-            } else {
-                stats.inactive_split.decrease(is_small, left - entered);
+            match (merged, split) {
+                (0, true) => stats.inactive_split.increase(is_small, 1),
+                (2, true) => stats.inactive_split.decrease(is_small, 1),
+                (0, false) | (1, true) => {}
+                (count, _) => stats.inactive_split.decrease(is_small, count),
             }
-            if entered == 1 {
-                stats.inactive_split_bytes.increase(is_small, merged.size - before - after);
-            } else {
-                stats.inactive_split_bytes.decrease(is_small, before + after);
+            if split {
+                stats.inactive_split_bytes.increase(is_small, size);
+            } else if gained > 0 {
+                stats.inactive_split_bytes.decrease(is_small, gained);
             }
         }
         stats.active.decrease(is_small, 1);
-        stats.active_bytes.decrease(is_small, freed.size);
-        stats.requested_bytes.decrease(is_small, freed.requested);
+        stats.active_bytes.decrease(is_small, size);
+        stats.requested_bytes.decrease(is_small, requested);
+    }
+
+    /// Merges a mapped block with its free mapped neighbours and puts it on its shelf, in the place
+    /// of one of them if there is one. Returns how many were merged in.
+    #[inline]
+    fn shelve(&mut self, id: BlockId, neighbours: [BlockId; 2]) -> u64 {
+        let (mut merged, mut replaced) = (0, None);
+        for neighbour in neighbours {
+            if neighbour == NIL
+                || !self.blocks[neighbour].is_free()
+                || !self.blocks[neighbour].mapped
+            {
+                continue;
+            }
+            let entry = self.entry(neighbour);
+            if let Some(other) = replaced.replace(entry) {
+                let home = self.blocks[id].home;
+                self.pools.shelf_mut(home).remove(&other);
+            }
+            self.absorb(id, neighbour);
+            merged += 1;
+        }
+        let (home, entry) = self.refresh(id);
+        let shelf = self.pools.shelf_mut(home);
+        match replaced.and_then(|other| shelf.find(&other)) {
+            Some(place) => shelf.replace(place, entry),
+            None => shelf.insert(entry),
+        }
+        merged
     }
 
     /// Lets `kept` absorb a neighbour, if that is as free and as mapped. Returns the bytes that it
@@ -215,47 +257,56 @@ impl Caching {
         } else {
             self.remove_unmapped(neighbour);
         }
-        self.blocks.unlink(neighbour);
-        let block = &mut self.blocks[kept];
-        block.address = block.address.min(source.address);
-        block.size += source.size;
-        self.blocks.remove(neighbour);
+        self.absorb(kept, neighbour);
         source.size
     }
 
-    /// Puts a mapped block into the free set of its pool and stream.
-    pub(super) fn insert_free(&mut self, id: BlockId) {
-        let block = self.blocks[id];
-        let (entry, rank) = (self.entry(id), self.rank(block.stream));
-        let pool = self.pools.get_mut(block.pool);
-        self.blocks[id].born = pool.searches;
-        pool.of_mut(rank).insert(entry);
+    /// Adds the bytes of a neighbour, which goes, to `kept`.
+    fn absorb(&mut self, kept: BlockId, neighbour: BlockId) {
+        let (address, size) = (self.blocks[neighbour].address, self.blocks[neighbour].size);
+        self.blocks.unlink(neighbour);
+        self.blocks.remove(neighbour);
+        let block = &mut self.blocks[kept];
+        block.address = block.address.min(address);
+        block.size += size;
     }
 
-    /// Takes a block out of its free set.
+    /// Sets the age of a block that is free from now on; returns its home and its key.
+    fn refresh(&mut self, id: BlockId) -> (Home, Entry) {
+        let home = self.blocks[id].home;
+        self.blocks[id].born = self.pools.get(home.pool).searches;
+        (home, self.entry(id))
+    }
+
+    /// Puts a mapped block on its shelf.
+    pub(super) fn insert_free(&mut self, id: BlockId) {
+        let (home, entry) = self.refresh(id);
+        self.pools.shelf_mut(home).insert(entry);
+    }
+
+    /// Takes a block off its shelf.
     pub(super) fn remove_free(&mut self, id: BlockId) {
-        let block = self.blocks[id];
-        let (entry, rank) = (self.entry(id), self.rank(block.stream));
-        let found = self.pools.get_mut(block.pool).of_mut(rank).remove(&entry);
-        debug_assert!(found, "{block:?} is not in its free set");
+        let (home, entry) = (self.blocks[id].home, self.entry(id));
+        let found = self.pools.shelf_mut(home).remove(&entry);
+        debug_assert!(found, "{entry:?} is not on its shelf");
     }
 
     /// Puts a block into the set of the unmapped.
     pub(super) fn insert_unmapped(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        let key = (block.stream, block.address, id);
-        self.pools.get_mut(block.pool).unmapped.insert(key);
+        let key = (block.home.stream, block.address, id);
+        self.pools.get_mut(block.home.pool).unmapped.insert(key);
     }
 
     /// Takes a block out of the set of the unmapped.
     pub(super) fn remove_unmapped(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        let key = (block.stream, block.address, id);
-        let found = self.pools.get_mut(block.pool).unmapped.remove(&key);
+        let key = (block.home.stream, block.address, id);
+        let found = self.pools.get_mut(block.home.pool).unmapped.remove(&key);
         debug_assert!(found, "{block:?} is not among the unmapped");
     }
 
-    /// The key of a block in its free set.
+    /// The key of a block on its shelf.
     pub(super) fn entry(&self, id: BlockId) -> Entry {
         let block = &self.blocks[id];
         let by_address = self.config.tie_order == TieOrder::Address;

@@ -1,13 +1,13 @@
 //! Taking memory from the device, and what is tried when it has none (`alloc_block`, and the chain
 //! in `malloc`).
 
-use girih_trace::{Action, PoolId};
+use girih_trace::Action;
 
 use super::Caching;
-use super::block::Block;
+use super::block::{Block, Home};
 use super::pool::Pools;
 use super::rounding::segment_size;
-use super::search::Search;
+use super::search::{Found, Search};
 use crate::device::DeviceError;
 use crate::policy::{AllocError, BlockId, Env};
 
@@ -79,8 +79,8 @@ impl Caching {
         }
         let error = self.out_of_memory(env, requested, segment);
         let free = env.device.memory_info().free;
-        let owner = self.pools.owner(search.pool).id;
-        env.log(Action::Oom, free, search.size, search.stream, owner);
+        let owner = self.pools.owner(search.home.pool).id;
+        env.log(Action::Oom, free, search.size, search.home.stream, owner);
         self.stats.num_ooms += 1;
         Err(error)
     }
@@ -122,7 +122,7 @@ impl Caching {
             self.take_segment(env, search, segment)?
         };
         let Some(block) = taken else { return Ok(Taken::Nothing) };
-        self.pools.owner_mut(search.pool).segments += 1;
+        self.pools.owner_mut(search.home.pool).segments += 1;
         Ok(Taken::Block(block))
     }
 
@@ -138,34 +138,39 @@ impl Caching {
             Err(error) => return Err(error),
         };
         let registration = self.register();
-        let block = Block::new(address, size, search.stream, search.pool);
+        let block = Block::new(address, size, search.home);
         let id = self.blocks.insert(Block { registration, ..block });
-        let is_small = self.pools.get(search.pool).is_small;
+        let is_small = search.home.is_small();
         self.stats.segment.increase(is_small, 1);
         self.stats.reserved_bytes.increase(is_small, size);
         if size >= self.config.max_split_size {
             self.stats.oversize_segments.increase(1);
         }
         self.stats.num_device_alloc += 1;
-        let owner = self.pools.owner(search.pool).id;
-        env.log(Action::SegmentAlloc, address, size, search.stream, owner);
+        let owner = self.pools.owner(search.home.pool).id;
+        env.log(Action::SegmentAlloc, address, size, search.home.stream, owner);
         Ok(Some(id))
     }
 
     /// The free blocks of pools that lend when memory runs out (`use_on_oom`), for a request of the
     /// default pool.
     fn borrow_from_private_pools(&mut self, search: &Search) -> Option<BlockId> {
-        if search.pool > Pools::LARGE {
+        let Home { pool, stream, .. } = search.home;
+        if pool > Pools::LARGE {
             return None;
         }
-        let lenders = self.pools.owners.iter().enumerate();
-        let lends = |(place, owner): (usize, &super::pool::Owner)| {
-            (owner.exists && owner.id != PoolId::DEFAULT && owner.options.use_on_oom)
-                .then_some(2 * place as u32 + search.pool)
-        };
-        let pools: Vec<u32> = lenders.filter_map(lends).collect();
-        pools
-            .into_iter()
-            .find_map(|pool| self.take_best_fit(&Search { pool, expandable: false, ..*search }))
+        for place in 1..self.pools.owners.len() {
+            let owner = &self.pools.owners[place];
+            if !owner.exists || !owner.options.use_on_oom {
+                continue;
+            }
+            let home = self.home(2 * place as u32 + pool, stream);
+            let lent = Search { home, expandable: false, ..*search };
+            if let Some(Found { block, .. }) = self.find_best_fit(&lent) {
+                self.remove_free(block);
+                return Some(block);
+            }
+        }
+        None
     }
 }

@@ -61,7 +61,7 @@ impl Machine {
     }
 
     fn empty_cache(&mut self) {
-        self.with(|policy, env| policy.empty_cache(env)).unwrap();
+        self.with(Policy::empty_cache).unwrap();
     }
 
     /// The events since the last call, as action and size.

@@ -7,7 +7,7 @@ use girih_trace::BlockState;
 use super::Caching;
 use super::block::{Block, NIL};
 use super::rounding::MIN_BLOCK_SIZE;
-use crate::policy::{BlockId, BlockView, SegmentView};
+use crate::policy::{Backing, BlockId, BlockView, SegmentView};
 use crate::stats::{Counters, Stats};
 
 impl Block {
@@ -51,10 +51,14 @@ impl Caching {
                     let segment = SegmentView {
                         address: start.address,
                         size: views.iter().map(|view| view.size).sum(),
-                        stream: first.stream,
-                        pool: self.pools.owner(first.pool).id,
-                        is_small: self.pools.get(first.pool).is_small,
-                        is_expandable: first.is_expandable(),
+                        stream: first.home.stream,
+                        pool: self.pools.owner(first.home.pool).id,
+                        is_small: first.home.is_small(),
+                        backing: if first.is_expandable() {
+                            Backing::Expandable
+                        } else {
+                            Backing::Allocation
+                        },
                     };
                     visitor(segment, views);
                     views.clear();
@@ -110,8 +114,7 @@ impl Caching {
             return Ok(());
         }
         let next = &self.blocks[block.next];
-        let same =
-            (block.pool, block.stream, block.segment) == (next.pool, next.stream, next.segment);
+        let same = (block.home, block.segment) == (next.home, next.segment);
         if next.prev != id || next.address != block.address + block.size || !same {
             return Err(format!("{block:?} is not followed by {next:?}"));
         }
@@ -126,23 +129,21 @@ impl Caching {
     fn check_sets(&self) -> Result<(), String> {
         let mut expected = (0, 0);
         for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_free()) {
-            let pool = self.pools.get(block.pool);
             let found = if block.mapped {
                 expected.0 += 1;
                 let entry = self.entry(id);
-                let set = pool.of(self.rank(block.stream));
-                set.is_some_and(|set| set.iter().any(|other| *other == entry))
+                self.pools.shelf(block.home).find(&entry).is_some()
             } else {
                 expected.1 += 1;
-                pool.unmapped.contains(&(block.stream, block.address, id))
+                let unmapped = &self.pools.get(block.home.pool).unmapped;
+                unmapped.contains(&(block.home.stream, block.address, id))
             };
             if !found {
                 return Err(format!("{id:?} is free but in no set: {block:?}"));
             }
         }
         let pools = &self.pools.pools;
-        let sets = pools.iter().flat_map(|pool| &pool.free);
-        let free: usize = sets.map(|(_, set)| set.len()).sum();
+        let free = self.pools.free_count();
         let unmapped: usize = pools.iter().map(|pool| pool.unmapped.len()).sum();
         if (free, unmapped) != expected {
             let counted = (free, unmapped);
@@ -174,7 +175,7 @@ impl Caching {
     fn check_counters(&self) -> Result<(), String> {
         let mut counted = Stats::default();
         for (_, block) in self.blocks.iter() {
-            let is_small = self.pools.get(block.pool).is_small;
+            let is_small = block.home.is_small();
             if block.mapped {
                 counted.reserved_bytes.increase(is_small, block.size);
             }

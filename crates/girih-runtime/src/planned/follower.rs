@@ -252,7 +252,7 @@ impl Follower {
             _ => of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position)),
         });
         let begins = |span: &&Span| {
-            span.role != Role::Opening && span.boundaries.first() == Some(&(span.start, kind))
+            span.role != Role::Opening && span.boundaries.contains(&(span.start, kind))
         };
         own.or_else(|| self.sequences.iter().find(begins).map(|span| span.start))
     }
@@ -323,6 +323,7 @@ mod tests {
             planner: String::new(),
             requests: 0,
             iterations: 2,
+            rounds: 1,
             sequences,
         }
     }

@@ -32,7 +32,7 @@ use self::order::{Order, fenced_entries};
 use self::region::Region;
 use crate::device::{Address, DeviceError};
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::policy::{AllocError, Backing, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
 use crate::stats::Stats;
 
 /// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
@@ -543,7 +543,7 @@ impl Planned {
                 stream: StreamId(0),
                 pool: PoolId::DEFAULT,
                 is_small: false,
-                is_expandable: true,
+                backing: Backing::Planned,
             };
             visitor(view, &views);
         }

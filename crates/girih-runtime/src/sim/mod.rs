@@ -11,7 +11,7 @@
 //!                  └─ a script replaces both by the addresses that a recording saw
 //! ```
 //!
-//! [`memory`] holds what is where, [`order`] who may use it when, [`cost`] what a call takes,
+//! `memory` holds what is where, [`order`] who may use it when, [`cost`] what a call takes,
 //! [`fault`] which call is made to fail.
 
 pub mod cost;

@@ -14,7 +14,8 @@ fn device() -> SimDevice {
 
 #[track_caller]
 fn misuse<T: std::fmt::Debug>(result: Result<T, DeviceError>) {
-    assert!(matches!(result, Err(DeviceError::Misuse { .. })), "{result:?}");
+    let error = result.expect_err("the device refuses");
+    assert!(matches!(error, DeviceError::Misuse { .. }), "{error}");
 }
 
 /// A device with 4 pages reserved and one handle of a page.

@@ -23,8 +23,8 @@ use super::{Heap, Record};
 /// Bytes in which a dict must end. Those of snapshots take 50 to 120.
 const WINDOW: usize = 256;
 /// The last place in the window at which a pair may begin.
-const LAST_PAIR: usize = WINDOW - 2 * CELL;
-/// At least the bytes of a key, and those of a value.
+const LAST_PAIR: usize = WINDOW - 3 * CELL;
+/// At least the bytes of a key, of a value, or of what memoizes it.
 const CELL: usize = 16;
 
 /// Tries to read a dict from `bytes`, which begin behind its EMPTY_DICT. If it succeeds, the record
@@ -37,43 +37,56 @@ pub(super) fn read_record<F: Record>(
     heap: &mut Heap<F>,
 ) -> Option<usize> {
     let window: &[u8; WINDOW] = bytes.first_chunk()?;
-    let is_memoized = takes_memoize(window.first_chunk()?, memo.len())?;
-    let mut at = is_memoized;
+    let own_slots = takes_memoize(cell(window, 0), memo.len())?;
+    let mut at = own_slots;
     if window[at] != op::MARK {
         return None;
     }
     at += 1;
     let mut record = F::default();
-    let mut is_record = false;
+    let mut has_key = false;
     let mut tuple = None;
-    while window[at] != op::SETITEMS {
+    loop {
         if at > LAST_PAIR {
             return None;
         }
-        let (key, length) = from_memo(window[at..].first_chunk()?, memo)?;
+        let bytes = cell(window, at);
+        let (slot, length) = match bytes[0] {
+            op::SETITEMS => break,
+            op::BINGET => (usize::from(bytes[1]), 2),
+            op::LONG_BINGET => (long_slot(bytes), 5),
+            _ => return None,
+        };
+        let key = *memo.get(slot)?;
+        has_key |= key == Value::text(F::KEY);
         at += length;
-        is_record |= key == Value::text(F::KEY);
-        if !is_record {
-            return None;
-        }
-        let cell: &[u8; CELL] = window[at..].first_chunk()?;
-        let (value, length) = match cell[0] {
-            op::BININT1 if cell[2] == op::BININT1 && cell[4] == op::TUPLE2 => {
-                let pair = heap.pairs.id((cell[1].into(), cell[3].into()));
-                let next = memo.len() + usize::from(is_memoized > 0);
-                let taken = takes_memoize(cell[5..].first_chunk()?, next)?;
-                if taken > 0 && tuple.replace(Value::pair(pair)).is_some() {
+        let bytes = cell(window, at);
+        let (value, length) = match bytes[0] {
+            op::BINGET => (*memo.get(usize::from(bytes[1]))?, 2),
+            op::LONG1 => (long(bytes), 2 + usize::from(bytes[1])),
+            op::BININT1 if bytes[2] == op::BININT1 && bytes[4] == op::TUPLE2 => {
+                let pair = Value::pair(heap.pairs.id((bytes[1].into(), bytes[3].into())));
+                let next = memo.len() + own_slots.min(1);
+                let length = takes_memoize(cell(window, at + 5), next)?;
+                if length > 0 && tuple.replace(pair).is_some() {
                     return None;
                 }
-                (Value::pair(pair), 5 + taken)
+                (pair, 5 + length)
             }
-            op::BINGET | op::LONG_BINGET => from_memo(cell.first_chunk()?, memo)?,
-            _ => integer(cell)?,
+            op::BININT1 => (Value::unsigned(u64::from(bytes[1])), 2),
+            op::BININT2 => (Value::unsigned(u64::from(low_u32(bytes) & 0xffff)), 3),
+            // The highest bit is the sign.
+            op::BININT if bytes[4] < 0x80 => (Value::unsigned(u64::from(low_u32(bytes))), 5),
+            op::LONG_BINGET => (*memo.get(long_slot(bytes))?, 5),
+            _ => return None,
         };
+        if !has_key || key == Value::UNSET || value == Value::UNSET {
+            return None;
+        }
         at += length;
         record.set(key, value);
     }
-    if is_memoized > 0 {
+    if own_slots > 0 {
         memo.push(Value::dict(heap.dicts.len() as u32));
     }
     memo.extend(tuple);
@@ -81,55 +94,45 @@ pub(super) fn read_record<F: Record>(
     Some(at + 1)
 }
 
+/// A part of the window: at least the bytes of a key or a value.
+#[inline(always)]
+fn cell(window: &[u8; WINDOW], at: usize) -> &[u8; CELL] {
+    window[at..].first_chunk().expect("a pair begins two cells or more before the end")
+}
+
 /// The length of the opcode that writes memo slot `next`, or 0 if `bytes` begin with another
 /// opcode. None if it writes another slot.
 #[inline]
-fn takes_memoize(bytes: &[u8; 5], next: usize) -> Option<usize> {
-    let [code, low, b, c, d] = *bytes;
-    let (slot, length) = match code {
+fn takes_memoize(bytes: &[u8; CELL], next: usize) -> Option<usize> {
+    let (slot, length) = match bytes[0] {
         op::MEMOIZE => return Some(1),
-        op::BINPUT => (usize::from(low), 2),
-        op::LONG_BINPUT => (u32::from_le_bytes([low, b, c, d]) as usize, 5),
+        op::BINPUT => (usize::from(bytes[1]), 2),
+        op::LONG_BINPUT => (long_slot(bytes), 5),
         _ => return Some(0),
     };
     (slot == next).then_some(length)
 }
 
-/// A value that is fetched from the memo, and the length of the opcode that does so.
+/// The 32 bits behind the opcode.
 #[inline]
-fn from_memo(bytes: &[u8; 5], memo: &[Value]) -> Option<(Value, usize)> {
-    let [code, low, b, c, d] = *bytes;
-    let (slot, length) = match code {
-        op::BINGET => (usize::from(low), 2),
-        op::LONG_BINGET => (u32::from_le_bytes([low, b, c, d]) as usize, 5),
-        _ => return None,
-    };
-    let value = *memo.get(slot)?;
-    (value != Value::UNSET).then_some((value, length))
+fn low_u32(bytes: &[u8; CELL]) -> u32 {
+    u32::from_le_bytes([bytes[1], bytes[2], bytes[3], bytes[4]])
 }
 
-/// An integer that is not negative, and the length of its opcode.
 #[inline]
-fn integer(cell: &[u8; CELL]) -> Option<(Value, usize)> {
-    let wide = u64::from_le_bytes(*cell[1..].first_chunk()?);
-    let bits = match cell[0] {
-        op::BININT1 => 8,
-        op::BININT2 => 16,
-        op::BININT => 32,
-        op::LONG1 if (1..=8).contains(&cell[1]) => return long(cell),
-        _ => return None,
-    };
-    let value = wide & ((1 << bits) - 1);
-    // The highest bit is BININT's sign. Negative integers are left to the machine.
-    (value >> 31 == 0).then_some((Value::unsigned(value), 1 + bits / 8))
+fn long_slot(bytes: &[u8; CELL]) -> usize {
+    low_u32(bytes) as usize
 }
 
-/// An integer of 1 to 8 bytes: eight are loaded, and the surplus is shifted out.
+/// LONG1 of 1 to 8 bytes, not negative: eight are loaded, and the surplus is shifted out.
+/// [`Value::UNSET`] for any other.
 #[inline]
-fn long(cell: &[u8; CELL]) -> Option<(Value, usize)> {
-    let count = usize::from(cell[1]);
-    let wide = u64::from_le_bytes(*cell[2..].first_chunk()?);
-    let surplus = 64 - 8 * count;
-    let value = wide << surplus;
-    (value >> 63 == 0).then_some((Value::unsigned(value >> surplus), 2 + count))
+fn long(bytes: &[u8; CELL]) -> Value {
+    let [_, count, a, b, c, d, e, f, g, h, ..] = *bytes;
+    if count == 0 || count > 8 {
+        return Value::UNSET;
+    }
+    let surplus = 64 - 8 * u32::from(count);
+    let value = u64::from_le_bytes([a, b, c, d, e, f, g, h]) << surplus;
+    if value >> 63 == 0 { Value::unsigned(value >> surplus) } else { Value::UNSET }
 }

@@ -37,6 +37,15 @@ impl Dict {
         Dict(index as u32 | Dict::RECORD)
     }
 
+    /// Its index among the records, if it is one.
+    #[inline]
+    pub(crate) fn as_record(self) -> Option<usize> {
+        match self.kind() {
+            DictKind::Record(index) => Some(index),
+            _ => None,
+        }
+    }
+
     #[inline]
     pub(crate) fn kind(self) -> DictKind {
         match self {
@@ -113,8 +122,7 @@ impl<F: Record> Heap<F> {
     /// Sets `items` (key, value, key, value, ..) in a dict. Reduces it to a record as soon as it
     /// has the key for that.
     pub(super) fn set_items(&mut self, dict: u32, items: &[Value]) {
-        let becomes_record =
-            || items.iter().step_by(2).any(|&key| key.as_text() == Some(F::KEY));
+        let becomes_record = || items.iter().step_by(2).any(|&key| key.as_text() == Some(F::KEY));
         let pairs = items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value));
         match self.dicts[dict as usize].kind() {
             DictKind::Record(record) => {

@@ -2,12 +2,12 @@
 
 use std::io::Read;
 
+use super::Record;
 use super::fused;
 use super::heap::{Dict, Heap};
 use super::opcode as op;
 use super::source::{PickleError, PickleErrorKind, Result, Source};
 use super::value::{Text, Value};
-use super::Record;
 
 /// Marks that may be open at once. A snapshot nests eight deep; one of user metadata a bit deeper.
 const MAX_MARKS: usize = 1 << 10;
@@ -25,9 +25,7 @@ pub(crate) struct Loaded<F> {
 }
 
 /// Reads one pickle, and the rest of `input` behind it, so that a checksum at its end is verified.
-pub(crate) fn load<R: Read, F: Record>(
-    input: R,
-) -> std::result::Result<Loaded<F>, PickleError> {
+pub(crate) fn load<R: Read, F: Record>(input: R) -> std::result::Result<Loaded<F>, PickleError> {
     let mut machine = Machine::<R, F> {
         source: Source::new(input),
         heap: Heap::new(),
@@ -435,9 +433,10 @@ impl<R: Read, F: Record> Machine<R, F> {
             (op::INT, "00") => Some(Value::FALSE),
             (op::INT, "01") => Some(Value::TRUE),
             (op::FLOAT, _) => text.parse::<f64>().ok().map(|_| Value::FLOAT),
-            _ => match digits.parse::<i64>() {
-                Ok(value) => Some(Value::signed(value)),
-                Err(_) => digits.parse().ok().map(Value::unsigned),
+            _ => match (digits.parse(), digits.parse()) {
+                (Ok(value), _) => Some(Value::signed(value)),
+                (_, Ok(value)) => Some(Value::unsigned(value)),
+                _ => is_integer(digits).then_some(Value::HUGE),
             },
         };
         let value = value.ok_or_else(|| not_a_number(&line))?;
@@ -498,6 +497,12 @@ fn long(bytes: &[u8]) -> Value {
         [low @ .., 0] if let Ok(low) = low.try_into() => Value::unsigned(u64::from_le_bytes(low)),
         _ => Value::HUGE,
     }
+}
+
+/// True if a text is an integer of any length.
+fn is_integer(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Undoes Python's `raw-unicode-escape`: `\uXXXX` and `\UXXXXXXXX`, all else is Latin-1.

@@ -63,10 +63,6 @@ impl Value {
         }
     }
 
-    pub(crate) const fn bool(value: bool) -> Value {
-        if value { Value::TRUE } else { Value::FALSE }
-    }
-
     #[inline]
     pub(crate) const fn text(text: Text) -> Value {
         Value::tagged(TEXT, text.0)

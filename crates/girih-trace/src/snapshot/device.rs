@@ -80,53 +80,71 @@ impl DeviceBuilder {
     pub(super) fn add_entries(
         &mut self,
         view: &View<'_>,
+        records: &[Entry],
         items: &[Value],
     ) -> Result<(), ReadError> {
-        if u32::try_from(self.events.len() + items.len()).is_err() {
-            return Err(ReadError::TooMany { device: self.device, what: "times 65536 entries" });
-        }
-        self.events.reserve(items.len());
+        self.check_count(items.len())?;
+        self.events.reserve_exact(items.len());
         for (index, &item) in items.iter().enumerate() {
-            let device = self.device;
-            let place = || format!("device {device}, entry {index}");
-            let Some(entry) = view.entry(item) else {
+            let place = EntryPlace { device: self.device, index };
+            let Some(record) = view.record(item) else {
                 let found = item.type_name();
                 return Err(place.error(format!("is {found}, wanted a dict with `action`")));
             };
-            if let Some(bad) = entry.bad {
-                let (key, wanted) = bad.wanted();
-                return Err(place.error(format!("`{key}` is not {wanted}")));
-            }
-            self.entries_with_unknown_keys += usize::from(entry.has_unknown_key);
-            match entry.known_action() {
-                Some(action) => self.add_entry(view, entry, action, &place)?,
-                None => self.count_unknown(view, entry),
-            }
+            let before = self.events.len();
+            let event = self.event(view, &records[record], place, before)?;
+            self.events.extend(event);
         }
         Ok(())
     }
 
+    /// Reads the entries of the device, which are all the records that there are, in their order.
+    /// Their memory becomes that of the events: `collect` works in place.
+    pub(super) fn take_records(
+        &mut self,
+        view: &View<'_>,
+        records: Vec<Entry>,
+    ) -> Result<(), ReadError> {
+        self.check_count(records.len())?;
+        let mut before = 0;
+        let event = |(index, entry): (usize, Entry)| {
+            let place = EntryPlace { device: self.device, index };
+            let event = self.event(view, &entry, place, before);
+            before += usize::from(matches!(event, Ok(Some(_))));
+            event.transpose()
+        };
+        self.events =
+            records.into_iter().enumerate().filter_map(event).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn check_count(&self, count: usize) -> Result<(), ReadError> {
+        match u32::try_from(count) {
+            Ok(count) if count < u32::MAX => Ok(()),
+            _ => Err(ReadError::TooMany { device: self.device, what: "x 65536 entries" }),
+        }
+    }
+
+    /// The event of an entry; none if its action is not known. `before` events precede it.
     #[inline]
-    fn add_entry(
+    fn event(
         &mut self,
         view: &View<'_>,
         entry: &Entry,
-        action: Action,
-        place: &dyn Place,
-    ) -> Result<(), ReadError> {
-        let needs_address = !matches!(action, Action::Oom | Action::Snapshot);
-        if !entry.has_size {
-            return Err(place.error("has no `size`".to_owned()));
+        place: EntryPlace,
+        before: usize,
+    ) -> Result<Option<Event>, ReadError> {
+        let action = entry.known_action();
+        if let Some(problem) = entry.problem(action) {
+            return Err(place.error(problem));
         }
-        if needs_address && !entry.has_address {
-            return Err(place.error("has no `addr`".to_owned()));
-        }
-        if needs_address && entry.address.checked_add(entry.size).is_none() {
-            let size = entry.size;
-            return Err(place.error(format!("`size` {size} reaches beyond the last address")));
-        }
+        self.entries_with_unknown_keys += usize::from(entry.has_unknown_key);
+        let Some(action) = action else {
+            self.count_unknown(view, entry);
+            return Ok(None);
+        };
         if entry.metadata != self.metadata || action == Action::Annotate {
-            self.add_metadata_mark(view, entry, action)?;
+            self.add_metadata_mark(view, entry, action, before)?;
         }
         let stack = match entry.frames {
             Some(list) => self.stacks.intern(view, list)?,
@@ -138,8 +156,7 @@ impl DeviceBuilder {
             None => PoolId::DEFAULT,
         };
         let Entry { address, size, time_us, .. } = *entry;
-        self.events.push(Event { address, size, time_us, stack, stream, pool, action });
-        Ok(())
+        Ok(Some(Event { address, size, time_us, stack, stream, pool, action }))
     }
 
     /// A mark for an annotated block, and for the first entry under new user metadata
@@ -149,6 +166,7 @@ impl DeviceBuilder {
         view: &View<'_>,
         entry: &Entry,
         action: Action,
+        before: usize,
     ) -> Result<(), ReadError> {
         let text = view.text(entry.metadata);
         let is_new = action == Action::Annotate || text != view.text(self.metadata);
@@ -161,7 +179,7 @@ impl DeviceBuilder {
         let name = cut(text);
         view.spend_text(name.len())?;
         self.marks.push(Mark {
-            before: self.events.len() as u32,
+            before: before as u32,
             time_us: entry.time_us,
             kind: MarkKind::Other,
             name: name.to_owned(),
@@ -232,6 +250,19 @@ impl DeviceBuilder {
             ));
         }
         warnings
+    }
+}
+
+/// An entry, for errors.
+#[derive(Clone, Copy)]
+struct EntryPlace {
+    device: usize,
+    index: usize,
+}
+
+impl Place for EntryPlace {
+    fn describe(&self) -> String {
+        format!("device {}, entry {}", self.device, self.index)
     }
 }
 

@@ -99,6 +99,34 @@ impl Entry {
         Action::ALL.get(self.action.0 as usize).copied()
     }
 
+    /// What makes it unfit for a trace, if anything does.
+    #[inline]
+    pub(super) fn problem(&self, action: Option<Action>) -> Option<String> {
+        let Some(action) = action else {
+            // An action that is not known has keys of its own.
+            return (self.bad == Some(BadKey::Action)).then(|| self.describe_problem());
+        };
+        let has_address = self.has_address || matches!(action, Action::Oom | Action::Snapshot);
+        let ends = action == Action::Oom || self.address.checked_add(self.size).is_some();
+        if self.bad.is_none() && self.has_size && has_address && ends {
+            return None;
+        }
+        Some(self.describe_problem())
+    }
+
+    #[cold]
+    fn describe_problem(&self) -> String {
+        if let Some(bad) = self.bad {
+            let (key, wanted) = bad.wanted();
+            return format!("`{key}` is not {wanted}");
+        }
+        match (self.has_size, self.has_address) {
+            (false, _) => "has no `size`".to_owned(),
+            (true, false) => "has no `addr`".to_owned(),
+            _ => format!("`size` {} reaches beyond the last address", self.size),
+        }
+    }
+
     fn set_address(&mut self, value: Value) {
         self.has_address = true;
         set(&mut self.address, value.as_u64(), &mut self.bad, BadKey::Addr);

@@ -75,9 +75,9 @@ pub(super) fn find(events: &[Event]) -> Findings {
         match action {
             Action::Alloc => match blocks.set(address, State::Live) {
                 Some(State::Live) => findings.doubled += 1,
-                Some(State::Freed) => {}
-                // What lies in memory that was taken once needs no second look.
-                None => findings.uncovered += usize::from(!memory.covers(address, size)),
+                // What lay in memory that was taken needs no second look.
+                Some(State::Freed) if findings.uncovered == 0 => {}
+                _ => findings.uncovered += usize::from(!memory.covers(address, size)),
             },
             Action::FreeRequested | Action::FreeCompleted => {
                 findings.orphans += usize::from(blocks.set(address, State::Freed).is_none());

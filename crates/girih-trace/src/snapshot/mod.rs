@@ -30,10 +30,10 @@ mod words;
 
 use std::io::Read;
 
-pub use self::error::ReadError;
 use self::annotations::read_annotations;
 use self::device::DeviceBuilder;
 use self::entry::Entry;
+pub use self::error::ReadError;
 use self::segments::read_segment;
 use self::view::{Fields, Place, View};
 use crate::compress::{Input, Limits};
@@ -77,7 +77,8 @@ pub fn read_slice(bytes: &[u8]) -> Result<Recording, ReadError> {
 
 /// Reads a snapshot from the bytes of the pickle itself.
 pub(crate) fn read_decompressed(input: impl Read) -> Result<Recording, ReadError> {
-    let loaded = pickle::load::<_, Entry>(input)?;
+    let mut loaded = pickle::load::<_, Entry>(input)?;
+    let records = std::mem::take(&mut loaded.heap.records);
     let view = View::new(&loaded);
     let root = match view.dict(loaded.root)? {
         Some(root) => root,
@@ -88,7 +89,7 @@ pub(crate) fn read_decompressed(input: impl Read) -> Result<Recording, ReadError
     if traces.is_none() && segments.is_none() {
         return Err(not_a_snapshot("a dict without `device_traces` and `segments`"));
     }
-    let mut devices = read_traces(&view, traces)?;
+    let mut devices = read_traces(&view, traces, records)?;
     read_segments(&view, segments, &mut devices)?;
     let annotations = read_annotations(&view, root.get(words::EXTERNAL_ANNOTATIONS))?;
     let settings = read_settings(&view, root)?;
@@ -105,18 +106,31 @@ fn not_a_snapshot(found: &str) -> ReadError {
 }
 
 /// Reads the list of lists of entries: one list for each device, by its ordinal.
-fn read_traces(view: &View<'_>, traces: Option<Value>) -> Result<Vec<DeviceBuilder>, ReadError> {
-    let mut devices = Vec::new();
-    for (index, &items) in view.items(traces)?.unwrap_or_default().iter().enumerate() {
+fn read_traces(
+    view: &View<'_>,
+    traces: Option<Value>,
+    mut records: Vec<Entry>,
+) -> Result<Vec<DeviceBuilder>, ReadError> {
+    let mut lists = Vec::new();
+    for (index, &list) in view.items(traces)?.unwrap_or_default().iter().enumerate() {
         let place = || format!("device {index}");
         if index as u64 >= MAX_DEVICES {
             return Err(place.error(format!("there are more than {MAX_DEVICES} devices")));
         }
-        let Some(entries) = view.items(Some(items))? else {
-            return Err(place.error(format!("is {}, wanted a list", items.type_name())));
-        };
+        let wrong = || place.error(format!("is {}, wanted a list", list.type_name()));
+        lists.push(view.items(Some(list))?.ok_or_else(wrong)?);
+    }
+    let is_single = lists.iter().filter(|list| !list.is_empty()).count() == 1;
+    let mut devices = Vec::new();
+    for (index, items) in lists.into_iter().enumerate() {
         let mut device = DeviceBuilder::new(index);
-        device.add_entries(view, entries)?;
+        // Most files have the entries of one device, each once, and nothing else with an `action`.
+        let in_list = items.iter().map(|&item| view.record(item));
+        if is_single && !items.is_empty() && in_list.eq((0..records.len()).map(Some)) {
+            device.take_records(view, std::mem::take(&mut records))?;
+        } else {
+            device.add_entries(view, &records, items)?;
+        }
         devices.push(device);
     }
     Ok(devices)

@@ -28,7 +28,11 @@ pub(super) struct Stacks {
 impl Stacks {
     /// The stack of a list of frames. None for an empty list: PyTorch writes it where it recorded
     /// no stack.
-    pub(super) fn intern(&mut self, view: &View<'_>, list: FrameList) -> Result<StackId, ReadError> {
+    pub(super) fn intern(
+        &mut self,
+        view: &View<'_>,
+        list: FrameList,
+    ) -> Result<StackId, ReadError> {
         if let Some((known, stack)) = self.last
             && known == list
         {

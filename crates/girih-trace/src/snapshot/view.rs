@@ -83,13 +83,10 @@ impl<'a> View<'a> {
         Ok(Some(Fields { items, pairs: &self.heap.pairs }))
     }
 
-    /// A trace entry.
+    /// The record that a dict was reduced to, by its index.
     #[inline]
-    pub(super) fn entry(&self, value: Value) -> Option<&'a Entry> {
-        match self.heap.dicts[value.as_dict()? as usize].kind() {
-            DictKind::Record(record) => Some(&self.heap.records[record]),
-            _ => None,
-        }
+    pub(super) fn record(&self, value: Value) -> Option<usize> {
+        self.heap.dicts[value.as_dict()? as usize].as_record()
     }
 
     /// A string of the heap.

@@ -1,0 +1,253 @@
+//! `girih compare`: what each allocator would have made of a run, and where the memory went.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use girih_plan::granted;
+use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate, waste_at_peak};
+use girih_runtime::waste::Waste;
+use girih_trace::Action;
+use serde::Serialize;
+
+use super::row::{COLUMNS, JsonRow, WhatIf, recorded_peak, stop_sentence, table_row};
+use super::write_json;
+use crate::Answer;
+use crate::load::{self, Loaded, timed};
+use crate::progress::Progress;
+use crate::table::table;
+use crate::units::{bytes, percent};
+
+/// The allocators that are compared, in the order of their rows.
+const COMPARED: [Allocator; 3] = [Allocator::Native, Allocator::Expandable, Allocator::Planned];
+
+#[derive(Args)]
+pub(crate) struct CompareArgs {
+    /// PyTorch memory snapshots (pickle, .gz or .zst), or trace files of Girih.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The marks of the runs, in the order of the files. Without this, NAME.marks.json or
+    /// NAME.marks.json.gz beside each.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    marks: Vec<PathBuf>,
+    /// The device, if the recordings have several.
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
+    #[command(flatten)]
+    what_if: WhatIf,
+}
+
+/// One recording under all allocators.
+struct Comparison {
+    loaded: Loaded,
+    /// Max load: the most that was alive at once, in blocks of 512 bytes.
+    lower_bound: u64,
+    rows: Vec<(Simulation, Waste, f64)>,
+    setup: Setup,
+}
+
+#[derive(Serialize)]
+struct Json {
+    recordings: Vec<JsonRecording>,
+}
+
+#[derive(Serialize)]
+struct JsonRecording {
+    name: String,
+    lower_bound: u64,
+    recorded: Option<JsonRecorded>,
+    rows: Vec<JsonRow>,
+    /// Of the native allocator.
+    waste_at_peak: BTreeMap<&'static str, u64>,
+    /// Of each allocator.
+    waste_at_peak_by_allocator: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    truncated: bool,
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct JsonRecorded {
+    allocated_peak: Option<u64>,
+    reserved_peak: u64,
+    efficiency: Option<f64>,
+}
+
+pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    if args.marks.len() > args.files.len() {
+        bail!("{} marks files for {} recordings", args.marks.len(), args.files.len());
+    }
+    let progress = Progress::new();
+    let mut recordings = Vec::new();
+    for (index, file) in args.files.iter().enumerate() {
+        let marks = args.marks.get(index).cloned();
+        let source = load::Source { file: file.clone(), marks, device: args.device };
+        let comparison = compare(&source, &args.what_if, &progress)?;
+        if json {
+            recordings.push(comparison.into_json());
+        } else {
+            progress.say("");
+            comparison.print(out)?;
+            out.flush()?;
+        }
+    }
+    drop(progress);
+    if json {
+        write_json(out, &Json { recordings })?;
+    }
+    Ok(Answer::Yes)
+}
+
+fn compare(
+    source: &load::Source,
+    what_if: &WhatIf,
+    progress: &Progress,
+) -> anyhow::Result<Comparison> {
+    let shown = source.file.display();
+    progress.say(format!("{shown}: reading"));
+    let loaded = source.load()?;
+    let mut setup = what_if.setup(&loaded.trace)?;
+    progress.say(format!("{shown}: planning"));
+    setup.plan = Some(what_if.plan(&loaded)?);
+    let mut rows = Vec::with_capacity(COMPARED.len());
+    for allocator in COMPARED {
+        progress.say(format!("{shown}: {}", allocator.name()));
+        let (simulation, seconds) =
+            timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
+        let simulation = simulation?;
+        let waste = waste_at_peak(&loaded.trace, &loaded.lives, &simulation, &setup)?;
+        rows.push((simulation, waste, seconds));
+    }
+    let (lower_bound, _) = loaded.lives.peak(granted);
+    Ok(Comparison { loaded, lower_bound, rows, setup })
+}
+
+fn causes(waste: &Waste) -> BTreeMap<&'static str, u64> {
+    waste.causes().into_iter().collect()
+}
+
+impl Comparison {
+    fn into_json(self) -> JsonRecording {
+        let trace = &self.loaded.trace;
+        let recorded = recorded_peak(trace).map(|reserved_peak| {
+            let allocated_peak = trace.recorded.allocated_peak;
+            let efficiency = allocated_peak.map(|peak| peak as f64 / reserved_peak as f64);
+            JsonRecorded { allocated_peak, reserved_peak, efficiency }
+        });
+        let by_allocator = self.rows.iter().map(|(s, waste, _)| (s.allocator.name(), causes(waste)));
+        JsonRecording {
+            lower_bound: self.lower_bound,
+            recorded,
+            rows: (self.rows.iter())
+                .map(|(simulation, _, seconds)| {
+                    JsonRow::new(simulation, trace, &self.setup, *seconds)
+                })
+                .collect(),
+            waste_at_peak: causes(&self.rows[0].1),
+            waste_at_peak_by_allocator: by_allocator.collect(),
+            truncated: trace.origin.truncated,
+            warnings: trace.origin.warnings.clone(),
+            name: self.loaded.name,
+        }
+    }
+
+    fn print(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        writeln!(out, "{}", self.loaded.name)?;
+        write!(out, "{}", table(&COLUMNS, &self.table_rows()))?;
+        writeln!(out)?;
+        self.print_waste(out)?;
+        self.print_capacity(out)?;
+        self.print_errors(out)?;
+        writeln!(out)?;
+        Ok(())
+    }
+
+    fn table_rows(&self) -> Vec<Vec<String>> {
+        let trace = &self.loaded.trace;
+        let blank = || "-".to_owned();
+        let mut rows = Vec::new();
+        if let Some(reserved) = recorded_peak(trace) {
+            let mut row = vec!["recorded".to_owned(), blank(), bytes(reserved)];
+            if let Some(allocated) = trace.recorded.allocated_peak {
+                let efficiency = allocated as f64 / reserved as f64;
+                row[1] = bytes(allocated);
+                row.extend([percent(efficiency), percent(1.0 - efficiency)]);
+            }
+            row.resize_with(COLUMNS.len(), blank);
+            rows.push(row);
+        }
+        rows.extend(self.rows.iter().map(|(simulation, ..)| table_row(simulation)));
+        let bound = bytes(self.lower_bound);
+        let mut row = vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
+        row.resize_with(COLUMNS.len(), blank);
+        rows.push(row);
+        rows
+    }
+
+    /// Where the bytes were that were reserved at each allocator's peak and not requested.
+    fn print_waste(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut header = vec!["unused at the peak"];
+        header.extend(self.rows.iter().map(|(simulation, ..)| simulation.allocator.name()));
+        let names = Waste::default().causes().map(|(name, _)| name);
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        for (index, name) in names.into_iter().enumerate() {
+            let amounts: Vec<u64> =
+                self.rows.iter().map(|(_, waste, _)| waste.causes()[index].1).collect();
+            if amounts.iter().any(|&amount| amount > 0) {
+                let cells = amounts.into_iter().map(bytes);
+                rows.push([explain(name).to_owned()].into_iter().chain(cells).collect());
+            }
+        }
+        let totals = self.rows.iter().map(|(_, waste, _)| bytes(waste.total()));
+        rows.push(["in all".to_owned()].into_iter().chain(totals).collect());
+        write!(out, "{}", table(&header, &rows))?;
+        Ok(())
+    }
+
+    fn print_capacity(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let Some(capacity) = self.setup.capacity else { return Ok(()) };
+        writeln!(out, "\non a device of {}:", bytes(capacity))?;
+        for (simulation, ..) in &self.rows {
+            let name = simulation.allocator.name();
+            match &simulation.replayed.stop {
+                None => writeln!(out, "  {name} fits")?,
+                Some(stop) => {
+                    let requests = self.loaded.lives.requests.len();
+                    writeln!(out, "  {name} {}", stop_sentence(stop, requests))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Out-of-memory errors in the recording itself.
+    fn print_errors(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let ooms = self.loaded.trace.events.iter().filter(|event| event.action == Action::Oom);
+        for event in ooms.take(3) {
+            writeln!(
+                out,
+                "\nthe recorded run was refused {} when the device had {} free",
+                bytes(event.size),
+                bytes(event.address)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What a cause of waste means.
+fn explain(cause: &str) -> &str {
+    match cause {
+        "pending_free" => "freed, another stream may still use it",
+        "rounding" => "rounding of requests",
+        "remainder" => "remainders kept inside blocks",
+        "other_pool" => "free in the other pool",
+        "other_stream" => "free for another stream",
+        "split_pinned" => "free, pinned by a live block",
+        "page_granularity" => "free, in pages partly used",
+        "cached_whole" => "free and whole",
+        "plan_idle" => "idle in the plan",
+        other => other,
+    }
+}

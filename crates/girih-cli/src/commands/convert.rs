@@ -1,0 +1,174 @@
+//! `girih convert`: from one kind of file to another.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use girih_plan::csv::Table;
+use girih_plan::{ALIGNMENT, Buffer, Problem, granted, profile};
+use girih_trace::{Lifetimes, Trace, file};
+use serde::Serialize;
+
+use super::plan::read_csv;
+use super::write_json;
+use crate::Answer;
+use crate::load::{self, Loaded};
+use crate::progress::Progress;
+use crate::units::bytes;
+
+#[derive(Args)]
+pub(crate) struct ConvertArgs {
+    #[command(flatten)]
+    source: load::Source,
+    /// Where to write. The ending says what: .girih for a trace file, .csv for a planning problem.
+    output: PathBuf,
+    /// What to write, if the ending does not say it.
+    #[arg(long, value_enum)]
+    to: Option<Format>,
+    /// What of a recording becomes a planning problem: the whole run on a line, or the steady
+    /// iteration on a ring, unrolled once.
+    #[arg(long, value_enum, default_value = "run")]
+    part: Part,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A trace file of Girih: all of the recording, its marks included.
+    Girih,
+    /// A planning problem: rows of id,lower,upper,size.
+    Csv,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Run,
+    Iteration,
+}
+
+#[derive(Serialize)]
+struct Json {
+    output: String,
+    format: &'static str,
+    bytes: u64,
+}
+
+pub(crate) fn run(args: &ConvertArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let progress = Progress::new();
+    progress.say(format!("reading {}", args.source.file.display()));
+    let format = match (args.to, args.output.extension().and_then(|ending| ending.to_str())) {
+        (Some(format), _) => format,
+        (None, Some("girih")) => Format::Girih,
+        (None, Some("csv")) => Format::Csv,
+        _ => bail!(
+            "{} does not say what to write: end it in .girih or .csv, or use --to",
+            args.output.display()
+        ),
+    };
+    let from_csv = load::name_of(&args.source.file).len() < args.source.file.as_os_str().len()
+        && args.source.file.to_string_lossy().trim_end_matches(".gz").ends_with(".csv");
+    match (from_csv, format) {
+        (true, Format::Csv) => {
+            let table = read_csv(&args.source.file)?;
+            load::write_whole(&args.output, |writer| Ok(table.write(writer, None)?))?;
+        }
+        (true, Format::Girih) => {
+            let recording = trace_of_problem(&read_csv(&args.source.file)?);
+            load::write_whole(&args.output, |writer| Ok(file::write(&recording, writer)?))?;
+        }
+        (false, Format::Girih) => {
+            // Every device goes along; the marks are those of the one that was chosen.
+            let mut recording = load::read(&args.source.file)?;
+            let loaded = args.source.load()?;
+            for trace in &mut recording.traces {
+                if trace.device == loaded.trace.device {
+                    trace.clone_from(&loaded.trace);
+                }
+            }
+            progress.say("writing");
+            load::write_whole(&args.output, |writer| Ok(file::write(&recording, writer)?))?;
+        }
+        (false, Format::Csv) => {
+            let loaded = args.source.load()?;
+            let table = Table::from(problem_of(&loaded, args.part)?);
+            load::write_whole(&args.output, |writer| Ok(table.write(writer, None)?))?;
+        }
+    }
+    drop(progress);
+    let written = std::fs::metadata(&args.output).map_or(0, |meta| meta.len());
+    if json {
+        let format = if format == Format::Girih { "girih" } else { "csv" };
+        write_json(
+            out,
+            &Json { output: args.output.display().to_string(), format, bytes: written },
+        )?;
+    } else {
+        writeln!(out, "{}: {}", args.output.display(), bytes(written))?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// The run as a planning problem: a buffer a request, in ticks of the trace; or its steady
+/// iteration as the planners see it.
+fn problem_of(loaded: &Loaded, part: Part) -> anyhow::Result<Problem> {
+    if part == Part::Iteration {
+        let Loaded { trace, lives, iterations, name, .. } = loaded;
+        if iterations.steady.is_none() {
+            bail!("{name} has no iterations that are alike: convert the whole run instead");
+        }
+        let mut seen = None;
+        let budget = girih_plan::Budget { attempts: 1 };
+        profile::plan(trace, lives, iterations, |problem| {
+            seen = Some(problem.clone());
+            girih_plan::solve(problem, budget).expect("a problem made from a trace has a meaning")
+        });
+        return Ok(seen.expect("the planner is asked once"));
+    }
+    let end = loaded.trace.events.len() as u32 + 1;
+    let buffers = loaded.lives.requests.iter().map(|request| Buffer {
+        lower: request.birth.0,
+        upper: request.death.0.clamp(request.birth.0 + 1, end),
+        size: granted(request.size),
+    });
+    Ok(Problem { buffers: buffers.collect(), period: 0, alignment: ALIGNMENT })
+}
+
+/// A planning problem as a recording: each buffer an allocation and a free, each at an address of
+/// its own.
+fn trace_of_problem(table: &Table) -> girih_trace::Recording {
+    use girih_trace::{Action, Event, PoolId, StackId, StreamId};
+    let mut order: Vec<(u32, bool, usize)> = Vec::new();
+    for (index, buffer) in table.problem.buffers.iter().enumerate() {
+        order.push((buffer.lower, true, index));
+        order.push((buffer.upper, false, index));
+    }
+    // What dies at a tick makes room for what is born at it.
+    order.sort_unstable();
+    let mut address = 1u64 << 30;
+    let addresses: Vec<u64> = (table.problem.buffers.iter())
+        .map(|buffer| {
+            address += granted(buffer.size);
+            address - granted(buffer.size)
+        })
+        .collect();
+    let mut trace = Trace { streams: vec![0], pools: vec![(0, 0)], ..Trace::default() };
+    for (tick, is_birth, index) in order {
+        let event = |action| Event {
+            address: addresses[index],
+            size: table.problem.buffers[index].size,
+            time_us: i64::from(tick),
+            stack: StackId::NONE,
+            stream: StreamId(0),
+            pool: PoolId::DEFAULT,
+            action,
+        };
+        if is_birth {
+            trace.events.push(event(Action::Alloc));
+        } else {
+            trace.events.extend([event(Action::FreeRequested), event(Action::FreeCompleted)]);
+        }
+    }
+    debug_assert_eq!(Lifetimes::of(&trace).requests.len(), table.problem.buffers.len());
+    trace.origin.kind = "planning problem".to_owned();
+    girih_trace::Recording { traces: vec![trace] }
+}

@@ -1,0 +1,22 @@
+//! The subcommands, one a file. Each has its arguments and a `run` that writes to `out`.
+
+pub(crate) mod check;
+pub(crate) mod compare;
+pub(crate) mod conform;
+pub(crate) mod convert;
+pub(crate) mod lab;
+pub(crate) mod plan;
+pub(crate) mod replay;
+pub(crate) mod row;
+pub(crate) mod stats;
+
+use std::io::Write;
+
+use serde::Serialize;
+
+/// Writes one JSON object on one line.
+pub(crate) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
+}

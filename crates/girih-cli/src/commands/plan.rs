@@ -1,0 +1,176 @@
+//! `girih plan`: where every tensor of a recording, or of a planning problem, goes.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use girih_plan::csv::{self, Table};
+use girih_plan::{Budget, Outcome, check, file, solve};
+use girih_trace::compress::{Input, Limits};
+use serde::Serialize;
+
+use super::row::make_plan;
+use super::write_json;
+use crate::Answer;
+use crate::load::{self, timed};
+use crate::progress::Progress;
+use crate::table::table;
+use crate::units::{bytes, count};
+
+#[derive(Args)]
+pub(crate) struct PlanArgs {
+    /// A PyTorch memory snapshot (pickle, .gz or .zst), or a trace file of Girih.
+    #[arg(required_unless_present = "csv", conflicts_with = "csv")]
+    file: Option<PathBuf>,
+    /// The marks of the run. Without this, NAME.marks.json or NAME.marks.json.gz beside the file.
+    #[arg(long, value_name = "FILE", conflicts_with = "csv")]
+    marks: Option<PathBuf>,
+    /// The device, if the recording has several.
+    #[arg(long, value_name = "N", conflicts_with = "csv")]
+    device: Option<u32>,
+    /// Plans a planning problem instead: rows of id,lower,upper,size.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Where to write the plan; for a CSV problem, the rows with their offsets.
+    #[arg(short, long, value_name = "PLAN")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Json {
+    name: String,
+    requests: u64,
+    persistent_bytes: u64,
+    iteration_requests: usize,
+    lower_bound: u64,
+    peak: u64,
+    arena_bytes: u64,
+    gap: f64,
+    proven: bool,
+    planner: String,
+    attempts: Vec<JsonAttempt>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fingerprint: Option<String>,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct JsonAttempt {
+    planner: String,
+    height: Option<u64>,
+}
+
+pub(crate) fn run(args: &PlanArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let result = match (&args.csv, &args.file) {
+        (Some(csv), _) => plan_csv(csv, args.output.as_deref())?,
+        (None, Some(file)) => plan_recording(args, file)?,
+        (None, None) => bail!("give a recording, or a planning problem with --csv"),
+    };
+    if json {
+        write_json(out, &result)?;
+    } else {
+        print(&result, args.output.as_deref(), out)?;
+    }
+    Ok(Answer::Yes)
+}
+
+fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
+    let progress = Progress::new();
+    progress.say(format!("reading {}", path.display()));
+    let source = load::Source {
+        file: path.to_owned(),
+        marks: args.marks.clone(),
+        device: args.device,
+    };
+    let loaded = source.load()?;
+    progress.say("planning");
+    let ((plan, outcome), seconds) = timed(|| make_plan(&loaded));
+    if let Some(output) = &args.output {
+        load::write_whole(output, |writer| Ok(file::write(&plan, writer)?))?;
+    }
+    Ok(Json {
+        name: loaded.name,
+        requests: plan.requests,
+        persistent_bytes: plan.persistent_bytes,
+        iteration_requests: plan.iteration_requests(),
+        lower_bound: plan.lower_bound,
+        peak: plan.peak,
+        arena_bytes: plan.arena_bytes,
+        gap: plan.gap(),
+        proven: plan.proven,
+        planner: plan.planner.clone(),
+        attempts: attempts(&outcome),
+        fingerprint: Some(format!("{:016x}", plan.fingerprint())),
+        seconds,
+    })
+}
+
+fn plan_csv(path: &Path, output: Option<&Path>) -> anyhow::Result<Json> {
+    let progress = Progress::new();
+    progress.say(format!("reading {}", path.display()));
+    let problem = read_csv(path)?;
+    progress.say("planning");
+    let budget = Budget::interactive(problem.problem.buffers.len());
+    let (outcome, seconds) = timed(|| solve(&problem.problem, budget));
+    let outcome = outcome.with_context(|| format!("{}", path.display()))?;
+    // The checker shares nothing with the planners: what it passes is right.
+    check::check(&problem.problem, &outcome.solution)
+        .context("the planner made a mistake, which is a bug of Girih")?;
+    if let Some(output) = output {
+        load::write_whole(output, |writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
+    }
+    Ok(Json {
+        name: load::name_of(path),
+        requests: problem.problem.buffers.len() as u64,
+        persistent_bytes: 0,
+        iteration_requests: problem.problem.buffers.len(),
+        lower_bound: outcome.bound.bytes,
+        peak: outcome.solution.height,
+        arena_bytes: outcome.solution.height,
+        gap: outcome.gap(),
+        proven: outcome.is_proven(),
+        planner: outcome.solution.planner.to_owned(),
+        attempts: attempts(&outcome),
+        fingerprint: None,
+        seconds,
+    })
+}
+
+/// Reads a planning problem, which may be compressed.
+pub(crate) fn read_csv(path: &Path) -> anyhow::Result<Table> {
+    let open = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let input = Input::new(open, Limits::default())
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    csv::read(BufReader::new(input)).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
+    let attempts = outcome.attempts.iter();
+    attempts
+        .map(|attempt| JsonAttempt { planner: attempt.planner.to_string(), height: attempt.height })
+        .collect()
+}
+
+fn print(result: &Json, output: Option<&Path>, out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(out, "{}", result.name)?;
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let verdict = match (result.proven, result.gap) {
+        (true, _) => "at the lower bound: no plan can be lower".to_owned(),
+        (false, gap) => format!("{:.3} % above the lower bound", gap * 100.0),
+    };
+    let rows = [
+        row("requests", count(result.requests)),
+        row("requests of an iteration", count(result.iteration_requests as u64)),
+        row("stays across iterations", bytes(result.persistent_bytes)),
+        row("lower bound of an iteration", bytes(result.lower_bound)),
+        row("the plan's arena", bytes(result.arena_bytes)),
+    ];
+    write!(out, "{}", table(&["", ""], &rows))?;
+    writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
+    if let Some(output) = output {
+        writeln!(out, "written to {}", output.display())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! `girih replay`: a recording again, under one allocator.
+
+use std::io::Write;
+
+use clap::Args;
+use girih_runtime::simulate::{Allocator, simulate};
+
+use super::row::{
+    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, recorded_peak, stop_sentence,
+    table_row,
+};
+use super::write_json;
+use crate::Answer;
+use crate::load::{self, timed};
+use crate::progress::Progress;
+use crate::table::table;
+use crate::units::{bytes, count};
+
+#[derive(Args)]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    source: load::Source,
+    /// The allocator.
+    #[arg(long, value_enum, default_value = "native")]
+    allocator: Name,
+    /// Checks that each use of a byte comes after the last one, across streams. Slower.
+    #[arg(long)]
+    check_order: bool,
+    #[command(flatten)]
+    what_if: WhatIf,
+}
+
+pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let progress = Progress::new();
+    progress.say(format!("reading {}", args.source.file.display()));
+    let loaded = args.source.load()?;
+    let mut setup = args.what_if.setup(&loaded.trace)?;
+    setup.check_order = args.check_order;
+    let allocator = args.allocator.allocator();
+    if allocator == Allocator::Planned {
+        progress.say("planning");
+        setup.plan = Some(args.what_if.plan(&loaded)?);
+    }
+    progress.say(format!("replaying under {}", allocator.name()));
+    let (simulation, seconds) =
+        timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
+    let simulation = simulation?;
+    drop(progress);
+    if json {
+        write_json(out, &JsonRow::new(&simulation, &loaded.trace, &setup, seconds))?;
+        return Ok(Answer::Yes);
+    }
+    writeln!(out, "{}", loaded.name)?;
+    write!(out, "{}", table(&COLUMNS, &[table_row(&simulation)]))?;
+    if let Some(stop) = &simulation.replayed.stop {
+        writeln!(out, "{}", stop_sentence(stop, loaded.lives.requests.len()))?;
+    }
+    if let Some(following) = simulation.following {
+        writeln!(
+            out,
+            "followed the plan: {} hits ({}), {} misses ({}); the fallback held {} at most",
+            count(following.hits),
+            bytes(following.hit_bytes),
+            count(following.misses),
+            bytes(following.miss_bytes),
+            bytes(following.fallback_reserved_peak),
+        )?;
+    }
+    if let Some(peak) = recorded_peak(&loaded.trace) {
+        writeln!(out, "the recorded run reserved {} at most", bytes(peak))?;
+    }
+    match compared_with_recording(&simulation, &loaded.trace) {
+        Some(None) => writeln!(out, "every segment came and went as in the recording")?,
+        Some(Some(difference)) => writeln!(out, "{difference}")?,
+        None => {}
+    }
+    let events = simulation.replayed.events;
+    let rate = events as f64 / seconds.max(1e-9) / 1e6;
+    writeln!(out, "{} events in {seconds:.3} s: {rate:.1} million a second", count(events))?;
+    Ok(Answer::Yes)
+}

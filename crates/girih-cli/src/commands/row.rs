@@ -1,0 +1,279 @@
+//! One allocator on one recording: the arguments that choose it, its JSON object, its table row.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use girih_plan::{Budget, Outcome, Plan, file, profile, solve};
+use girih_runtime::caching::TieOrder;
+use girih_runtime::replay::{
+    Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
+};
+use girih_runtime::simulate::{Allocator, Setup, Simulation};
+use girih_trace::Trace;
+use serde::Serialize;
+
+use crate::load::Loaded;
+use crate::units::{self, bytes, count, milliseconds, percent};
+
+/// An allocator, by its name on the command line.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Name {
+    Direct,
+    Native,
+    Expandable,
+    Planned,
+}
+
+impl Name {
+    pub(crate) fn allocator(self) -> Allocator {
+        match self {
+            Name::Direct => Allocator::Direct,
+            Name::Native => Allocator::Native,
+            Name::Expandable => Allocator::Expandable,
+            Name::Planned => Allocator::Planned,
+        }
+    }
+}
+
+/// What if: settings, another device, another release.
+#[derive(Args, Clone)]
+pub(crate) struct WhatIf {
+    /// Settings of the allocators, as in PYTORCH_CUDA_ALLOC_CONF. Without this, those that the
+    /// recording was made with.
+    #[arg(long, value_name = "STRING")]
+    conf: Option<String>,
+    /// Bytes of the device, such as 80GiB: would the run have fitted?
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub(crate) capacity: Option<u64>,
+    /// The torch release whose order among equal free blocks is taken.
+    #[arg(long, value_name = "VERSION", default_value = "2.11")]
+    torch: String,
+    /// Follows this plan instead of one made from the recording itself.
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+}
+
+impl WhatIf {
+    /// The setup of the simulations, for now without a plan.
+    pub(crate) fn setup(&self, trace: &Trace) -> anyhow::Result<Setup> {
+        let Some(tie_order) = TieOrder::of_torch(&self.torch) else {
+            bail!("{:?} is no release of torch: try 2.11, 2.12 or 2.13", self.torch);
+        };
+        let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(trace));
+        let capacity = self.capacity;
+        Ok(Setup { conf, tie_order, capacity, plan: None, check_order: false })
+    }
+
+    /// The plan that was named, or one made from the recording.
+    pub(crate) fn plan(&self, loaded: &Loaded) -> anyhow::Result<Arc<Plan>> {
+        let plan = match &self.plan {
+            Some(path) => {
+                let open = std::fs::File::open(path);
+                let open = open.with_context(|| format!("cannot open {}", path.display()))?;
+                let read = file::read(std::io::BufReader::new(open));
+                read.with_context(|| format!("cannot read {}", path.display()))?
+            }
+            None => make_plan(loaded).0,
+        };
+        Ok(Arc::new(plan))
+    }
+}
+
+/// What the recorded process was set to, as far as an allocator of ours takes it: the recording
+/// may be of a release that knows more.
+fn recorded_conf(trace: &Trace) -> String {
+    let conf = &trace.settings.conf;
+    match girih_runtime::caching::Config::parse(conf) {
+        Ok(_) => conf.clone(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Makes a plan of the recording: the plan, and what the planners did.
+pub(crate) fn make_plan(loaded: &Loaded) -> (Plan, Outcome) {
+    let mut outcome = None;
+    let plan = profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
+        let solved = solve(problem, Budget::interactive(problem.buffers.len()))
+            .expect("a problem made from a trace has a meaning");
+        outcome = Some(solved.clone());
+        solved
+    });
+    (plan, outcome.expect("the planner is asked once"))
+}
+
+/// One allocator's figures as `--json` gives them.
+#[derive(Serialize)]
+pub(crate) struct JsonRow {
+    pub(crate) allocator: &'static str,
+    events: u64,
+    requests: u64,
+    allocated_peak: u64,
+    active_peak: u64,
+    reserved_peak: u64,
+    requested_peak: u64,
+    efficiency: f64,
+    fragmentation: f64,
+    num_alloc_retries: u64,
+    num_ooms: u64,
+    num_device_alloc: u64,
+    num_device_free: u64,
+    device_calls: u64,
+    device_microseconds: f64,
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded_reserved_peak: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segment_events_equal: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_difference: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity: Option<u64>,
+    fits: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped: Option<JsonStop>,
+    #[serde(flatten)]
+    following: Option<JsonFollowing>,
+}
+
+/// The first request that got nothing.
+#[derive(Serialize)]
+struct JsonStop {
+    request: u32,
+    event: u32,
+    size: u64,
+    reason: String,
+}
+
+/// How well a plan was followed.
+#[derive(Serialize)]
+struct JsonFollowing {
+    planned_hits: u64,
+    planned_hit_bytes: u64,
+    planned_misses: u64,
+    planned_miss_bytes: u64,
+    fallback_reserved_peak: u64,
+    stream_waits: u64,
+}
+
+impl JsonRow {
+    pub(crate) fn new(
+        simulation: &Simulation,
+        trace: &Trace,
+        setup: &Setup,
+        seconds: f64,
+    ) -> JsonRow {
+        let stats = &simulation.stats;
+        let calls = simulation.calls.sum();
+        let difference = compared_with_recording(simulation, trace);
+        let following = simulation.following.map(|following| JsonFollowing {
+            planned_hits: following.hits,
+            planned_hit_bytes: following.hit_bytes,
+            planned_misses: following.misses,
+            planned_miss_bytes: following.miss_bytes,
+            fallback_reserved_peak: following.fallback_reserved_peak,
+            stream_waits: following.waits,
+        });
+        let stopped = simulation.replayed.stop.as_ref().map(|stop| JsonStop {
+            request: stop.request,
+            event: stop.tick.0,
+            size: stop.size,
+            reason: stop.error.to_string(),
+        });
+        JsonRow {
+            allocator: simulation.allocator.name(),
+            events: simulation.replayed.events,
+            requests: simulation.replayed.requests,
+            allocated_peak: stats.allocated_bytes.all.peak,
+            active_peak: stats.active_bytes.all.peak,
+            reserved_peak: stats.reserved_bytes.all.peak,
+            requested_peak: stats.requested_bytes.all.peak,
+            efficiency: simulation.efficiency(),
+            fragmentation: 1.0 - simulation.efficiency(),
+            num_alloc_retries: stats.num_alloc_retries,
+            num_ooms: stats.num_ooms,
+            num_device_alloc: stats.num_device_alloc,
+            num_device_free: stats.num_device_free,
+            device_calls: calls.calls,
+            device_microseconds: calls.microseconds,
+            seconds,
+            recorded_reserved_peak: recorded_peak(trace),
+            segment_events_equal: difference.as_ref().map(Option::is_none),
+            first_difference: difference.flatten(),
+            capacity: setup.capacity,
+            fits: stopped.is_none(),
+            stopped,
+            following,
+        }
+    }
+}
+
+/// The peak that the recorded process reported, or that its segment events show.
+pub(crate) fn recorded_peak(trace: &Trace) -> Option<u64> {
+    trace.recorded.reserved_peak.or_else(|| recorded_reserved_peak(trace))
+}
+
+/// For the allocator that made the recording: its first difference from the recording, if there is
+/// one. None for other allocators, and where the recording has no segment events at all.
+pub(crate) fn compared_with_recording(
+    simulation: &Simulation,
+    trace: &Trace,
+) -> Option<Option<String>> {
+    let made_it = match simulation.allocator {
+        Allocator::Native => !trace.settings.expandable_segments,
+        Allocator::Expandable => trace.settings.expandable_segments,
+        _ => false,
+    };
+    let recorded = recorded_segment_events(trace);
+    (made_it && !recorded.is_empty()).then(|| {
+        let replayed = &simulation.replayed.segment_events;
+        first_segment_difference(&recorded, replayed).map(|difference| {
+            if trace.origin.truncated {
+                format!(
+                    "{difference}; the recording began when segments were held already, which \
+                     the replay must take anew"
+                )
+            } else {
+                difference
+            }
+        })
+    })
+}
+
+/// The columns of the table of allocators.
+pub(crate) const COLUMNS: [&str; 7] = [
+    "allocator",
+    "allocated",
+    "reserved",
+    "efficiency",
+    "fragmented",
+    "device calls",
+    "their cost",
+];
+
+/// A row of the table of allocators.
+pub(crate) fn table_row(simulation: &Simulation) -> Vec<String> {
+    let stats = &simulation.stats;
+    let calls = simulation.calls.sum();
+    vec![
+        simulation.allocator.name().to_owned(),
+        bytes(stats.allocated_bytes.all.peak),
+        bytes(stats.reserved_bytes.all.peak),
+        percent(simulation.efficiency()),
+        percent(1.0 - simulation.efficiency()),
+        count(calls.calls),
+        milliseconds(calls.microseconds),
+    ]
+}
+
+/// A sentence on the first request that got nothing.
+pub(crate) fn stop_sentence(stop: &Stop, requests: usize) -> String {
+    format!(
+        "stops at request {} of {} ({}): {}",
+        count(u64::from(stop.request) + 1),
+        count(requests as u64),
+        bytes(stop.size),
+        stop.error
+    )
+}

@@ -1,0 +1,108 @@
+//! Bytes, fractions and times as people write and read them.
+
+/// Bytes with a binary unit and three digits: `12.3 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ if value < 10.0 => format!("{value:.2} {}", UNITS[unit]),
+        _ if value < 100.0 => format!("{value:.1} {}", UNITS[unit]),
+        _ => format!("{value:.0} {}", UNITS[unit]),
+    }
+}
+
+/// A fraction as percent with two digits, never rounded up to 100.
+pub(crate) fn percent(fraction: f64) -> String {
+    let percent = fraction * 100.0;
+    let shown = if percent < 100.0 { (percent * 100.0).floor() / 100.0 } else { percent };
+    format!("{shown:.2} %")
+}
+
+/// Microseconds as milliseconds.
+pub(crate) fn milliseconds(microseconds: f64) -> String {
+    format!("{:.1} ms", microseconds / 1000.0)
+}
+
+/// A count with its digits in groups of three.
+pub(crate) fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Reads a size: `80GiB`, `512 MiB`, `1.5g`, `1000`. Units are binary; `GB` and `GiB` are the same
+/// here, as they are on the box of a GPU.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (text[..end].trim(), text[end..].trim().to_ascii_lowercase());
+    let shift = match unit.as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("{text:?} has no unit that is known: try 80GiB or 512MiB")),
+    };
+    let value: f64 =
+        number.parse().map_err(|_| format!("{text:?} is no size: try 80GiB or 512MiB"))?;
+    let bytes = value * (1u64 << shift) as f64;
+    if bytes < 1.0 || bytes > (1u64 << 50) as f64 {
+        return Err(format!("{text:?} is not between 1 byte and 1024 TiB"));
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_printed_with_three_digits_and_a_unit() {
+        assert_eq!(bytes(512), "512 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(20 << 20), "20.0 MiB");
+        assert_eq!(bytes(19_413_336_064), "18.1 GiB");
+        assert_eq!(bytes(1023 << 20), "1.00 GiB");
+    }
+
+    #[test]
+    fn a_fraction_just_below_one_is_not_printed_as_100_percent() {
+        assert_eq!(percent(0.999_999), "99.99 %");
+        assert_eq!(percent(1.0), "100.00 %");
+    }
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        assert_eq!(parse_bytes("80GiB"), Ok(80 << 30));
+        assert_eq!(parse_bytes("1.5g"), Ok(3 << 29));
+        assert_eq!(parse_bytes(" 512 MB "), Ok(512 << 20));
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_an_example() {
+        for text in ["", "GiB", "12 parsecs", "-1", "0", "9999999TiB"] {
+            assert!(parse_bytes(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn counts_have_their_digits_in_groups() {
+        assert_eq!(count(7), "7");
+        assert_eq!(count(869_250), "869,250");
+        assert_eq!(count(1_000_000), "1,000,000");
+    }
+}

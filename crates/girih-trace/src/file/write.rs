@@ -1,0 +1,141 @@
+//! Writing a trace file.
+
+use std::io::Write;
+
+use super::column::{encode, encode_differences, encode_text};
+use super::error::FileError;
+use super::events::split;
+use super::header::{ColumnHeader, Header, TraceHeader};
+use super::{MAGIC, MAX_HEADER, VERSION};
+use crate::event::StackId;
+use crate::trace::{Recording, Segment, Trace};
+
+pub(super) fn write(recording: &Recording, mut output: impl Write) -> Result<(), FileError> {
+    let mut traces = Vec::new();
+    let mut bodies = Vec::new();
+    for trace in &recording.traces {
+        let columns = Columns::of(trace)?;
+        traces.push(TraceHeader::new(trace, columns.headers));
+        bodies.extend(columns.bodies);
+    }
+    let header = serde_json::to_vec(&Header { traces })?;
+    if header.len() > MAX_HEADER {
+        return Err(FileError::HeaderLength(header.len()));
+    }
+    let mut crc = flate2::Crc::new();
+    crc.update(&header);
+    output.write_all(&MAGIC)?;
+    output.write_all(&VERSION.to_le_bytes())?;
+    output.write_all(&(header.len() as u32).to_le_bytes())?;
+    output.write_all(&crc.sum().to_le_bytes())?;
+    output.write_all(&header)?;
+    for body in bodies {
+        output.write_all(&body)?;
+    }
+    output.flush()?;
+    Ok(())
+}
+
+/// The columns of one trace.
+#[derive(Default)]
+struct Columns {
+    headers: Vec<ColumnHeader>,
+    bodies: Vec<Vec<u8>>,
+}
+
+impl Columns {
+    fn of(trace: &Trace) -> Result<Columns, FileError> {
+        let mut columns = Columns::default();
+        columns.put_tables(trace)?;
+        columns.put_events(trace);
+        columns.put_marks(trace)?;
+        columns.put_segments(&trace.segments);
+        Ok(columns)
+    }
+
+    fn put_tables(&mut self, trace: &Trace) -> Result<(), FileError> {
+        self.put("streams", trace.streams.iter().copied());
+        self.put("pools", trace.pools.iter().flat_map(|&(first, second)| [first, second]));
+        self.put_text("frames", &trace.frames)?;
+        self.put("stacks.length", trace.stacks.iter().map(|stack| stack.len() as u64));
+        self.put("stacks.frame", trace.stacks.iter().flatten().map(|&frame| u64::from(frame)));
+        Ok(())
+    }
+
+    fn put_events(&mut self, trace: &Trace) {
+        let events = &trace.events;
+        let (repeats, owns) = split(events);
+        self.put("action", events.iter().map(|event| event.action as u64));
+        self.put_differences("time_us", events.iter().map(|event| event.time_us as u64));
+        self.put("stack", events.iter().map(|event| stack_code(event.stack)));
+        self.put("repeats", repeats.into_iter());
+        self.put_table("own.address", owns.iter().map(|own| own.address));
+        self.put_table("own.size", owns.iter().map(|own| own.size));
+        self.put("own.stream", owns.iter().map(|own| u64::from(own.stream.0)));
+        self.put("own.pool", owns.iter().map(|own| u64::from(own.pool.0)));
+    }
+
+    fn put_marks(&mut self, trace: &Trace) -> Result<(), FileError> {
+        let marks = &trace.marks;
+        self.put_differences("mark.before", marks.iter().map(|mark| u64::from(mark.before)));
+        self.put_differences("mark.time_us", marks.iter().map(|mark| mark.time_us as u64));
+        self.put("mark.kind", marks.iter().map(|mark| mark.kind as u64));
+        let mut names: Vec<&str> = marks.iter().map(|mark| mark.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let index = |name: &str| names.binary_search(&name).expect("it is one of them") as u64;
+        self.put("mark.name", marks.iter().map(|mark| index(&mark.name)));
+        self.put_text("names", &names)
+    }
+
+    fn put_segments(&mut self, segments: &[Segment]) {
+        let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
+        let flags = |it: &Segment| u64::from(it.is_small) | u64::from(it.is_expandable) << 1;
+        self.put_differences("segment.address", segments.iter().map(|it| it.address));
+        self.put("segment.size", segments.iter().map(|it| it.size));
+        self.put("segment.stream", segments.iter().map(|it| u64::from(it.stream.0)));
+        self.put("segment.pool", segments.iter().map(|it| u64::from(it.pool.0)));
+        self.put("segment.flags", segments.iter().map(flags));
+        self.put("segment.blocks", segments.iter().map(|it| it.blocks.len() as u64));
+        self.put_differences("block.address", blocks().map(|it| it.address));
+        self.put("block.size", blocks().map(|it| it.size));
+        self.put("block.requested", blocks().map(|it| it.requested));
+        self.put("block.state", blocks().map(|it| it.state as u64));
+        self.put("block.stack", blocks().map(|it| stack_code(it.stack)));
+    }
+
+    fn put(&mut self, name: &str, values: impl Iterator<Item = u64>) {
+        self.push(encode(name, &values.collect::<Vec<_>>()));
+    }
+
+    fn put_differences(&mut self, name: &str, values: impl Iterator<Item = u64>) {
+        self.push(encode_differences(name, &values.collect::<Vec<_>>()));
+    }
+
+    /// Values of which there are few different ones: these, ascending, and for each value which.
+    fn put_table(&mut self, name: &str, values: impl Iterator<Item = u64>) {
+        let values: Vec<u64> = values.collect();
+        let mut table = values.clone();
+        table.sort_unstable();
+        table.dedup();
+        let code = |value: u64| table.binary_search(&value).expect("it is one of them") as u64;
+        let codes: Vec<u64> = values.into_iter().map(code).collect();
+        self.push(encode(name, &codes));
+        self.push(encode_differences(&format!("{name}.table"), &table));
+    }
+
+    fn put_text<S: serde::Serialize>(&mut self, name: &str, text: &[S]) -> Result<(), FileError> {
+        self.push(encode_text(name, &serde_json::to_vec(text)?));
+        Ok(())
+    }
+
+    fn push(&mut self, (header, body): (ColumnHeader, Vec<u8>)) {
+        self.headers.push(header);
+        self.bodies.push(body);
+    }
+}
+
+/// A stack plus one, so that 0 is none.
+fn stack_code(stack: StackId) -> u64 {
+    u64::from(stack.0.wrapping_add(1))
+}

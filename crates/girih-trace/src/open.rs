@@ -1,0 +1,50 @@
+//! One door for every file that holds a recording.
+
+use std::io::{self, Cursor, Read};
+
+use thiserror::Error;
+
+use crate::compress::{Input, Limits, fill};
+use crate::file::{self, FileError, MAGIC};
+use crate::snapshot::{self, ReadError};
+use crate::trace::Recording;
+
+/// Why a file could not be opened as a recording.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// It could not be read or decompressed.
+    #[error("cannot read the file: {0}")]
+    Io(#[from] io::Error),
+    /// It is a snapshot, but a damaged one.
+    #[error(transparent)]
+    Snapshot(#[from] ReadError),
+    /// It is a trace file, but a damaged one.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is nothing that is known.
+    #[error(
+        "this is neither a PyTorch memory snapshot nor a trace file of Girih: it begins with {0:?}"
+    )]
+    Unknown(String),
+}
+
+/// Opcodes with which a pickled dict, list or tuple begins: PROTO, or without it, as in protocols
+/// 0 and 1, MARK, EMPTY_DICT, EMPTY_LIST.
+const PICKLE_STARTS: [u8; 4] = [0x80, b'(', b'}', b']'];
+
+/// Reads a snapshot or a trace file, whichever `input` is; it may be gzipped or in zstd.
+///
+/// # Errors
+/// If `input` is neither of them, or a damaged one; see [`OpenError`].
+pub fn detect_and_read(input: impl Read, limits: Limits) -> Result<Recording, OpenError> {
+    let mut input = Input::new(input, limits)?;
+    let mut head = [0; MAGIC.len()];
+    let length = fill(&mut input, &mut head)?;
+    let head = &head[..length];
+    let whole = Cursor::new(head).chain(input);
+    match head {
+        _ if head == MAGIC => Ok(file::read_decompressed(whole, limits)?),
+        [first, ..] if PICKLE_STARTS.contains(first) => Ok(snapshot::read_decompressed(whole)?),
+        _ => Err(OpenError::Unknown(head.escape_ascii().to_string())),
+    }
+}
