@@ -58,8 +58,9 @@ pub struct Replayed {
     pub failed: u64,
     /// What the policy took and gave back, in order.
     pub segment_events: Vec<SegmentEvent>,
-    /// The tick at which the policy first held the most.
-    pub reserved_peak_at: Tick,
+    /// Of the ticks at which the policy held the most of the device, the first at which the most of
+    /// it was allocated.
+    pub peak_at: Tick,
 }
 
 /// Replays `trace` through `policy` on `device`.
@@ -90,7 +91,7 @@ pub fn replay(
         given: vec![None; lives.requests.len()],
         side_streams: SideStreams::new(trace.streams.len()),
         held: Vec::new(),
-        reserved_peak: 0,
+        peak: (0, 0),
         result: Replayed::default(),
     };
     run.go()?;
@@ -110,7 +111,8 @@ struct Run<'a> {
     side_streams: SideStreams,
     /// Requests whose free was asked for and waits, with the stream that holds them.
     held: Vec<(u32, StreamId)>,
-    reserved_peak: u64,
+    /// The most that was reserved, and the most of it that was allocated while it was.
+    peak: (u64, u64),
     result: Replayed,
 }
 
@@ -129,11 +131,7 @@ impl Run<'_> {
             }
             self.apply(tick, event, empties_cache)?;
             self.result.events += 1;
-            let reserved = self.policy.stats().reserved_bytes.all.peak;
-            if reserved > self.reserved_peak {
-                self.reserved_peak = reserved;
-                self.result.reserved_peak_at = tick;
-            }
+            self.note_peak(tick);
             if self.options.check_policy {
                 self.policy.check().unwrap_or_else(|fault| panic!("after event {index}: {fault}"));
             }
@@ -142,6 +140,15 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    fn note_peak(&mut self, tick: Tick) {
+        let stats = self.policy.stats();
+        let now = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
+        if now > self.peak {
+            self.peak = now;
+            self.result.peak_at = tick;
+        }
     }
 
     fn apply(&mut self, tick: Tick, event: &Event, empties_cache: bool) -> Result<(), AllocError> {

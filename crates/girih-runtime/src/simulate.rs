@@ -122,15 +122,15 @@ pub fn simulate(
     run(trace, lives, allocator, setup, options, |_, _| ())
 }
 
-/// Simulates up to the moment at which `simulation` held the most, and says where the memory was
-/// then that nobody had requested.
+/// Simulates up to the moment at which `simulation` held the most of the device and most of it was
+/// allocated, and says where the memory was then that nobody had requested.
 pub fn waste_at_peak(
     trace: &Trace,
     lives: &Lifetimes,
     simulation: &Simulation,
     setup: &Setup,
 ) -> Result<Waste, SimulateError> {
-    let at = simulation.replayed.reserved_peak_at;
+    let at = simulation.replayed.peak_at;
     let options = Options { until: Some(at), ..Options::default() };
     let mut found = Waste::default();
     run(trace, lives, simulation.allocator, setup, options, |policy, config| {
@@ -139,12 +139,11 @@ pub fn waste_at_peak(
     Ok(found)
 }
 
-/// The waste of a policy with the eyes of the request at tick `at`.
+/// The waste of a policy with the eyes of the request at tick `at`, or of the last one before it.
 fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Waste {
-    let request = match lives.request_of.get(at.index()) {
-        Some(&index) if index != Lifetimes::NONE => Some(&lives.requests[index as usize]),
-        _ => None,
-    };
+    let births = lives.request_of[..=at.index().min(lives.request_of.len().saturating_sub(1))].iter();
+    let request = births.rev().find(|&&index| index != Lifetimes::NONE);
+    let request = request.map(|&index| &lives.requests[index as usize]);
     let rounded = |size| match policy.name() {
         "planned" | "direct" => granted(size),
         _ => round_size(size, &config.roundup_power2_divisions),

@@ -64,16 +64,19 @@ impl Iterations {
     pub fn of(trace: &Trace, lives: &Lifetimes) -> Iterations {
         let keys = keys(lives);
         let births = births_before(lives);
-        let (source, bounds) = match marked_starts(trace) {
-            Some(bounds) => (Source::Marks, bounds),
-            None => match repeated_starts(lives, &keys) {
-                Some(bounds) => (Source::Sequence, bounds),
-                None => (Source::None, Vec::new()),
-            },
+        let found = |source, bounds: &[u32]| {
+            let list = split(bounds, &births, lives.requests.len() as u32);
+            let steady = steady(&list, &keys);
+            Iterations { source, list, steady }
         };
-        let list = split(&bounds, &births, lives.requests.len() as u32);
-        let steady = steady(&list, &keys);
-        Iterations { source, list, steady }
+        // Marks are believed, unless no two of the steps they mark are alike.
+        let marked = marked_starts(trace).map(|bounds| found(Source::Marks, &bounds));
+        if let Some(marked) = marked.as_ref().filter(|marked| marked.steady.is_some()) {
+            return marked.clone();
+        }
+        let repeated = repeated_starts(lives, &keys).map(|at| found(Source::Sequence, &at));
+        let repeated = repeated.filter(|repeated| repeated.steady.is_some() || marked.is_none());
+        repeated.or(marked).unwrap_or_else(|| found(Source::None, &[]))
     }
 
     /// The iteration in which the request was born; None for model building and for what comes

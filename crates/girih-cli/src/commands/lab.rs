@@ -18,13 +18,13 @@ use crate::table::table;
 /// Columns of the explanations.
 const WIDTH: usize = 76;
 
-/// Show when PyTorch's allocator fragments, step by step, on a simulated GPU.
+/// Which cases of the laboratory to run.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct LabArgs {
     /// Cases to run, by name; all of them if none is given.
     #[arg(value_name = "CASE", value_parser = parse_case)]
     cases: Vec<&'static Case<'static>>,
-    /// List the cases, and run none.
+    /// Lists the cases, and runs none.
     #[arg(long)]
     list: bool,
 }
@@ -324,8 +324,8 @@ mod tests {
               8 x large 16 MiB [16 MiB free]
 
          3. allocate 4 x 32 MiB
-            128 MiB lie free, in pieces of 16 MiB that none of these requests fits.
-            The device must give four more segments.
+            128 MiB lie free, but in pieces of 16 MiB, too small for each of these
+            requests. The device must give four more segments.
             reserved 256 MiB (article 256 MiB), device calls: 4 alloc
               8 x large 16 MiB [16 MiB free]
               4 x large 32 MiB [32 MiB used]

@@ -100,8 +100,8 @@ const SMALL_THEN_LARGE: Case<'static> = Case {
         allocate(
             4,
             32 * MIB,
-            "128 MiB lie free, in pieces of 16 MiB that none of these requests fits. The device \
-             must give four more segments.",
+            "128 MiB lie free, but in pieces of 16 MiB, too small for each of these requests. The \
+             device must give four more segments.",
         )
         .reserves(256),
     ],

@@ -104,7 +104,7 @@ impl Planned {
     /// A policy that follows `plan` from its first entry and serves from `fallback` what has no
     /// place. `granularity` is the device's.
     ///
-    /// The plan must have passed [`girih_plan::verify`]: places that leave their region would
+    /// The plan must have passed [`girih_plan::verify()`]: places that leave their region would
     /// otherwise be found out only when they are asked for.
     pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
         let fenced = fenced_entries(&plan);
@@ -318,12 +318,12 @@ impl Planned {
     }
 
     /// Makes the bytes of a freed block of a region free. The block is gone afterwards.
-    fn complete(&mut self, env: &mut Env<'_>, index: u32) -> Result<(), AllocError> {
+    fn complete(&mut self, env: &mut Env<'_>, index: u32) {
         let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
         match home {
             Home::Arena { offset, fence } => {
                 let bytes = (offset, offset + size);
-                self.order.free(env.device, &mut self.limbo, bytes, stream, fence)?;
+                self.order.free(env.device, &mut self.limbo, bytes, stream, fence);
                 self.arena.give(offset);
             }
             Home::Persistent { offset } => self.persistent.give(offset),
@@ -335,7 +335,13 @@ impl Planned {
         self.stats.active_bytes.decrease(is_small, size);
         self.stats.requested_bytes.decrease(is_small, requested);
         self.remove(index);
-        Ok(())
+    }
+
+    /// The index of a block that was given and not freed.
+    fn in_use(&self, block: BlockId) -> Result<u32, AllocError> {
+        let known = self.blocks.get(block.0 as usize);
+        let in_use = |b: &&Block| b.home != Home::Vacant && b.state == BlockState::Allocated;
+        known.filter(in_use).map(|_| block.0).ok_or(AllocError::UnknownBlock(block))
     }
 
     fn remove(&mut self, index: u32) {
@@ -346,13 +352,12 @@ impl Planned {
     }
 
     /// Notes one more event of `index` as done; completes the free after the last.
-    fn event_done(&mut self, env: &mut Env<'_>, index: u32) -> Result<(), AllocError> {
+    fn event_done(&mut self, env: &mut Env<'_>, index: u32) {
         let block = &mut self.blocks[index as usize];
-        if block.events > 1 {
-            block.events -= 1;
-            return Ok(());
+        block.events -= 1;
+        if block.events == 0 {
+            self.complete(env, index);
         }
-        self.complete(env, index)
     }
 }
 
@@ -383,7 +388,7 @@ impl Policy for Planned {
     }
 
     fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
-        let index = block.0;
+        let index = self.in_use(block)?;
         let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
         if let Home::Fallback(inner) = home {
             self.with_fallback(|fallback| fallback.free(env, inner))?;
@@ -394,7 +399,7 @@ impl Policy for Planned {
         let events = self.pending.record(env.device, &mut self.limbo, block, users)?;
         env.log(Action::FreeRequested, address, requested, stream, pool);
         if events == 0 {
-            self.complete(env, index)?;
+            self.complete(env, index);
         } else {
             let block = &mut self.blocks[index as usize];
             (block.events, block.state) = (events, BlockState::PendingFree);
@@ -411,8 +416,9 @@ impl Policy for Planned {
         block: BlockId,
         stream: StreamId,
     ) -> Result<(), AllocError> {
+        let index = self.in_use(block)?;
         self.order.see_user(stream);
-        let block = &mut self.blocks[block.0 as usize];
+        let block = &mut self.blocks[index as usize];
         if let Home::Fallback(inner) = block.home {
             return self.with_fallback(|fallback| fallback.record_stream(env, inner, stream));
         }
@@ -427,14 +433,14 @@ impl Policy for Planned {
         while let Some(block) =
             self.pending.next_done(env.device, &mut self.limbo, &mut cursor)?
         {
-            self.event_done(env, block.0)?;
+            self.event_done(env, block.0);
         }
         self.with_fallback(|fallback| fallback.process_events(env))
     }
 
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         while let Some(block) = self.pending.wait_next(env.device, &mut self.limbo)? {
-            self.event_done(env, block.0)?;
+            self.event_done(env, block.0);
         }
         self.with_fallback(|fallback| fallback.empty_cache(env))?;
         self.trim(env)
@@ -454,7 +460,9 @@ impl Policy for Planned {
     }
 
     fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
-        self.view(visitor);
+        for (segment, blocks) in self.views() {
+            visitor(segment, &blocks);
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -500,44 +508,18 @@ fn segment_event(action: Action, address: Address, size: u64) -> girih_trace::Ev
 }
 
 impl Planned {
-    /// Shows the mapped runs of both regions with what lies in them, then the fallback's segments.
-    fn view(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
-        let mut blocks: Vec<&Block> = self
-            .blocks
-            .iter()
-            .filter(|block| matches!(block.home, Home::Arena { .. } | Home::Persistent { .. }))
-            .collect();
+    /// The mapped runs of both regions with what lies in them, and the fallback's segments, by
+    /// address.
+    fn views(&self) -> Vec<(SegmentView, Vec<BlockView>)> {
+        let mut views = Vec::new();
+        self.fallback.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
+        let is_ours = |block: &&Block| matches!(block.home, Home::Arena { .. } | Home::Persistent { .. });
+        let mut blocks: Vec<&Block> = self.blocks.iter().filter(is_ours).collect();
         blocks.sort_by_key(|block| block.address);
-        let mut runs = self.arena.mapped_runs();
-        runs.extend(self.persistent.mapped_runs());
-        runs.sort_unstable();
-        for (address, size) in runs {
+        for (address, size) in self.arena.mapped_runs().into_iter().chain(self.persistent.mapped_runs()) {
             let first = blocks.partition_point(|block| block.address < address);
             let inside = blocks[first..].iter().take_while(|block| block.address < address + size);
-            let mut views = Vec::new();
-            let mut at = address;
-            let idle = |from: Address, to: Address| BlockView {
-                address: from,
-                size: to - from,
-                requested: 0,
-                state: BlockState::Inactive,
-            };
-            for block in inside {
-                if block.address > at {
-                    views.push(idle(at, block.address));
-                }
-                views.push(BlockView {
-                    address: block.address,
-                    size: block.size,
-                    requested: block.requested,
-                    state: block.state,
-                });
-                at = block.address + block.size;
-            }
-            if at < address + size {
-                views.push(idle(at, address + size));
-            }
-            let view = SegmentView {
+            let segment = SegmentView {
                 address,
                 size,
                 stream: StreamId(0),
@@ -545,8 +527,36 @@ impl Planned {
                 is_small: false,
                 backing: Backing::Planned,
             };
-            visitor(view, &views);
+            views.push((segment, tiles(address, size, inside)));
         }
-        self.fallback.visit(visitor);
+        views.sort_by_key(|(segment, _)| segment.address);
+        views
     }
+}
+
+/// The blocks of a mapped run and the idle bytes between them.
+fn tiles<'a>(
+    address: Address,
+    size: u64,
+    blocks: impl Iterator<Item = &'a &'a Block>,
+) -> Vec<BlockView> {
+    let idle = |from: Address, to: Address| BlockView {
+        address: from,
+        size: to - from,
+        requested: 0,
+        state: BlockState::Inactive,
+    };
+    let mut tiles = Vec::new();
+    let mut at = address;
+    for &&Block { address, size, requested, state, .. } in blocks {
+        if address > at {
+            tiles.push(idle(at, address));
+        }
+        tiles.push(BlockView { address, size, requested, state });
+        at = address + size;
+    }
+    if at < address + size {
+        tiles.push(idle(at, address + size));
+    }
+    tiles
 }

@@ -86,7 +86,8 @@ impl Order {
         self.streams.len() <= 1
     }
 
-    /// A block of `stream` at `[offset, end)` is freed. With `fence`, the events are recorded now.
+    /// A block of `stream` at `[offset, end)` is freed. With `fence`, the events are recorded now;
+    /// if the device refuses, they are recorded when they are needed.
     pub(super) fn free(
         &mut self,
         device: &mut dyn Device,
@@ -94,15 +95,15 @@ impl Order {
         (offset, end): (u64, u64),
         stream: StreamId,
         fence: bool,
-    ) -> Result<(), DeviceError> {
+    ) {
         if self.is_trivial() {
-            return Ok(());
+            return;
         }
-        let fence = if fence { self.record(device, limbo)? } else { UNFENCED };
+        let recorded = fence.then(|| self.record(device, limbo).ok()).flatten();
+        let fence = recorded.unwrap_or(UNFENCED);
         self.forget(device, limbo, (offset, end));
         self.clock += 1;
         self.freed.insert(offset, Freed { end, stream, at: self.clock, fence });
-        Ok(())
     }
 
     /// `stream` is about to use `[offset, end)`: makes it wait for whoever used these bytes on

@@ -65,7 +65,7 @@ impl Builder {
         let freed = self.free.get_mut(&((stream, pool), rounded)).and_then(Vec::pop);
         let address = match freed {
             Some(address) => address,
-            None => self.from_segment(rounded, (stream, pool)),
+            None => self.place_in_segment(rounded, (stream, pool)),
         };
         let live = Live { address, size: size.max(1), stream, pool, stack };
         self.push(Action::Alloc, live);
@@ -91,14 +91,14 @@ impl Builder {
     }
 
     /// A mark before the next event.
-    pub(super) fn mark(&mut self, kind: MarkKind, name: impl ToString) {
+    pub(super) fn mark(&mut self, kind: MarkKind, name: &(impl ToString + ?Sized)) {
         self.clock_us += 1;
         let before = self.trace.events.len() as u32;
         let mark = Mark { before, time_us: self.clock_us, kind, name: name.to_string() };
         self.trace.marks.push(mark);
     }
 
-    fn from_segment(&mut self, rounded: u64, owner: Owner) -> u64 {
+    fn place_in_segment(&mut self, rounded: u64, owner: Owner) -> u64 {
         let (next, end) = self.rest.get(&owner).copied().unwrap_or_default();
         let (address, end) = if next + rounded <= end {
             (next, end)

@@ -129,7 +129,7 @@ fn add_rarity(chance: &mut impl Chance, builder: &mut Builder, live: &[Live]) {
         },
         _ => {
             let (kind, _) = MarkKind::NAMES[chance.below(MarkKind::NAMES.len() as u64) as usize];
-            return builder.mark(kind, pick(chance, &NAMES));
+            return builder.mark(kind, *pick(chance, &NAMES));
         }
     };
     builder.trace.events.push(Event { time_us: last_us, ..event });

@@ -146,7 +146,7 @@ impl Run<'_> {
 
     fn train(&mut self, step: u32) {
         let Training { microbatches, stages, stage, .. } = *self.params;
-        self.builder.mark(MarkKind::Step, step);
+        self.builder.mark(MarkKind::Step, &step);
         (self.step, self.requests) = (Some(step), 0);
         if step == 0 {
             // Libraries allocate their workspaces at their first use.
@@ -166,11 +166,11 @@ impl Run<'_> {
         }
         self.optimize();
         self.step = None;
-        self.builder.mark(MarkKind::StepEnd, step);
+        self.builder.mark(MarkKind::StepEnd, &step);
     }
 
     fn forward(&mut self, microbatch: u32) {
-        self.builder.mark(MarkKind::ForwardStep, microbatch);
+        self.builder.mark(MarkKind::ForwardStep, &microbatch);
         let tokens = self.tokens();
         let width = self.params.hidden * HALF;
         let mut layers = Vec::new();
@@ -188,12 +188,12 @@ impl Run<'_> {
         }
         layers.push(input.into_iter().collect());
         self.kept.insert(microbatch, (tokens, layers));
-        self.builder.mark(MarkKind::ForwardStepEnd, microbatch);
+        self.builder.mark(MarkKind::ForwardStepEnd, &microbatch);
     }
 
     fn backward(&mut self, microbatch: u32) {
         let Some((tokens, mut layers)) = self.kept.remove(&microbatch) else { return };
-        self.builder.mark(MarkKind::BackwardStep, microbatch);
+        self.builder.mark(MarkKind::BackwardStep, &microbatch);
         let width = self.params.hidden * HALF;
         let mut gradient = self.alloc(tokens * width);
         self.free_all(layers.pop().unwrap_or_default());
@@ -212,7 +212,7 @@ impl Run<'_> {
             gradient = next;
         }
         self.free_all(gradient);
-        self.builder.mark(MarkKind::BackwardStepEnd, microbatch);
+        self.builder.mark(MarkKind::BackwardStepEnd, &microbatch);
     }
 
     /// The forward pass of a layer: the activations that its backward pass needs, and its output.
@@ -246,7 +246,7 @@ impl Run<'_> {
 
     /// The step of Adam: its state is allocated the first time.
     fn optimize(&mut self) {
-        self.builder.mark(MarkKind::Optimizer, "adam");
+        self.builder.mark(MarkKind::Optimizer, &"adam");
         let norm = self.alloc(FLOAT);
         for index in 0..self.main_grads.len() {
             let bytes = self.main_grads[index] * FLOAT;
@@ -264,7 +264,7 @@ impl Run<'_> {
 
     /// A forward pass that keeps nothing, on sequences of half the length.
     fn evaluate(&mut self, step: u32) {
-        self.builder.mark(MarkKind::Eval, step);
+        self.builder.mark(MarkKind::Eval, &step);
         let tokens = (self.params.sequence / 2).max(1) * self.params.microbatch;
         let mut input = self.alloc(tokens * self.params.hidden * HALF);
         for _ in 0..self.params.layers {

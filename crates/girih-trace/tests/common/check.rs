@@ -1,4 +1,5 @@
 //! What must hold for every input. The fuzz targets and the smoke tests call the same functions.
+#![allow(dead_code, reason = "each fuzz target calls one of them")]
 
 use girih_trace::compress::Limits;
 use girih_trace::{Recording, file, open, snapshot};

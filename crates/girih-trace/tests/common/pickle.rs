@@ -256,10 +256,10 @@ fn entries(trace: &Trace) -> Vec<Py> {
             (Py::from("user_metadata"), Py::from("")),
         ];
         let (first, second) = pool(trace, event.pool);
-        if (first, second) != (0, 0) || event.size % 3 == 0 {
+        if (first, second) != (0, 0) || event.size.is_multiple_of(3) {
             items.push((Py::from("pool_id"), Py::Tuple(vec![int(first), int(second)])));
         }
-        if event.stack.is_some() || event.size % 5 == 0 {
+        if event.stack.is_some() || event.size.is_multiple_of(5) {
             items.push((Py::from("frames"), frames(trace, event.stack)));
         }
         Py::Dict(items)
