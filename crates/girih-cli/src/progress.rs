@@ -12,9 +12,10 @@ impl Progress {
     /// Begins to say what is going on. Says nothing if standard error is no terminal.
     pub(crate) fn new() -> Progress {
         let bar = ProgressBar::new_spinner();
-        bar.set_style(ProgressStyle::with_template("{spinner} {msg} ({elapsed})").unwrap_or_else(
-            |_| ProgressStyle::default_spinner(),
-        ));
+        bar.set_style(
+            ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
         bar.enable_steady_tick(Duration::from_millis(120));
         Progress(bar)
     }

@@ -194,14 +194,14 @@ fn from_wire(wire: WirePlan) -> Result<Plan, PlanFileError> {
         rounds: wire.rounds,
         sequences: sequences
             .map(|(index, sequence)| {
-                sequence_from_wire(sequence)
+                sequence_from_wire(&sequence)
                     .map_err(|reason| PlanFileError::Columns { sequence: index, reason })
             })
             .collect::<Result<_, _>>()?,
     })
 }
 
-fn sequence_from_wire(wire: WireSequence) -> Result<Sequence, String> {
+fn sequence_from_wire(wire: &WireSequence) -> Result<Sequence, String> {
     let count = wire.size_min.len();
     for (name, length) in [
         ("size_max", wire.size_max.len()),

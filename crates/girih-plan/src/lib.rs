@@ -26,10 +26,10 @@ pub mod verify;
 
 pub use firstfit::Order;
 pub use gaps::Fit;
+pub use plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
 pub use planner::Planner;
 pub use portfolio::{Budget, Outcome, solve};
 pub use problem::{Buffer, Problem, ProblemError, Solution};
 pub use skyline::Key;
 pub use sweep::Direction;
-pub use plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
 pub use verify::{PlanError, verify};

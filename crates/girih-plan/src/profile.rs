@@ -48,7 +48,7 @@ pub fn plan(
     solve: impl FnOnce(&Problem) -> Outcome,
 ) -> Plan {
     let profile = Profile::new(trace, lives, iterations);
-    match profile.steady.clone() {
+    match profile.steady {
         Some(steady) => profile.with_steady(steady, solve),
         None => profile.without_steady(solve),
     }
@@ -70,7 +70,7 @@ struct Profile<'a> {
 }
 
 /// The steady iterations.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Steady {
     first: usize,
     last: usize,
@@ -129,7 +129,7 @@ impl<'a> Profile<'a> {
 
     /// Aligns every iteration up to the last steady one with the model.
     fn align(&mut self) {
-        let Some(steady) = self.steady.clone() else { return };
+        let Some(steady) = self.steady else { return };
         let keys = keys(self.lives);
         let slice = |requests: &Range<u32>| &keys[requests.start as usize..requests.end as usize];
         let template = slice(&self.iterations.list[steady.model].requests);
@@ -154,8 +154,8 @@ impl<'a> Profile<'a> {
     }
 
     fn with_steady(self, steady: Steady, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
-        let (mut ring, rounds) = unroll(self.envelope(&steady));
-        let mut interludes = self.interludes(&steady);
+        let (mut ring, rounds) = unroll(self.envelope(steady));
+        let mut interludes = self.interludes(steady);
         let outcome = solve(&joint_problem(&ring, &interludes));
         let height = outcome.solution.height;
         let rooms = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
@@ -163,7 +163,7 @@ impl<'a> Profile<'a> {
         for (entry, &offset) in planned.zip(&outcome.solution.offsets) {
             entry.place = Place::Arena(offset);
         }
-        let (opening, persistent_bytes) = self.opening(&steady, &ring, height);
+        let (opening, persistent_bytes) = self.opening(steady, &ring, height);
         let model = &self.iterations.list[steady.model];
         let boundaries = self.boundaries(&model.requests, &model.ticks);
         let rounds_of = (0..rounds).flat_map(|round| {
@@ -183,7 +183,7 @@ impl<'a> Profile<'a> {
             peak: height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),
-            requests: self.lives.requests.len() as u64,
+            requests: self.lives.born().len() as u64,
             iterations: (steady.last - steady.first + 1) as u32,
             rounds,
             sequences: opening.into_iter().chain([ring]).chain(interludes).collect(),
@@ -192,7 +192,7 @@ impl<'a> Profile<'a> {
 
     /// The envelope of each place over all steady iterations. Places that cannot come back every
     /// iteration, for what is born there stays, lie outside the plan: `until` 0.
-    fn envelope(&self, steady: &Steady) -> Vec<Entry> {
+    fn envelope(&self, steady: Steady) -> Vec<Entry> {
         let model = &self.iterations.list[steady.model].requests;
         let mut stays = vec![false; steady.places as usize];
         let mut entries: Vec<Entry> = model
@@ -232,7 +232,7 @@ impl<'a> Profile<'a> {
 
     /// The moment at which the block of a request of iteration `from` is gone, in places since that
     /// iteration began. None if it stays, or if the trace does not tell.
-    fn ring_time(&self, steady: &Steady, from: usize, request: &Lifetime) -> Option<u32> {
+    fn ring_time(&self, steady: Steady, from: usize, request: &Lifetime) -> Option<u32> {
         let end = self.end(request)?;
         if end as usize == self.lives.requests.len() {
             // Freed after the last request of the trace: the ring closes there.
@@ -240,13 +240,12 @@ impl<'a> Profile<'a> {
         }
         let iteration = self.iterations.index_of(end).filter(|&index| index <= steady.last)?;
         let rounds = (iteration - from) as u32;
-        (rounds <= ROUNDS_MAX)
-            .then(|| rounds * steady.places + self.next_place[end as usize])
+        (rounds <= ROUNDS_MAX).then(|| rounds * steady.places + self.next_place[end as usize])
     }
 
     /// Runs without a place inside the steady iterations. Runs at the same place that are alike
     /// become one, with their envelope.
-    fn interludes(&self, steady: &Steady) -> Vec<Interlude> {
+    fn interludes(&self, steady: Steady) -> Vec<Interlude> {
         let mut found: Vec<Interlude> = Vec::new();
         let keys = keys(self.lives);
         let slice = |run: &Range<u32>| &keys[run.start as usize..run.end as usize];
@@ -344,7 +343,7 @@ impl<'a> Profile<'a> {
     }
 
     /// The opening, and the bytes of the persistent region.
-    fn opening(&self, steady: &Steady, ring: &[Entry], arena: u64) -> (Sequence, u64) {
+    fn opening(&self, steady: Steady, ring: &[Entry], arena: u64) -> (Sequence, u64) {
         let first = &self.iterations.list[steady.first];
         let count = first.requests.start;
         let mut persistent = 0;
@@ -393,14 +392,16 @@ impl<'a> Profile<'a> {
 
     /// The offset that the place of an opening request has on the ring, with the bytes that it has
     /// room for. The last iteration of the opening stands where the last one of the ring does.
-    fn home(&self, steady: &Steady, ring: &[Entry], request: u32) -> Option<(u64, u64)> {
+    fn home(&self, steady: Steady, ring: &[Entry], request: u32) -> Option<(u64, u64)> {
         let place = self.place_of[request as usize];
         let iteration = self.iterations.index_of(request).filter(|_| place != NO_PLACE)?;
         let rounds = ring.len() / steady.places as usize;
         let round = (rounds - (steady.first - iteration) % rounds) % rounds;
         let entry = &ring[round * steady.places as usize + place as usize];
         match entry.place {
-            Place::Arena(offset) if self.lives.requests[request as usize].size <= entry.size_max => {
+            Place::Arena(offset)
+                if self.lives.requests[request as usize].size <= entry.size_max =>
+            {
                 Some((offset, entry.size_max))
             }
             _ => None,
@@ -445,7 +446,7 @@ impl<'a> Profile<'a> {
             peak: outcome.solution.height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),
-            requests: u64::from(count),
+            requests: self.lives.born().len() as u64,
             iterations: 0,
             rounds: 1,
             sequences: vec![Sequence { role: Role::Opening, entries, boundaries }],
@@ -455,9 +456,7 @@ impl<'a> Profile<'a> {
 
 /// Marks that bring a follower in step. Those of modules are too many to be worth it.
 fn is_boundary(kind: MarkKind) -> bool {
-    use MarkKind::{
-        Backward, BackwardStep, Eval, Forward, ForwardStep, Optimizer, Step, StepEnd,
-    };
+    use MarkKind::{Backward, BackwardStep, Eval, Forward, ForwardStep, Optimizer, Step, StepEnd};
     matches!(
         kind,
         Step | StepEnd | Forward | Backward | ForwardStep | BackwardStep | Optimizer | Eval
@@ -499,12 +498,10 @@ fn joint_problem(ring: &[Entry], interludes: &[Interlude]) -> Problem {
     let count = ring.len() as u32;
     let length = |interlude: &Interlude| interlude.entries.len() as u32;
     // Joint time just before a place of the ring, after or before what comes in between there.
-    let after = |place: u32| {
-        place + interludes.iter().filter(|i| i.at <= place).map(length).sum::<u32>()
-    };
-    let before = |place: u32| {
-        place + interludes.iter().filter(|i| i.at < place).map(length).sum::<u32>()
-    };
+    let after =
+        |place: u32| place + interludes.iter().filter(|i| i.at <= place).map(length).sum::<u32>();
+    let before =
+        |place: u32| place + interludes.iter().filter(|i| i.at < place).map(length).sum::<u32>();
     let period = after(count);
     let survives = |index: u32, until: u32| {
         let here = interludes.iter().filter(|interlude| interlude.at == until);

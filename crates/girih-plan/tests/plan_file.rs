@@ -1,7 +1,9 @@
 //! The plan file and the verification of plans: what is written comes back, and what is damaged is
 //! refused.
 
-use girih_plan::{Budget, Entry, Place, Plan, PlanError, Role, file, granted, profile, solve, verify};
+use girih_plan::{
+    Budget, Entry, Place, Plan, PlanError, Role, file, granted, profile, solve, verify,
+};
 use girih_trace::{
     Action, Event, Iterations, Lifetimes, Mark, MarkKind, PoolId, StackId, StreamId, Trace,
 };

@@ -9,19 +9,21 @@ pub mod caching;
 pub mod conform;
 pub mod device;
 pub mod direct;
-mod pending;
 pub mod lab;
+mod pending;
 pub mod planned;
 pub mod policy;
 pub mod replay;
 pub mod sim;
 pub mod simulate;
 pub mod stats;
-pub mod waste;
 #[cfg(any(test, feature = "suite"))]
 pub mod suite;
+pub mod waste;
 
 pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
 pub use planned::{Following, Planned};
-pub use policy::{AllocError, Backing, BlockId, BlockView, Env, Granted, Log, Policy, Request, SegmentView};
+pub use policy::{
+    AllocError, Backing, BlockId, BlockView, Env, Granted, Log, Policy, Request, SegmentView,
+};
 pub use stats::{Counter, Counters, Stats};

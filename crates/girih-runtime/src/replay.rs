@@ -7,7 +7,8 @@
 
 use girih_trace::{Action, Event, Lifetimes, StreamId, Tick, Trace};
 
-use crate::policy::{AllocError, Env, Granted, Log, Policy, Request};
+use crate::device::Address;
+use crate::policy::{AllocError, BlockId, Env, Log, Policy, Request};
 use crate::sim::SimDevice;
 
 /// How a trace is replayed.
@@ -50,7 +51,7 @@ pub struct SegmentEvent {
 pub struct Replayed {
     /// Events of the trace that were replayed.
     pub events: u64,
-    /// Requests that were served.
+    /// Requests that were served, those older than the recording left out.
     pub requests: u64,
     /// The first request that was not served. Those after it were still tried.
     pub stop: Option<Stop>,
@@ -61,6 +62,8 @@ pub struct Replayed {
     /// Of the ticks at which the policy held the most of the device, the first at which the most of
     /// it was allocated.
     pub peak_at: Tick,
+    /// The tick at which the policy first held that much: of the request that it took memory for.
+    pub grown_at: Tick,
 }
 
 /// Replays `trace` through `policy` on `device`.
@@ -71,10 +74,10 @@ pub struct Replayed {
 /// # Errors
 /// What the device refuses for another reason than memory: a misuse, which is a bug of the policy,
 /// or an injected failure. With `check_policy`, what the policy finds wrong with itself.
-pub fn replay(
+pub fn replay<P: Policy + ?Sized>(
     trace: &Trace,
     lives: &Lifetimes,
-    policy: &mut dyn Policy,
+    policy: &mut P,
     device: &mut SimDevice,
     options: Options,
 ) -> Result<Replayed, AllocError> {
@@ -89,6 +92,7 @@ pub fn replay(
         options,
         log: SegmentLog::default(),
         given: vec![None; lives.requests.len()],
+        ranges: vec![(0, 0); if options.check_order { lives.requests.len() } else { 0 }],
         side_streams: SideStreams::new(trace.streams.len()),
         held: Vec::new(),
         peak: (0, 0),
@@ -99,15 +103,17 @@ pub fn replay(
     Ok(run.result)
 }
 
-struct Run<'a> {
+struct Run<'a, P: ?Sized> {
     trace: &'a Trace,
     lives: &'a Lifetimes,
-    policy: &'a mut dyn Policy,
+    policy: &'a mut P,
     device: &'a mut SimDevice,
     options: Options,
     log: SegmentLog,
     /// What each request was given; None before it comes, if it failed, and once it is freed.
-    given: Vec<Option<Granted>>,
+    given: Vec<Option<BlockId>>,
+    /// With `check_order`, the address and the bytes of each block that was given.
+    ranges: Vec<(Address, u64)>,
     side_streams: SideStreams,
     /// Requests whose free was asked for and waits, with the stream that holds them.
     held: Vec<(u32, StreamId)>,
@@ -116,22 +122,29 @@ struct Run<'a> {
     result: Replayed,
 }
 
-impl Run<'_> {
+impl<P: Policy + ?Sized> Run<'_, P> {
     fn go(&mut self) -> Result<(), AllocError> {
         for request in 0..self.lives.older as u32 {
             self.allocate(Tick(0), request)?;
         }
         let empties_cache = gives_back_whole_segments(self.trace);
         let mut marks = self.trace.marks.iter().peekable();
+        let mut unclosed = self.lives.unclosed_deaths().into_iter().peekable();
         for (index, event) in self.trace.events.iter().enumerate() {
             let tick = Tick(index as u32);
             while let Some(mark) = marks.next_if(|mark| mark.before <= tick.0) {
                 let mut env = Env { device: self.device, log: &mut self.log };
                 self.policy.mark(&mut env, mark)?;
             }
+            while let Some((_, lost)) = unclosed.next_if(|&(death, _)| death <= tick) {
+                self.complete(lost)?;
+            }
             self.apply(tick, event, empties_cache)?;
             self.result.events += 1;
-            self.note_peak(tick);
+            // Only requests raise what is reserved or allocated.
+            if event.action == Action::Alloc || index == 0 {
+                self.note_peak(tick);
+            }
             if self.options.check_policy {
                 self.policy.check().unwrap_or_else(|fault| panic!("after event {index}: {fault}"));
             }
@@ -145,6 +158,9 @@ impl Run<'_> {
     fn note_peak(&mut self, tick: Tick) {
         let stats = self.policy.stats();
         let now = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
+        if now.0 > self.peak.0 {
+            self.result.grown_at = tick;
+        }
         if now > self.peak {
             self.peak = now;
             self.result.peak_at = tick;
@@ -178,10 +194,12 @@ impl Run<'_> {
             Ok(granted) => {
                 if self.options.check_order {
                     self.device.acquire(granted.address, granted.size, life.stream)?;
+                    self.ranges[index as usize] = (granted.address, granted.size);
                 }
-                self.given[index as usize] = Some(granted);
-                self.result.requests += 1;
-                self.log.requests += 1;
+                self.given[index as usize] = Some(granted.block);
+                let is_born = index as usize >= self.lives.older;
+                self.result.requests += u64::from(is_born);
+                self.log.requests += u32::from(is_born);
                 Ok(())
             }
             Err(error @ AllocError::OutOfMemory { .. }) => {
@@ -196,38 +214,43 @@ impl Run<'_> {
 
     fn free(&mut self, tick: Tick, index: u32) -> Result<(), AllocError> {
         let life = &self.lives.requests[index as usize];
-        let Some(granted) = self.given[index as usize].take() else { return Ok(()) };
         // A block may be let go of twice in a trace that lost events; the first time counts.
         if life.free_requested != tick && life.death != tick {
-            self.given[index as usize] = Some(granted);
             return Ok(());
         }
-        let mut users = vec![life.stream];
-        if life.is_deferred() {
-            let side = self.side_streams.take();
-            self.device.hold(side);
-            let mut env = Env { device: self.device, log: &mut self.log };
-            self.policy.record_stream(&mut env, granted.block, side)?;
-            self.held.push((index, side));
-            users.push(side);
+        let Some(block) = self.given[index as usize].take() else { return Ok(()) };
+        if !life.is_deferred() {
+            return self.let_go(index, block, &[life.stream]);
         }
+        let side = self.side_streams.take();
+        self.device.hold(side);
+        let mut env = Env { device: self.device, log: &mut self.log };
+        self.policy.record_stream(&mut env, block, side)?;
+        self.held.push((index, side));
+        self.let_go(index, block, &[life.stream, side])
+    }
+
+    /// Frees a block that `users` have used, the stream of its request first.
+    fn let_go(
+        &mut self,
+        index: u32,
+        block: BlockId,
+        users: &[StreamId],
+    ) -> Result<(), AllocError> {
         if self.options.check_order {
-            self.device.release(granted.address, granted.size, &users)?;
+            let (address, size) = self.ranges[index as usize];
+            self.device.release(address, size, users)?;
         }
         let mut env = Env { device: self.device, log: &mut self.log };
-        self.policy.free(&mut env, granted.block)
+        self.policy.free(&mut env, block)
     }
 
     /// The recording says that the block can be reused: lets the stream that held it go on.
     fn complete(&mut self, index: u32) -> Result<(), AllocError> {
-        if let Some(granted) = self.given[index as usize].take() {
+        if let Some(block) = self.given[index as usize].take() {
             // Freed without having been asked for: the recording lost that entry.
             let stream = self.lives.requests[index as usize].stream;
-            if self.options.check_order {
-                self.device.release(granted.address, granted.size, &[stream])?;
-            }
-            let mut env = Env { device: self.device, log: &mut self.log };
-            return self.policy.free(&mut env, granted.block);
+            return self.let_go(index, block, &[stream]);
         }
         let Some(at) = self.held.iter().position(|&(held, _)| held == index) else {
             return Ok(());
@@ -353,4 +376,3 @@ pub fn recorded_segment_addresses(trace: &Trace) -> Vec<u64> {
     let segments = trace.events.iter().filter(|event| event.action == Action::SegmentAlloc);
     segments.map(|event| event.address).collect()
 }
-

@@ -123,7 +123,8 @@ pub fn simulate(
 }
 
 /// Simulates up to the moment at which `simulation` held the most of the device and most of it was
-/// allocated, and says where the memory was then that nobody had requested.
+/// allocated, and says where the memory was then that nobody had requested. What is free is looked
+/// at with the eyes of the request for which the peak was reached.
 pub fn waste_at_peak(
     trace: &Trace,
     lives: &Lifetimes,
@@ -134,15 +135,14 @@ pub fn waste_at_peak(
     let options = Options { until: Some(at), ..Options::default() };
     let mut found = Waste::default();
     run(trace, lives, simulation.allocator, setup, options, |policy, config| {
-        found = look(policy, config, lives, at);
+        found = look(policy, config, lives, simulation.replayed.grown_at);
     })?;
     Ok(found)
 }
 
-/// The waste of a policy with the eyes of the request at tick `at`, or of the last one before it.
+/// The waste of a policy with the eyes of the request at tick `at`.
 fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Waste {
-    let births = lives.request_of[..=at.index().min(lives.request_of.len().saturating_sub(1))].iter();
-    let request = births.rev().find(|&&index| index != Lifetimes::NONE);
+    let request = lives.request_of.get(at.index()).filter(|&&index| index != Lifetimes::NONE);
     let request = request.map(|&index| &lives.requests[index as usize]);
     let rounded = |size| match policy.name() {
         "planned" | "direct" => granted(size),

@@ -10,12 +10,16 @@ pub struct Counter {
     pub peak: u64,
     /// The sum of all increases.
     pub allocated: u64,
-    /// The sum of all decreases.
-    pub freed: u64,
 }
 
 impl Counter {
+    /// The sum of all decreases.
+    pub fn freed(&self) -> u64 {
+        self.allocated - self.current
+    }
+
     /// Adds `amount`.
+    #[inline]
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
         self.allocated += amount;
@@ -26,18 +30,16 @@ impl Counter {
     ///
     /// # Panics
     /// In debug builds, if the counter holds less.
+    #[inline]
     pub fn decrease(&mut self, amount: u64) {
         debug_assert!(self.current >= amount, "a counter of {} fell by {amount}", self.current);
         self.current -= amount;
-        self.freed += amount;
     }
-}
 
-impl Counter {
     /// Rises and falls as another counter did from `before` to `after`. It falls first: memory is
     /// given back to make room for what is taken.
     fn add_change(&mut self, before: &Counter, after: &Counter) {
-        self.decrease(after.freed - before.freed);
+        self.decrease(after.freed() - before.freed());
         self.increase(after.allocated - before.allocated);
     }
 }
@@ -55,12 +57,14 @@ pub struct Counters {
 
 impl Counters {
     /// Adds `amount` for the pool that `is_small` names.
+    #[inline]
     pub fn increase(&mut self, is_small: bool, amount: u64) {
         self.all.increase(amount);
         if is_small { self.small.increase(amount) } else { self.large.increase(amount) }
     }
 
     /// Takes `amount` away for the pool that `is_small` names.
+    #[inline]
     pub fn decrease(&mut self, is_small: bool, amount: u64) {
         self.all.decrease(amount);
         if is_small { self.small.decrease(amount) } else { self.large.decrease(amount) }

@@ -101,12 +101,7 @@ fn add_block(waste: &mut Waste, block: &BlockView, rounded: &dyn Fn(u64) -> u64)
     waste.remainder += block.size - rounded;
 }
 
-fn add_free(
-    waste: &mut Waste,
-    segment: SegmentView,
-    blocks: &[BlockView],
-    from: Viewpoint<'_>,
-) {
+fn add_free(waste: &mut Waste, segment: SegmentView, blocks: &[BlockView], from: Viewpoint<'_>) {
     let is_free = |block: &&BlockView| block.state == BlockState::Inactive;
     let free: u64 = blocks.iter().filter(is_free).map(|block| block.size).sum();
     if segment.backing == Backing::Planned {

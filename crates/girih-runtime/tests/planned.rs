@@ -28,7 +28,8 @@ fn planned(plan: Plan) -> Planned {
 fn reckless_plan(seed: u64) -> Plan {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     let entries = (0..60).map(|index| {

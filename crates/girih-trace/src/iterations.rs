@@ -354,9 +354,18 @@ pub fn repeats_inside(keys: &[Key]) -> Option<(Vec<usize>, usize)> {
         .filter(|anchor| covered(anchor) * 3 > keys.len() * 2)
         // The shortest period first: two microbatches repeat as well as one.
         .min_by_key(|anchor| (anchor.period, order[anchor.positions.start].1))?;
-    // Repetition begins as early as it can: the first one may have its anchor late.
-    let first = order[anchor.positions.start].1 as usize;
-    let back = first.min(anchor.period - 1);
+    let period = anchor.period;
     let positions = order[anchor.positions.clone()].iter();
-    Some((positions.map(|&(_, at)| at as usize - back).collect(), anchor.period))
+    let mut starts: Vec<usize> = positions.map(|&(_, at)| at as usize).collect();
+    // Repetition begins as early as it can: an anchor may lie late in its microbatch, and the first
+    // and the last microbatch may differ a little from the others.
+    let back = starts[0].min(period - 1);
+    starts.iter_mut().for_each(|start| *start -= back);
+    while starts[0] * 10 >= period * 9 {
+        starts.insert(0, starts[0].saturating_sub(period));
+    }
+    while (keys.len() - starts[starts.len() - 1]) * 10 >= period * 19 {
+        starts.push(starts[starts.len() - 1] + period);
+    }
+    Some((starts, period))
 }

@@ -13,6 +13,8 @@
 //!
 //! Blocks older than the recording show themselves by a free that nothing allocated, or by an
 //! active block of a final segment. They come first, are born at tick 0, and are called *older*.
+//! Where the recording began late and the run reported how much it had allocated at most, what no
+//! event accounts for is one more of them: the weights of a model that was built before.
 
 use rustc_hash::FxHashMap;
 
@@ -71,6 +73,50 @@ impl Lifetimes {
         Rebuild::new(trace).run(trace)
     }
 
+    /// The requests that the recording saw born, in order.
+    pub fn born(&self) -> &[Lifetime] {
+        &self.requests[self.older..]
+    }
+
+    /// The requests that were closed by an allocation at their address, for their own free is
+    /// missing, with the tick of that allocation; by tick.
+    pub fn unclosed_deaths(&self) -> Vec<(Tick, u32)> {
+        if self.unclosed == 0 {
+            return Vec::new();
+        }
+        let is_lost = |&(index, request): &(u32, &Lifetime)| {
+            self.request_of.get(request.death.index()).is_some_and(|&owner| owner != index)
+        };
+        let mut lost: Vec<(Tick, u32)> = (0..)
+            .zip(&self.requests)
+            .filter(is_lost)
+            .map(|(index, request)| (request.death, index))
+            .collect();
+        lost.sort_unstable();
+        lost
+    }
+
+    /// Puts a block of so many bytes, alive all along, before all others.
+    fn add_older(&mut self, size: u64) {
+        self.requests.insert(
+            0,
+            Lifetime {
+                size,
+                address: 0,
+                birth: Tick(0),
+                free_requested: Tick::NEVER,
+                death: Tick::NEVER,
+                stack: StackId::NONE,
+                stream: StreamId(0),
+                pool: PoolId::DEFAULT,
+            },
+        );
+        self.older += 1;
+        for request in self.request_of.iter_mut().filter(|index| **index != Lifetimes::NONE) {
+            *request += 1;
+        }
+    }
+
     /// The most bytes alive at once when each request takes `granted(size)` bytes, and the tick at
     /// which that is first so. `(0, 0)` for a trace without requests.
     pub fn peak(&self, granted: impl Fn(u64) -> u64) -> (u64, Tick) {
@@ -91,6 +137,16 @@ impl Lifetimes {
         }
         (peak as u64, at)
     }
+}
+
+/// Bytes that were alive all along in a recording that began late, and that no event speaks of: what
+/// the run reported at its peak beyond what its events add up to. Blocks are taken to be rounded to
+/// 512 bytes (`kMinBlockSize`).
+fn unseen_bytes(trace: &Trace, lives: &Lifetimes) -> Option<u64> {
+    let reported = trace.recorded.allocated_peak.filter(|_| trace.origin.truncated)?;
+    let (seen, _) = lives.peak(|size| size.max(1).next_multiple_of(512));
+    let unseen = reported.saturating_sub(seen);
+    (unseen >= 512).then_some(unseen - unseen % 512)
 }
 
 /// The state of the walk: what is open at each address.
@@ -164,7 +220,11 @@ impl Rebuild {
             }
         }
         self.add_survivors(trace);
-        self.join()
+        let mut lives = self.join();
+        if let Some(unseen) = unseen_bytes(trace, &lives) {
+            lives.add_older(unseen);
+        }
+        lives
     }
 
     fn get(&mut self, index: u32) -> &mut Lifetime {
@@ -334,10 +394,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_late_recording_does_not_account_for_is_one_older_block() {
+        let mut trace = trace("+a512 ?a512 -a512");
+        trace.recorded.allocated_peak = Some(5000);
+        assert_eq!(Lifetimes::of(&trace).older, 0, "a recording from the start has no such block");
+        trace.origin.truncated = true;
+        let lives = Lifetimes::of(&trace);
+        assert_eq!(spans(&lives), [(4096, 0, u32::MAX, u32::MAX), (512, 0, 1, 2)]);
+        assert_eq!(lives.request_of, [1, 1, 1]);
+        assert_eq!(lives.peak(|size| size), (4608, Tick(0)));
+    }
+
+    #[test]
     fn an_allocation_over_a_live_block_closes_it() {
         let lives = Lifetimes::of(&trace("+a8 +a16"));
         assert_eq!(spans(&lives), [(8, 0, 1, 1), (16, 1, u32::MAX, u32::MAX)]);
         assert_eq!(lives.unclosed, 1);
+        assert_eq!(lives.unclosed_deaths(), [(Tick(1), 0)]);
         assert_eq!(lives.peak(|size| size).0, 16);
     }
 }

@@ -123,19 +123,40 @@ impl Phases {
         self.list.partition_point(|phase| phase.ticks.start <= tick.0).checked_sub(1)
     }
 
-    /// How long the block of a request lives.
-    pub fn scope_of(&self, request: &Lifetime, iterations: &Iterations) -> Scope {
-        if request.death == Tick::NEVER {
-            return Scope::Persistent;
-        }
-        let last = Tick(request.death.0.saturating_sub(1).max(request.birth.0));
-        if iteration_at(iterations, request.birth) != iteration_at(iterations, last) {
-            Scope::Persistent
-        } else if self.index_of(request.birth) != self.index_of(last) {
-            Scope::Scoped
-        } else {
-            Scope::Transient
-        }
+    /// How long the block of each request lives.
+    pub fn scopes(&self, lives: &Lifetimes, iterations: &Iterations) -> Vec<Scope> {
+        let periods = self.periods(lives.request_of.len(), iterations);
+        let scope = |request: &Lifetime| {
+            if request.death == Tick::NEVER {
+                return Scope::Persistent;
+            }
+            // The last tick at which it is alive.
+            let last = request.death.index().saturating_sub(1).max(request.birth.index());
+            let (birth, last) = (periods[request.birth.index()], periods[last]);
+            match (birth.0 == last.0, birth.1 == last.1) {
+                (false, _) => Scope::Persistent,
+                (true, false) => Scope::Scoped,
+                (true, true) => Scope::Transient,
+            }
+        };
+        lives.requests.iter().map(scope).collect()
+    }
+
+    /// For each tick, the number of iterations and of phases that have begun by then.
+    fn periods(&self, events: usize, iterations: &Iterations) -> Vec<(u32, u32)> {
+        let mut iteration = iterations.list.iter().map(|it| it.ticks.start).peekable();
+        let mut phase = self.list.iter().map(|phase| phase.ticks.start).peekable();
+        let mut now = (0, 0);
+        let at = |tick: u32| {
+            while iteration.next_if(|&start| start <= tick).is_some() {
+                now.0 += 1;
+            }
+            while phase.next_if(|&start| start <= tick).is_some() {
+                now.1 += 1;
+            }
+            now
+        };
+        (0..events.max(1) as u32).map(at).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::event::{Action, StreamId, Tick};
+use crate::event::{Action, Tick};
 use crate::iterations::Iterations;
 use crate::lifetimes::{Lifetime, Lifetimes};
 use crate::phases::{Phases, Scope};
@@ -58,23 +58,12 @@ impl Statistics {
             statistics.events[event.action as usize] += 1;
         }
         let requests = &lives.requests;
-        let events = trace.events.len();
-        let is_any = |_: &Lifetime| true;
-        (statistics.all, statistics.live_peak_at) = share(requests, events, is_any);
         statistics.older = lives.older as u64;
         statistics.never_freed =
             requests.iter().filter(|request| request.death == Tick::NEVER).count() as u64;
         let sizes: FxHashSet<u64> = requests.iter().map(|request| request.size).collect();
         statistics.distinct_sizes = sizes.len() as u64;
-        statistics.streams = (0..trace.streams.len())
-            .map(|k| share(requests, events, |request| request.stream == StreamId(k as u16)).0)
-            .collect();
-        let scopes: Vec<Scope> =
-            requests.iter().map(|request| phases.scope_of(request, iterations)).collect();
-        statistics.scopes = Scope::ALL.map(|scope| {
-            let mut scopes = scopes.iter();
-            share(requests, events, |_| scopes.next() == Some(&scope)).0
-        });
+        statistics.count_shares(trace, lives, &phases.scopes(lives, iterations));
         for request in requests.iter().filter(|request| request.is_deferred()) {
             statistics.deferred_frees += 1;
             if let Some(done) = trace.events.get(request.death.index()) {
@@ -85,33 +74,65 @@ impl Statistics {
         }
         statistics
     }
-}
 
-/// The share of the requests that `is_one` picks; it is asked once for each, in order. And the tick
-/// of its peak.
-fn share(
-    requests: &[Lifetime],
-    events: usize,
-    mut is_one: impl FnMut(&Lifetime) -> bool,
-) -> (Share, Tick) {
-    let mut share = Share::default();
-    let mut change = vec![0i64; events + 1];
-    for request in requests {
-        if is_one(request) {
-            share.requests += 1;
-            share.bytes += request.size;
-            change[request.birth.index()] += request.size as i64;
-            if request.death != Tick::NEVER {
-                change[request.death.index()] -= request.size as i64;
+    /// Walks through time once and keeps every share up to date.
+    fn count_shares(&mut self, trace: &Trace, lives: &Lifetimes, scopes: &[Scope]) {
+        self.streams = vec![Share::default(); trace.streams.len()];
+        let mut live = Live { all: 0, streams: vec![0; trace.streams.len()], scopes: [0; 3] };
+        for index in 0..lives.older {
+            self.born(&mut live, &lives.requests[index], scopes[index], Tick(0));
+        }
+        let mut unclosed = lives.unclosed_deaths().into_iter().peekable();
+        for (tick, &index) in lives.request_of.iter().enumerate() {
+            while let Some((_, lost)) = unclosed.next_if(|&(death, _)| death.index() <= tick) {
+                live.remove(&lives.requests[lost as usize], scopes[lost as usize]);
+            }
+            if index == Lifetimes::NONE {
+                continue;
+            }
+            let (request, scope) = (&lives.requests[index as usize], scopes[index as usize]);
+            if request.birth.index() == tick && index as usize >= lives.older {
+                self.born(&mut live, request, scope, Tick(tick as u32));
+            } else if request.death.index() == tick {
+                live.remove(request, scope);
             }
         }
     }
-    let (mut live, mut peak_at) = (0i64, Tick(0));
-    for (tick, change) in change.into_iter().enumerate() {
-        live += change;
-        if live as u64 > share.live_peak {
-            (share.live_peak, peak_at) = (live as u64, Tick(tick as u32));
+
+    fn born(&mut self, live: &mut Live, request: &Lifetime, scope: Scope, tick: Tick) {
+        let count = |share: &mut Share, live: &mut u64| {
+            *live += request.size;
+            share.requests += 1;
+            share.bytes += request.size;
+            share.live_peak = share.live_peak.max(*live);
+        };
+        if live.all + request.size > self.all.live_peak {
+            self.live_peak_at = tick;
+        }
+        count(&mut self.all, &mut live.all);
+        count(&mut self.scopes[scope as usize], &mut live.scopes[scope as usize]);
+        let stream = usize::from(request.stream.0);
+        if let (Some(share), Some(live)) =
+            (self.streams.get_mut(stream), live.streams.get_mut(stream))
+        {
+            count(share, live);
         }
     }
-    (share, peak_at)
+}
+
+/// Bytes alive at a moment, by share.
+struct Live {
+    all: u64,
+    streams: Vec<u64>,
+    scopes: [u64; 3],
+}
+
+impl Live {
+    fn remove(&mut self, request: &Lifetime, scope: Scope) {
+        self.all -= request.size;
+        self.scopes[scope as usize] -= request.size;
+        if let Some(stream) = self.streams.get_mut(usize::from(request.stream.0)) {
+            *stream -= request.size;
+        }
+    }
 }

@@ -12,7 +12,9 @@ use girih_runtime::waste::Waste;
 use girih_trace::Action;
 use serde::Serialize;
 
-use super::row::{COLUMNS, JsonRow, WhatIf, recorded_peak, stop_sentence, table_row};
+use super::row::{
+    COLUMNS, JsonRow, WhatIf, older_sentence, recorded_peak, stop_sentence, table_row,
+};
 use super::write_json;
 use crate::Answer;
 use crate::load::{self, Loaded, timed};
@@ -135,7 +137,8 @@ impl Comparison {
             let efficiency = allocated_peak.map(|peak| peak as f64 / reserved_peak as f64);
             JsonRecorded { allocated_peak, reserved_peak, efficiency }
         });
-        let by_allocator = self.rows.iter().map(|(s, waste, _)| (s.allocator.name(), causes(waste)));
+        let by_allocator =
+            self.rows.iter().map(|(s, waste, _)| (s.allocator.name(), causes(waste)));
         JsonRecording {
             lower_bound: self.lower_bound,
             recorded,
@@ -157,6 +160,9 @@ impl Comparison {
         write!(out, "{}", table(&COLUMNS, &self.table_rows()))?;
         writeln!(out)?;
         self.print_waste(out)?;
+        if let Some(sentence) = older_sentence(&self.loaded.lives) {
+            writeln!(out, "\n{sentence}")?;
+        }
         self.print_capacity(out)?;
         self.print_errors(out)?;
         writeln!(out)?;
@@ -179,7 +185,8 @@ impl Comparison {
         }
         rows.extend(self.rows.iter().map(|(simulation, ..)| table_row(simulation)));
         let bound = bytes(self.lower_bound);
-        let mut row = vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
+        let mut row =
+            vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
         row.resize_with(COLUMNS.len(), blank);
         rows.push(row);
         rows
@@ -213,8 +220,7 @@ impl Comparison {
             match &simulation.replayed.stop {
                 None => writeln!(out, "  {name} fits")?,
                 Some(stop) => {
-                    let requests = self.loaded.lives.requests.len();
-                    writeln!(out, "  {name} {}", stop_sentence(stop, requests))?;
+                    writeln!(out, "  {name} {}", stop_sentence(stop, &self.loaded.lives))?;
                 }
             }
         }

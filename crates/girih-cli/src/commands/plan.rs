@@ -79,11 +79,8 @@ pub(crate) fn run(args: &PlanArgs, json: bool, out: &mut dyn Write) -> anyhow::R
 fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
     let progress = Progress::new();
     progress.say(format!("reading {}", path.display()));
-    let source = load::Source {
-        file: path.to_owned(),
-        marks: args.marks.clone(),
-        device: args.device,
-    };
+    let source =
+        load::Source { file: path.to_owned(), marks: args.marks.clone(), device: args.device };
     let loaded = source.load()?;
     progress.say("planning");
     let ((plan, outcome), seconds) = timed(|| make_plan(&loaded));
@@ -154,7 +151,6 @@ fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
 }
 
 fn print(result: &Json, output: Option<&Path>, out: &mut dyn Write) -> anyhow::Result<()> {
-    writeln!(out, "{}", result.name)?;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let verdict = match (result.proven, result.gap) {
         (true, _) => "at the lower bound: no plan can be lower".to_owned(),
@@ -167,7 +163,7 @@ fn print(result: &Json, output: Option<&Path>, out: &mut dyn Write) -> anyhow::R
         row("lower bound of an iteration", bytes(result.lower_bound)),
         row("the plan's arena", bytes(result.arena_bytes)),
     ];
-    write!(out, "{}", table(&["", ""], &rows))?;
+    write!(out, "{}", table(&[&result.name, ""], &rows))?;
     writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
     if let Some(output) = output {
         writeln!(out, "written to {}", output.display())?;

@@ -6,8 +6,8 @@ use clap::Args;
 use girih_runtime::simulate::{Allocator, simulate};
 
 use super::row::{
-    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, recorded_peak, stop_sentence,
-    table_row,
+    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, older_sentence, recorded_peak,
+    stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -42,8 +42,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
         setup.plan = Some(args.what_if.plan(&loaded)?);
     }
     progress.say(format!("replaying under {}", allocator.name()));
-    let (simulation, seconds) =
-        timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
+    let (simulation, seconds) = timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
     let simulation = simulation?;
     drop(progress);
     if json {
@@ -53,7 +52,10 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     writeln!(out, "{}", loaded.name)?;
     write!(out, "{}", table(&COLUMNS, &[table_row(&simulation)]))?;
     if let Some(stop) = &simulation.replayed.stop {
-        writeln!(out, "{}", stop_sentence(stop, loaded.lives.requests.len()))?;
+        writeln!(out, "{}", stop_sentence(stop, &loaded.lives))?;
+    }
+    if let Some(sentence) = older_sentence(&loaded.lives) {
+        writeln!(out, "{sentence}")?;
     }
     if let Some(following) = simulation.following {
         writeln!(

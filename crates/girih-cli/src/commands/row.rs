@@ -11,7 +11,7 @@ use girih_runtime::replay::{
     Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
 use girih_runtime::simulate::{Allocator, Setup, Simulation};
-use girih_trace::Trace;
+use girih_trace::{Lifetimes, Trace};
 use serde::Serialize;
 
 use crate::load::Loaded;
@@ -268,12 +268,26 @@ pub(crate) fn table_row(simulation: &Simulation) -> Vec<String> {
 }
 
 /// A sentence on the first request that got nothing.
-pub(crate) fn stop_sentence(stop: &Stop, requests: usize) -> String {
-    format!(
-        "stops at request {} of {} ({}): {}",
-        count(u64::from(stop.request) + 1),
-        count(requests as u64),
-        bytes(stop.size),
-        stop.error
-    )
+pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
+    let which = match (stop.request as usize).checked_sub(lives.older) {
+        Some(born) => {
+            let of = count(lives.born().len() as u64);
+            format!("at request {} of {of}", count(born as u64 + 1))
+        }
+        None => "at a block that is older than the recording".to_owned(),
+    };
+    format!("stops {which} ({}): {}", bytes(stop.size), stop.error)
+}
+
+/// A sentence on what was alive before the recording began, if anything was.
+pub(crate) fn older_sentence(lives: &Lifetimes) -> Option<String> {
+    let older = &lives.requests[..lives.older];
+    let held: u64 = older.iter().map(|request| request.size).sum();
+    (held > 0).then(|| {
+        format!(
+            "{} were alive before the recording began: every allocator is given them first, in \
+             blocks of their own; what else was held then is not known",
+            bytes(held)
+        )
+    })
 }

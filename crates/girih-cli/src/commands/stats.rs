@@ -114,7 +114,7 @@ fn to_json<'a>(
         device: loaded.trace.device,
         devices: &loaded.devices,
         events: loaded.trace.events.len(),
-        requests: loaded.lives.requests.len(),
+        requests: loaded.lives.born().len(),
         older_requests: loaded.lives.older,
         never_freed: statistics.never_freed,
         streams: stream_shares.len(),
@@ -148,22 +148,24 @@ fn print(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let Loaded { name, trace, lives, iterations, devices } = loaded;
-    write!(out, "{name}, device {}", trace.device)?;
+    let mut title = format!("{name}, device {}", trace.device);
     if devices.len() > 1 {
         let all: Vec<String> = devices.iter().map(u32::to_string).collect();
-        write!(out, " (of {}; choose with --device)", all.join(", "))?;
+        title += &format!(" (of {}; choose with --device)", all.join(", "));
     }
-    writeln!(out)?;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
         row("events", count(trace.events.len() as u64)),
-        row("requests", count(lives.requests.len() as u64)),
-        row("  older than the recording", count(statistics.older)),
-        row("  never freed", count(statistics.never_freed)),
+        row("requests", count(lives.born().len() as u64)),
+        row("older than the recording", count(statistics.older)),
+        row("never freed", count(statistics.never_freed)),
         row("distinct sizes", count(statistics.distinct_sizes)),
         row("most alive at once", bytes(statistics.all.live_peak)),
         row("frees that waited for a stream", count(statistics.deferred_frees)),
-        row("iterations", format!("{} (from {})", iterations.list.len(), source_name(iterations.source))),
+        row(
+            "iterations",
+            format!("{} (from {})", iterations.list.len(), source_name(iterations.source)),
+        ),
     ];
     rows.push(row(
         "  alike",
@@ -184,9 +186,9 @@ fn print(
     if ooms > 0 {
         rows.push(row("out-of-memory errors", count(ooms)));
     }
-    writeln!(out, "{}", table(&["", ""], &rows))?;
+    writeln!(out, "{}", table(&[&title, ""], &rows))?;
     let (streams, scopes) = shares(loaded, statistics);
-    let header = ["", "requests", "requested in all", "most alive at once"];
+    let header = ["of which", "requests", "requested in all", "most alive at once"];
     let shares: Vec<Vec<String>> = streams
         .iter()
         .chain(&scopes)

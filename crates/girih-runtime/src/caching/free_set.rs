@@ -28,8 +28,13 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    fn key(&self) -> (u64, u32, Address) {
-        (self.size, self.registration, self.address)
+    /// True if it comes before `other`. Without short cuts, so that a binary search compiles to
+    /// conditional moves: which half is taken is no processor's guess.
+    #[inline]
+    fn is_before(&self, other: &Entry) -> bool {
+        let by_address = (self.registration == other.registration) & (self.address < other.address);
+        let by_tie = (self.registration < other.registration) | by_address;
+        (self.size < other.size) | ((self.size == other.size) & by_tie)
     }
 }
 
@@ -80,7 +85,7 @@ impl FreeSet {
 
     /// Adds an entry, which is not in the set.
     pub(super) fn insert(&mut self, entry: Entry) {
-        let mut place = self.seek(|other| other.key() < entry.key());
+        let mut place = self.seek(|other| other.is_before(&entry));
         if place.chunk == self.chunks.len() {
             // Beyond everything: append to the last chunk.
             match self.chunks.last() {
@@ -120,18 +125,17 @@ impl FreeSet {
         let Cursor { chunk: place, at } = cursor;
         let is_last = place + 1 == self.chunks.len();
         let chunk = self.chunks[place].as_mut_slice();
-        let key = entry.key();
-        let stays = (place == 0 || key >= chunk[0].key())
-            && (is_last || key <= chunk[chunk.len() - 1].key());
+        let stays = (place == 0 || !entry.is_before(&chunk[0]))
+            && (is_last || !chunk[chunk.len() - 1].is_before(&entry));
         if !stays {
             self.remove_at(cursor);
             self.insert(entry);
-        } else if key < chunk[at].key() {
-            let to = chunk[..at].partition_point(|other| other.key() < key);
+        } else if entry.is_before(&chunk[at]) {
+            let to = chunk[..at].partition_point(|other| other.is_before(&entry));
             chunk.copy_within(to..at, to + 1);
             chunk[to] = entry;
         } else {
-            let to = at + chunk[at + 1..].partition_point(|other| other.key() < key);
+            let to = at + chunk[at + 1..].partition_point(|other| other.is_before(&entry));
             chunk.copy_within(at + 1..=to, at);
             chunk[to] = entry;
         }
@@ -139,7 +143,7 @@ impl FreeSet {
 
     /// Where an entry is, if it is in the set.
     pub(super) fn find(&self, entry: &Entry) -> Option<Cursor> {
-        let place = self.seek(|other| other.key() < entry.key());
+        let place = self.seek(|other| other.is_before(entry));
         self.get(place).is_some_and(|other| other.block == entry.block).then_some(place)
     }
 

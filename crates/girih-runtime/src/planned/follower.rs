@@ -244,7 +244,8 @@ impl Follower {
             let boundaries = span.boundaries.iter().filter(|&&(_, other)| other == kind);
             boundaries.map(|&(entry, _)| entry).collect::<Vec<u32>>()
         };
-        let here = self.sequences.iter().find(|s| s.start <= self.position && self.position < s.end);
+        let here =
+            self.sequences.iter().find(|s| s.start <= self.position && self.position < s.end);
         // An opening ends where the steady iteration begins; only what is ahead counts there.
         let is_ahead = |&entry: &u32| entry >= self.position;
         let own = here.and_then(|span| match span.role {
@@ -274,9 +275,9 @@ fn range(entry: &Entry) -> (u64, u64) {
 }
 
 fn gram(sizes: [u64; IN_STEP as usize]) -> u64 {
-    sizes.into_iter().fold(0, |hash, size| {
-        (hash ^ size).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
-    })
+    sizes
+        .into_iter()
+        .fold(0, |hash, size| (hash ^ size).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23))
 }
 
 /// For each run of `IN_STEP` sure sizes within a sequence, the entries at which it ends.

@@ -15,6 +15,7 @@
 //! A plan is a hint. A place is given only if no live block has any of its bytes, and a stream gets
 //! bytes of another only after it ([`order`]).
 
+mod cells;
 mod follower;
 mod order;
 mod region;
@@ -25,14 +26,17 @@ pub use follower::{EntryId, Follower};
 
 use std::sync::Arc;
 
-use girih_plan::{Entry, Place, Plan, granted};
+use girih_plan::{Place, Plan, granted};
 use girih_trace::{Action, BlockState, Mark, PoolId, StreamId};
 
+use self::cells::Span;
 use self::order::{Order, fenced_entries};
 use self::region::Region;
 use crate::device::{Address, DeviceError};
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{AllocError, Backing, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::policy::{
+    AllocError, Backing, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView,
+};
 use crate::stats::Stats;
 
 /// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
@@ -58,8 +62,8 @@ pub struct Following {
 /// The policy that follows a plan. See the [module](self).
 pub struct Planned {
     plan: Arc<Plan>,
-    /// All entries of the plan in order, by [`EntryId`], and whether each is fenced when freed.
-    entries: Vec<(Entry, bool)>,
+    /// The places of all entries of the plan in order, by [`EntryId`].
+    places: Vec<Reserved>,
     follower: Follower,
     arena: Region,
     persistent: Region,
@@ -95,9 +99,28 @@ struct Block {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Home {
     Vacant,
-    Arena { offset: u64, fence: bool },
-    Persistent { offset: u64 },
+    Arena(Spot),
+    Persistent(Spot),
     Fallback(BlockId),
+}
+
+/// Where in its region a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Spot {
+    offset: u64,
+    /// The cells that it holds.
+    span: Span,
+    /// Events are recorded when it is freed.
+    fence: bool,
+}
+
+/// What the plan keeps for an entry.
+#[derive(Clone, Copy, Debug)]
+struct Reserved {
+    /// Vacant for an entry that has no place.
+    home: Home,
+    /// The most bytes that may be requested.
+    size_max: u64,
 }
 
 impl Planned {
@@ -107,13 +130,34 @@ impl Planned {
     /// The plan must have passed [`girih_plan::verify()`]: places that leave their region would
     /// otherwise be found out only when they are asked for.
     pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
-        let fenced = fenced_entries(&plan);
-        let entries = plan.sequences.iter().flat_map(|sequence| sequence.entries.iter().copied());
+        let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
+        let in_arena = entries().filter_map(|entry| match entry.place {
+            Place::Arena(offset) => Some(offset),
+            _ => None,
+        });
+        let in_persistent = entries().filter_map(|entry| match entry.place {
+            Place::Persistent(offset) => Some(offset),
+            _ => None,
+        });
+        let arena = Region::new(plan.arena_bytes, granularity, in_arena);
+        let persistent = Region::new(plan.persistent_bytes, granularity, in_persistent);
+        let places = entries().zip(fenced_entries(&plan)).map(|(entry, fence)| {
+            let spot = |region: &Region, offset| {
+                let span = region.span(offset, granted(entry.size_max));
+                Spot { offset, span, fence }
+            };
+            let home = match entry.place {
+                Place::Outside => Home::Vacant,
+                Place::Arena(offset) => Home::Arena(spot(&arena, offset)),
+                Place::Persistent(offset) => Home::Persistent(spot(&persistent, offset)),
+            };
+            Reserved { home, size_max: entry.size_max }
+        });
         Planned {
-            entries: entries.zip(fenced).collect(),
+            places: places.collect(),
             follower: Follower::new(&plan),
-            arena: Region::new(plan.arena_bytes, granularity),
-            persistent: Region::new(plan.persistent_bytes, granularity),
+            arena,
+            persistent,
             fallback,
             order: Order::default(),
             blocks: Vec::new(),
@@ -124,6 +168,11 @@ impl Planned {
             following: Following::default(),
             plan,
         }
+    }
+
+    /// The plan that is followed.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// How well the plan was followed so far.
@@ -139,32 +188,30 @@ impl Planned {
         entry: EntryId,
         request: Request,
     ) -> Result<Option<Granted>, AllocError> {
-        let (entry, fence) = self.entries[entry.0 as usize];
+        let Reserved { mut home, size_max } = self.places[entry.0 as usize];
+        if request.size > size_max {
+            return Ok(None);
+        }
         let size = granted(request.size);
-        if request.size > entry.size_max {
-            return Ok(None);
-        }
-        let (home, offset) = match entry.place {
-            Place::Outside => return Ok(None),
-            Place::Arena(offset) => (Home::Arena { offset, fence }, offset),
-            Place::Persistent(offset) => (Home::Persistent { offset }, offset),
+        let (region, spot) = match &mut home {
+            Home::Arena(spot) => (&mut self.arena, spot),
+            Home::Persistent(spot) => (&mut self.persistent, spot),
+            Home::Vacant | Home::Fallback(_) => return Ok(None),
         };
-        if !self.region(home).take(offset, size) {
+        if size != granted(size_max) {
+            spot.span = region.span(spot.offset, size);
+        }
+        if !region.take(spot.span) {
             return Ok(None);
         }
-        let ready = self.make_ready(env, home, (offset, offset + size), request.stream);
-        match ready {
-            Ok(true) => {}
-            Ok(false) => {
-                self.region(home).give(offset);
-                return Ok(None);
-            }
-            Err(error) => {
-                self.region(home).give(offset);
-                return Err(error);
-            }
+        let spot = *spot;
+        let ready = self.make_ready(env, home, spot, size, request.stream);
+        let region = self.region(home);
+        if !matches!(ready, Ok(true)) {
+            region.give(spot.span);
+            return ready.map(|_| None);
         }
-        let address = self.region(home).address(offset);
+        let address = region.address(spot.offset);
         let block = self.add(home, address, size, request);
         Ok(Some(Granted { block, address, size }))
     }
@@ -175,19 +222,20 @@ impl Planned {
         &mut self,
         env: &mut Env<'_>,
         home: Home,
-        (offset, end): (u64, u64),
+        spot: Spot,
+        size: u64,
         stream: StreamId,
     ) -> Result<bool, AllocError> {
-        if !self.region(home).is_mapped(offset, end - offset) {
+        if !self.region(home).is_mapped(spot.offset, size) {
             self.empty_fallback(env)?;
-            match self.map(env, home, (offset, end)) {
+            match self.map(env, home, (spot.offset, size)) {
                 Ok(()) => {}
                 Err(DeviceError::OutOfMemory { .. }) => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
         }
-        if matches!(home, Home::Arena { .. }) {
-            self.order.take(env.device, &mut self.limbo, (offset, end), stream)?;
+        if matches!(home, Home::Arena(_)) {
+            self.order.take(env.device, &mut self.limbo, spot.span, stream)?;
         }
         Ok(true)
     }
@@ -196,10 +244,10 @@ impl Planned {
         &mut self,
         env: &mut Env<'_>,
         home: Home,
-        (offset, end): (u64, u64),
+        bytes: (u64, u64),
     ) -> Result<(), DeviceError> {
         let region = match home {
-            Home::Persistent { .. } => &mut self.persistent,
+            Home::Persistent(_) => &mut self.persistent,
             _ => &mut self.arena,
         };
         let (log, before) = (&mut *env.log, region.mapped());
@@ -208,7 +256,7 @@ impl Planned {
             calls += 1;
             log.record(segment_event(Action::SegmentMap, address, bytes));
         };
-        let result = region.map(env.device, &mut self.limbo, (offset, end - offset), &mut note);
+        let result = region.map(env.device, &mut self.limbo, bytes, &mut note);
         self.stats.num_device_alloc += calls;
         let grown = region.mapped() - before;
         self.stats.reserved_bytes.increase(false, grown);
@@ -280,7 +328,7 @@ impl Planned {
 
     fn region(&mut self, home: Home) -> &mut Region {
         match home {
-            Home::Persistent { .. } => &mut self.persistent,
+            Home::Persistent(_) => &mut self.persistent,
             _ => &mut self.arena,
         }
     }
@@ -319,14 +367,14 @@ impl Planned {
 
     /// Makes the bytes of a freed block of a region free. The block is gone afterwards.
     fn complete(&mut self, env: &mut Env<'_>, index: u32) {
-        let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
+        let Block { home, address, size, requested, stream, pool, .. } =
+            self.blocks[index as usize];
         match home {
-            Home::Arena { offset, fence } => {
-                let bytes = (offset, offset + size);
-                self.order.free(env.device, &mut self.limbo, bytes, stream, fence);
-                self.arena.give(offset);
+            Home::Arena(Spot { span, fence, .. }) => {
+                self.order.free(env.device, &mut self.limbo, span, stream, fence);
+                self.arena.give(span);
             }
-            Home::Persistent { offset } => self.persistent.give(offset),
+            Home::Persistent(spot) => self.persistent.give(spot.span),
             Home::Fallback(_) | Home::Vacant => unreachable!("a block of a region completes once"),
         }
         env.log(Action::FreeCompleted, address, requested, stream, pool);
@@ -370,7 +418,7 @@ impl Policy for Planned {
         if self.stats.active.all.current > self.stats.allocation.all.current {
             self.process_events(env)?;
         }
-        self.order.see(request.stream, self.plan.arena_bytes);
+        self.order.see(request.stream, self.arena.cell_count());
         if request.pool == PoolId::DEFAULT
             && let Some(entry) = self.follower.follow(request.size, request.stream)
             && let Some(granted) = self.take_place(env, entry, request)?
@@ -389,7 +437,8 @@ impl Policy for Planned {
 
     fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
         let index = self.in_use(block)?;
-        let Block { home, address, size, requested, stream, pool, .. } = self.blocks[index as usize];
+        let Block { home, address, size, requested, stream, pool, .. } =
+            self.blocks[index as usize];
         if let Home::Fallback(inner) = home {
             self.with_fallback(|fallback| fallback.free(env, inner))?;
             self.remove(index);
@@ -430,10 +479,12 @@ impl Policy for Planned {
 
     fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         let mut cursor = 0;
-        while let Some(block) =
-            self.pending.next_done(env.device, &mut self.limbo, &mut cursor)?
-        {
+        while let Some(block) = self.pending.next_done(env.device, &mut self.limbo, &mut cursor)? {
             self.event_done(env, block.0);
+        }
+        let stats = self.fallback.stats();
+        if stats.active.all.current == stats.allocation.all.current {
+            return Ok(()); // No block waits there.
         }
         self.with_fallback(|fallback| fallback.process_events(env))
     }
@@ -466,8 +517,20 @@ impl Policy for Planned {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.arena.check().map_err(|fault| format!("arena: {fault}"))?;
-        self.persistent.check().map_err(|fault| format!("persistent region: {fault}"))?;
+        let (mut in_arena, mut in_persistent) = (Vec::new(), Vec::new());
+        for block in &self.blocks {
+            match block.home {
+                Home::Arena(spot) => in_arena.push((spot.offset, spot.offset + block.size)),
+                Home::Persistent(spot) => {
+                    in_persistent.push((spot.offset, spot.offset + block.size));
+                }
+                Home::Vacant | Home::Fallback(_) => {}
+            }
+        }
+        self.arena.check(in_arena).map_err(|fault| format!("arena: {fault}"))?;
+        self.persistent
+            .check(in_persistent)
+            .map_err(|fault| format!("persistent region: {fault}"))?;
         self.fallback.check().map_err(|fault| format!("fallback: {fault}"))?;
         let fallback = self.fallback.stats();
         let mut active = fallback.active_bytes.all.current;
@@ -477,9 +540,8 @@ impl Policy for Planned {
             active += block.size;
             allocated += if block.state == BlockState::Allocated { block.size } else { 0 };
         }
-        let reserved = self.arena.mapped()
-            + self.persistent.mapped()
-            + fallback.reserved_bytes.all.current;
+        let reserved =
+            self.arena.mapped() + self.persistent.mapped() + fallback.reserved_bytes.all.current;
         let counted = &self.stats;
         for (name, counter, sum) in [
             ("active", counted.active_bytes, active),
@@ -513,10 +575,13 @@ impl Planned {
     fn views(&self) -> Vec<(SegmentView, Vec<BlockView>)> {
         let mut views = Vec::new();
         self.fallback.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
-        let is_ours = |block: &&Block| matches!(block.home, Home::Arena { .. } | Home::Persistent { .. });
+        let is_ours =
+            |block: &&Block| matches!(block.home, Home::Arena(_) | Home::Persistent(_));
         let mut blocks: Vec<&Block> = self.blocks.iter().filter(is_ours).collect();
         blocks.sort_by_key(|block| block.address);
-        for (address, size) in self.arena.mapped_runs().into_iter().chain(self.persistent.mapped_runs()) {
+        for (address, size) in
+            self.arena.mapped_runs().into_iter().chain(self.persistent.mapped_runs())
+        {
             let first = blocks.partition_point(|block| block.address < address);
             let inside = blocks[first..].iter().take_while(|block| block.address < address + size);
             let segment = SegmentView {

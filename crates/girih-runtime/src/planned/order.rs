@@ -20,14 +20,18 @@ use std::collections::BTreeMap;
 use girih_plan::{Place, Plan, Role, granted};
 use girih_trace::StreamId;
 
+use super::cells::Span;
 use crate::device::{Device, DeviceError, StreamEvent};
 use crate::pending::Limbo;
 
-/// What was freed and by whom, for each byte of the arena that was used before.
+/// What was freed last in each cell of the arena, and by whom.
+///
+/// A cell of which only a part is used again counts as used whole. Nothing is lost by that: who
+/// used the part came after whoever had used the rest, and so does who comes after him.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Offset to what was freed there. Ranges are disjoint.
-    freed: BTreeMap<u64, Freed>,
+    /// What was freed in each cell. Empty until there is a second stream.
+    freed: Vec<Freed>,
     fences: Vec<Fence>,
     idle_fences: Vec<u32>,
     /// Streams that blocks were allocated for.
@@ -44,16 +48,19 @@ pub(super) struct Order {
 
 #[derive(Clone, Copy)]
 struct Freed {
-    end: u64,
-    stream: StreamId,
+    /// Which free it was, counted from 1; 0 if nothing is known of the cell.
     at: u64,
     fence: u32,
+    stream: StreamId,
 }
+
+/// A cell that is in use, or that nobody has used.
+const UNUSED: Freed = Freed { at: 0, fence: UNFENCED, stream: StreamId(0) };
 
 /// No fence: the events are still to be recorded.
 const UNFENCED: u32 = u32::MAX;
 
-/// Events of all streams at one moment. Shared by the pieces of a range that was freed then.
+/// Events of all streams at one moment. Shared by the cells that were freed then.
 struct Fence {
     events: Vec<(StreamId, StreamEvent)>,
     users: u32,
@@ -67,16 +74,20 @@ impl Order {
         }
     }
 
-    /// Notes that blocks are allocated for `stream`. With the second stream, the whole arena of `bytes`
-    /// counts as used by the first: until then nobody has kept a record.
-    pub(super) fn see(&mut self, stream: StreamId, bytes: u64) {
-        if self.streams.contains(&stream) {
-            return;
+    /// Notes that blocks are allocated for `stream`. With the second stream, all `cells` of the arena
+    /// count as used by the first: until then nobody has kept a record.
+    #[inline]
+    pub(super) fn see(&mut self, stream: StreamId, cells: usize) {
+        if !self.streams.contains(&stream) {
+            self.add_stream(stream, cells);
         }
+    }
+
+    #[cold]
+    fn add_stream(&mut self, stream: StreamId, cells: usize) {
         if let [first] = self.streams[..] {
             self.clock += 1;
-            let freed = Freed { end: bytes, stream: first, at: self.clock, fence: UNFENCED };
-            self.freed.insert(0, freed);
+            self.freed = vec![Freed { at: self.clock, fence: UNFENCED, stream: first }; cells];
         }
         self.streams.push(stream);
     }
@@ -86,83 +97,65 @@ impl Order {
         self.streams.len() <= 1
     }
 
-    /// A block of `stream` at `[offset, end)` is freed. With `fence`, the events are recorded now;
-    /// if the device refuses, they are recorded when they are needed.
+    /// A block of `stream` in the cells of `span` is freed. With `fence`, the events are recorded
+    /// now; if the device refuses, they are recorded when they are needed.
+    #[inline]
     pub(super) fn free(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        (offset, end): (u64, u64),
+        span: Span,
         stream: StreamId,
         fence: bool,
     ) {
         if self.is_trivial() {
             return;
         }
-        let recorded = fence.then(|| self.record(device, limbo).ok()).flatten();
-        let fence = recorded.unwrap_or(UNFENCED);
-        self.forget(device, limbo, (offset, end));
+        let fence = if fence { self.record(device, limbo, span).ok() } else { None };
+        let fence = fence.unwrap_or(UNFENCED);
         self.clock += 1;
-        self.freed.insert(offset, Freed { end, stream, at: self.clock, fence });
+        self.set(device, limbo, span, Freed { at: self.clock, fence, stream });
     }
 
-    /// `stream` is about to use `[offset, end)`: makes it wait for whoever used these bytes on
-    /// another stream. Forgets them, since from now on they are `stream`'s.
+    /// `stream` is about to use the cells of `span`: makes it wait for whoever used them on another
+    /// stream. Forgets that, since from now on they are `stream`'s.
+    #[inline]
     pub(super) fn take(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        (offset, end): (u64, u64),
+        span: Span,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
         if self.is_trivial() {
             return Ok(());
         }
-        // First wait for all, then forget: an error leaves every range in place.
-        let mut next = self.first_over(offset);
-        while let Some((&start, &freed)) = self.freed.range(next..end).next() {
-            next = start + 1;
-            if freed.stream != stream && freed.at > self.waited_by(stream) {
-                self.wait(device, limbo, start, freed, stream)?;
+        // First wait for all, then forget: an error leaves every cell as it was.
+        let mut waited = self.waited_by(stream);
+        for cell in span.range() {
+            let freed = self.freed[cell];
+            if freed.at > waited && freed.stream != stream {
+                self.wait(device, limbo, cell, freed, stream)?;
+                waited = self.waited_by(stream);
             }
         }
-        self.forget(device, limbo, (offset, end));
+        self.set(device, limbo, span, UNUSED);
         Ok(())
     }
 
-    /// Takes `[offset, end)` out of what was freed.
-    fn forget(
-        &mut self,
-        device: &mut dyn Device,
-        limbo: &mut Limbo,
-        (offset, end): (u64, u64),
-    ) {
-        let mut at = self.first_over(offset);
-        while let Some((&start, &freed)) = self.freed.range(at..end).next() {
-            at = start + 1;
-            self.freed.remove(&start);
-            let left = start < offset;
-            let right = freed.end > end;
-            if left {
-                self.freed.insert(start, Freed { end: offset, ..freed });
+    /// Puts `freed` in the place of what was known of the cells.
+    fn set(&mut self, device: &mut dyn Device, limbo: &mut Limbo, span: Span, freed: Freed) {
+        for cell in span.range() {
+            let fence = std::mem::replace(&mut self.freed[cell], freed).fence;
+            if fence != UNFENCED {
+                self.drop_fence(device, limbo, fence);
             }
-            if right {
-                self.freed.insert(end, freed);
-            }
-            let pieces = u32::from(left) + u32::from(right);
-            self.keep(device, limbo, freed.fence, pieces);
         }
-    }
-
-    /// Where the range that holds the byte at `offset` begins; `offset` if none does.
-    fn first_over(&self, offset: u64) -> u64 {
-        let first = self.freed.range(..=offset).next_back().filter(|(_, f)| f.end > offset);
-        first.map_or(offset, |(&start, _)| start)
     }
 
     /// Forgets everything: the host has waited for all streams.
     pub(super) fn clear(&mut self, device: &mut dyn Device, limbo: &mut Limbo) {
-        self.freed.clear();
+        self.freed.fill(UNUSED);
         for (_, event) in self.fences.drain(..).flat_map(|fence| fence.events) {
             limbo.destroy_event(device, event);
         }
@@ -183,17 +176,18 @@ impl Order {
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        start: u64,
+        cell: usize,
         freed: Freed,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
         let fence = match freed.fence {
-            UNFENCED => self.record(device, limbo)?,
+            UNFENCED => {
+                let span = Span { first: cell as u32, end: cell as u32 + 1 };
+                self.record(device, limbo, span)?
+            }
             fence => fence,
         };
-        if freed.fence == UNFENCED {
-            self.freed.insert(start, Freed { fence, ..freed });
-        }
+        self.freed[cell].fence = fence;
         let others = |&&(other, _): &&(StreamId, StreamEvent)| other != stream;
         for &(_, event) in self.fences[fence as usize].events.iter().filter(others) {
             device.wait_event(stream, event)?;
@@ -208,44 +202,38 @@ impl Order {
         Ok(())
     }
 
-    fn record(&mut self, device: &mut dyn Device, limbo: &mut Limbo) -> Result<u32, DeviceError> {
-        let mut events = Vec::with_capacity(self.streams.len() + self.users.len());
-        for stream in self.streams() {
-            match device.record_event(stream) {
-                Ok(event) => events.push((stream, event)),
-                Err(error) => {
-                    for (_, event) in events {
-                        limbo.destroy_event(device, event);
-                    }
-                    return Err(error);
-                }
-            }
+    /// Records an event on every stream, as a fence that the cells of `span` share.
+    fn record(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        span: Span,
+    ) -> Result<u32, DeviceError> {
+        let index = self.idle_fences.pop().unwrap_or_else(|| {
+            self.fences.push(Fence { events: Vec::new(), users: 0 });
+            self.fences.len() as u32 - 1
+        });
+        // The list keeps its memory while the fence is idle.
+        let mut events = std::mem::take(&mut self.fences[index as usize].events);
+        let result = self.streams().try_for_each(|stream| {
+            events.push((stream, device.record_event(stream)?));
+            Ok(())
+        });
+        if result.is_err() {
+            self.idle_fences.push(index);
+            events.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
         }
-        let fence = Fence { events, users: 1 };
-        Ok(match self.idle_fences.pop() {
-            Some(index) => {
-                self.fences[index as usize] = fence;
-                index
-            }
-            None => {
-                self.fences.push(fence);
-                self.fences.len() as u32 - 1
-            }
-        })
+        self.fences[index as usize] = Fence { events, users: span.end - span.first };
+        result.map(|()| index)
     }
 
-    /// One user of the fence has become `pieces` users.
-    fn keep(&mut self, device: &mut dyn Device, limbo: &mut Limbo, fence: u32, pieces: u32) {
-        if fence == UNFENCED {
-            return;
-        }
+    /// One cell less uses the fence. After the last its events are destroyed.
+    fn drop_fence(&mut self, device: &mut dyn Device, limbo: &mut Limbo, fence: u32) {
         let entry = &mut self.fences[fence as usize];
-        entry.users = entry.users - 1 + pieces;
+        entry.users -= 1;
         if entry.users == 0 {
             self.idle_fences.push(fence);
-            for (_, event) in std::mem::take(&mut entry.events) {
-                limbo.destroy_event(device, event);
-            }
+            entry.events.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
         }
     }
 }

@@ -11,8 +11,7 @@
 //! as it must be. [`Region::take`] gives bytes only if no live block holds any of them: this is the
 //! guard that makes a wrong plan cost memory and never correctness.
 
-use std::collections::BTreeMap;
-
+use super::cells::{Cells, Span};
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
 
@@ -21,7 +20,7 @@ const CHUNK_MAX: u64 = 64 << 20;
 /// A region has about this many chunks, if they are then not larger than [`CHUNK_MAX`].
 const CHUNKS: u64 = 64;
 
-/// A range of addresses, its handles and its live blocks.
+/// A range of addresses, its handles, and which bytes live blocks hold.
 pub(super) struct Region {
     /// Address of the first byte; 0 until something is mapped.
     base: Address,
@@ -30,17 +29,24 @@ pub(super) struct Region {
     chunk: u64,
     handles: Vec<Option<Handle>>,
     mapped: u64,
-    /// Live blocks: offset to end.
-    live: BTreeMap<u64, u64>,
+    /// What live blocks hold. A cell begins at each place of the plan, and at each chunk.
+    cells: Cells,
 }
 
 impl Region {
-    /// A region for `bytes`, with nothing mapped.
-    pub(super) fn new(bytes: u64, granularity: u64) -> Region {
+    /// A region for `bytes`, with nothing mapped. `offsets` are those at which blocks will begin;
+    /// one that begins elsewhere may be refused though its bytes are free.
+    pub(super) fn new(
+        bytes: u64,
+        granularity: u64,
+        offsets: impl IntoIterator<Item = u64>,
+    ) -> Region {
         let size = bytes.next_multiple_of(granularity);
         let chunk = (size / CHUNKS).clamp(granularity, CHUNK_MAX).next_multiple_of(granularity);
         let handles = vec![None; size.div_ceil(chunk) as usize];
-        Region { base: 0, size, chunk, handles, mapped: 0, live: BTreeMap::new() }
+        let chunks = (0..handles.len() as u64).map(|k| k * chunk);
+        let cells = Cells::new(offsets.into_iter().chain(chunks));
+        Region { base: 0, size, chunk, handles, mapped: 0, cells }
     }
 
     /// Bytes that are mapped.
@@ -53,25 +59,30 @@ impl Region {
         self.base + offset
     }
 
-    /// Holds `[offset, offset + size)` for a block. False, and nothing held, if a live block has
-    /// any of these bytes.
-    pub(super) fn take(&mut self, offset: u64, size: u64) -> bool {
-        let end = offset + size;
-        debug_assert!(end <= self.size, "a block leaves its region");
-        if self.live.range(..end).next_back().is_some_and(|(_, &other)| other > offset) {
-            return false;
-        }
-        self.live.insert(offset, end);
-        true
+    /// The cells under `[offset, offset + size)`: what [`Region::take`] and [`Region::give`] take.
+    pub(super) fn span(&self, offset: u64, size: u64) -> Span {
+        self.cells.span(offset, offset + size)
     }
 
-    /// Lets go of the block at `offset`.
-    pub(super) fn give(&mut self, offset: u64) {
-        let held = self.live.remove(&offset);
-        debug_assert!(held.is_some(), "a block that was not held is given back");
+    /// Number of cells.
+    pub(super) fn cell_count(&self) -> usize {
+        self.cells.count()
+    }
+
+    /// Holds cells for a block. False, and nothing held, if a live block has any of them.
+    #[inline]
+    pub(super) fn take(&mut self, span: Span) -> bool {
+        self.cells.take(span)
+    }
+
+    /// Lets go of the cells of a block.
+    #[inline]
+    pub(super) fn give(&mut self, span: Span) {
+        self.cells.give(span);
     }
 
     /// True if the chunks under `[offset, offset + size)` are mapped.
+    #[inline]
     pub(super) fn is_mapped(&self, offset: u64, size: u64) -> bool {
         self.mapped == self.size || self.chunks(offset, size).all(|k| self.handles[k].is_some())
     }
@@ -141,7 +152,7 @@ impl Region {
     /// True if a block lives in the chunk.
     fn is_used(&self, chunk: usize) -> bool {
         let (start, end) = self.bounds(chunk);
-        self.live.range(..end).next_back().is_some_and(|(_, &to)| to > start)
+        self.cells.is_held(self.cells.span(start, end))
     }
 
     /// The mapped runs, as `(address, bytes)`, by address.
@@ -159,10 +170,12 @@ impl Region {
         runs
     }
 
-    /// Compares the region with itself: what is wrong, if anything is.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// Compares the region with the blocks that live in it, as `(offset, end)` in any order: what is
+    /// wrong, if anything is.
+    pub(super) fn check(&self, mut live: Vec<(u64, u64)>) -> Result<(), String> {
+        live.sort_unstable();
         let mut last = 0;
-        for (&offset, &end) in &self.live {
+        for &(offset, end) in &live {
             if offset < last || end > self.size {
                 return Err(format!("block [{offset}, {end}) overlaps or leaves its region"));
             }
@@ -170,6 +183,9 @@ impl Region {
                 return Err(format!("block [{offset}, {end}) lies on unmapped pages"));
             }
             last = end;
+        }
+        if !self.cells.are_held_by(live.iter().map(|&(offset, end)| self.cells.span(offset, end))) {
+            return Err("the cells that are held are not those of the live blocks".to_owned());
         }
         let mapped: u64 = self.mapped_runs().iter().map(|&(_, bytes)| bytes).sum();
         if mapped != self.mapped {

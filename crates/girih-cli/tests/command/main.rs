@@ -1,0 +1,15 @@
+//! The command as a person or a script meets it: the built binary, run on the recordings of
+//! `corpus/`.
+//!
+//! Text is held by snapshots, with everything that depends on the clock taken out. After a change
+//! that is meant, `INSTA_UPDATE=always cargo test -p girih-cli` writes them anew; read the
+//! difference before you commit it.
+
+mod answers;
+mod compare;
+mod convert;
+mod girih;
+mod plan;
+mod refusals;
+mod replay;
+mod stats;

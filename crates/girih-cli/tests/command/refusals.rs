@@ -1,0 +1,139 @@
+//! What cannot be done: every error says what went wrong, where, and what to do.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::Stdio;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::girih::{arg, command, error, girih, snapshot};
+
+/// Writes a file and runs `stats` on it, which must refuse it.
+fn refused(name: &str, bytes: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    let message = error(&["stats", arg(&path)]);
+    assert!(message.starts_with("girih: cannot read "), "{message}");
+    message
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let message = error(&["stats", "no/such/file.pickle"]);
+    assert!(message.contains("cannot open no/such/file.pickle: "), "{message}");
+}
+
+#[test]
+fn a_truncated_snapshot_is_refused_with_the_byte_at_which_it_ends() {
+    let whole = fs::read(snapshot("megatron_gpt2-R_r3")).unwrap();
+    let message = refused("cut.pickle.gz", &whole[..100_000]);
+    assert!(message.contains("at byte ") && message.contains("of the pickle"), "{message}");
+}
+
+#[test]
+fn a_pickle_that_would_run_code_is_refused_with_the_opcode_and_its_byte() {
+    let pickle = b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00echo\x85R.";
+    let message = refused("hostile.pickle", pickle);
+    assert!(message.contains("at byte 2 of the pickle"), "{message}");
+    assert!(message.contains("GLOBAL would import `os.system`"), "{message}");
+}
+
+#[test]
+fn a_gzip_bomb_is_refused_before_it_fills_the_memory() {
+    let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+    bomb.write_all(b"\x80\x04\x95").unwrap();
+    let zeros = vec![0u8; 1 << 20];
+    for _ in 0..256 {
+        bomb.write_all(&zeros).unwrap();
+    }
+    refused("bomb.pickle.gz", &bomb.finish().unwrap());
+}
+
+#[test]
+fn a_pickle_of_something_else_is_refused_with_how_to_make_a_snapshot() {
+    let message = refused("list.pickle", b"\x80\x04]\x94.");
+    assert!(message.contains("_dump_snapshot"), "{message}");
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused_with_how_it_begins() {
+    let message = refused("text.pickle", b"#!/bin/sh\necho hello\n");
+    assert!(message.contains("neither a PyTorch memory snapshot nor a trace file"), "{message}");
+    assert!(message.contains("#!/bin/s"), "{message}");
+}
+
+#[test]
+fn an_empty_file_is_refused() {
+    refused("empty.pickle", b"");
+}
+
+#[test]
+fn marks_that_are_damaged_are_refused_with_line_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let marks = folder.path().join("bad.marks.json");
+    fs::write(&marks, "{\"marks\":\n [{\"time_us\": true}]}").unwrap();
+    let message = error(&["stats", arg(&snapshot("mlp_stacks")), "--marks", arg(&marks)]);
+    assert!(message.contains("bad.marks.json") && message.contains("line 2"), "{message}");
+}
+
+#[test]
+fn a_device_that_the_recording_does_not_have_is_answered_with_those_it_has() {
+    let message = error(&["stats", arg(&snapshot("mlp_stacks")), "--device", "7"]);
+    assert!(message.contains("no events of device 7, but of: 0"), "{message}");
+}
+
+#[test]
+fn a_setting_that_does_not_exist_is_answered_with_those_that_do() {
+    let file = snapshot("mlp_stacks");
+    let message = error(&["replay", arg(&file), "--conf", "max_split:512"]);
+    assert!(message.contains("unknown key `max_split`"), "{message}");
+    assert!(message.contains("max_split_size_mb"), "{message}");
+}
+
+#[test]
+fn a_release_of_torch_that_makes_no_sense_is_refused() {
+    let message = error(&["replay", arg(&snapshot("mlp_stacks")), "--torch", "latest"]);
+    assert!(message.contains("\"latest\" is no release of torch"), "{message}");
+}
+
+#[test]
+fn a_size_without_sense_is_refused_with_an_example() {
+    let ran = girih(&["replay", arg(&snapshot("mlp_stacks")), "--capacity", "plenty"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("80GiB"), "{}", ran.stderr);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_and_not_a_success() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command(&["stats", arg(&snapshot("mlp_stacks"))]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("No space left on device"), "{message}");
+}
+
+/// Runs the command with a reader that goes away at once: the exit status and what was said on
+/// standard error.
+fn with_a_reader_that_leaves(args: &[&str]) -> (Option<i32>, String) {
+    let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut message = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut message).unwrap();
+    (child.wait().unwrap().code(), message)
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_the_command_quietly() {
+    for args in [&["lab"][..], &["stats", arg(&snapshot("mlp_stacks"))]] {
+        assert_eq!(with_a_reader_that_leaves(args), (Some(0), String::new()), "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_json_quietly_too() {
+    let args = ["lab", "--json"];
+    assert_eq!(with_a_reader_that_leaves(&args), (Some(0), String::new()));
+}

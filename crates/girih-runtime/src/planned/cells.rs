@@ -1,0 +1,176 @@
+//! Cells: which bytes of a region are held.
+//!
+//! A plan names every byte at which a block may begin. Those bytes cut the region into cells, and
+//! one bit for each cell says whether a live block holds any of it:
+//!
+//! ```text
+//!  cells    |  0  | 1 |    2    |   3   |    4    |
+//!  blocks    aaaaaaaaa           bbbb      .            a holds 0 and 1, b holds 3
+//! ```
+//!
+//! Blocks that hold different cells share no byte, wherever they begin: this is the guard. Nor is a
+//! place refused without need. A block that touches a cell and begins on the first byte of one has
+//! the touched cell's first byte; so two such blocks that share a cell share that byte. To ask, to
+//! hold and to let go cost a few words of bits.
+
+/// The cells of a region.
+#[derive(Debug)]
+pub(super) struct Cells {
+    /// The first byte of each cell, ascending; the first is 0.
+    starts: Vec<u64>,
+    /// A bit for each cell: held.
+    held: Vec<u64>,
+}
+
+/// A run of cells, `[first, end)`, not empty: those that a block touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Span {
+    pub(super) first: u32,
+    pub(super) end: u32,
+}
+
+impl Span {
+    /// The cells as indices.
+    pub(super) fn range(self) -> std::ops::Range<usize> {
+        self.first as usize..self.end as usize
+    }
+
+    /// The words that hold the bits of the cells, each with the mask of these bits.
+    fn words(self) -> impl Iterator<Item = (usize, u64)> + Clone {
+        let (first, last) = (self.first as usize, self.end as usize - 1);
+        let (low, high) = (u64::MAX << (first % 64), u64::MAX >> (63 - last % 64));
+        (first / 64..=last / 64).map(move |word| {
+            let from = if word == first / 64 { low } else { u64::MAX };
+            let to = if word == last / 64 { high } else { u64::MAX };
+            (word, from & to)
+        })
+    }
+}
+
+impl Cells {
+    /// Cells that begin at `starts`, in any order and however often, and at byte 0. None is held.
+    pub(super) fn new(starts: impl IntoIterator<Item = u64>) -> Cells {
+        let mut starts: Vec<u64> = std::iter::once(0).chain(starts).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        let held = vec![0; starts.len().div_ceil(64)];
+        Cells { starts, held }
+    }
+
+    /// Number of cells.
+    pub(super) fn count(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The cells that `[offset, end)` touches; of an empty range, the one that it lies in.
+    pub(super) fn span(&self, offset: u64, end: u64) -> Span {
+        let first = self.starts.partition_point(|&start| start <= offset) as u32 - 1;
+        let behind = self.starts.partition_point(|&start| start < end) as u32;
+        Span { first, end: behind.max(first + 1) }
+    }
+
+    /// True if a block holds any cell of the span.
+    #[inline]
+    pub(super) fn is_held(&self, span: Span) -> bool {
+        span.words().any(|(word, mask)| self.held[word] & mask != 0)
+    }
+
+    /// Holds the cells of the span. False, and nothing held, if one of them is.
+    #[inline]
+    pub(super) fn take(&mut self, span: Span) -> bool {
+        if self.is_held(span) {
+            return false;
+        }
+        for (word, mask) in span.words() {
+            self.held[word] |= mask;
+        }
+        true
+    }
+
+    /// Lets go of the cells of the span.
+    #[inline]
+    pub(super) fn give(&mut self, span: Span) {
+        for (word, mask) in span.words() {
+            debug_assert!(self.held[word] & mask == mask, "cells that were not held are given back");
+            self.held[word] &= !mask;
+        }
+    }
+
+    /// True if exactly the cells of `spans` are held, each by one of them.
+    pub(super) fn are_held_by(&self, spans: impl IntoIterator<Item = Span>) -> bool {
+        let mut cells = Cells { starts: Vec::new(), held: vec![0; self.held.len()] };
+        spans.into_iter().all(|span| cells.take(span)) && cells.held == self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The plain way: live blocks by offset, each with its end.
+    fn is_free(live: &BTreeMap<u64, u64>, offset: u64, end: u64) -> bool {
+        live.range(..end).next_back().is_none_or(|(_, &other)| other <= offset)
+    }
+
+    #[test]
+    fn blocks_on_first_bytes_of_cells_get_exactly_what_no_live_block_holds() {
+        arbtest::arbtest(|u| {
+            let starts: Vec<u64> = (0..u.int_in_range(1..=300)?)
+                .map(|_| u.int_in_range(0..=500))
+                .collect::<Result<_, _>>()?;
+            let mut cells = Cells::new(starts.iter().copied());
+            let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+            while !u.is_empty() {
+                let offset = *u.choose(&starts)?;
+                if u.ratio(1, 3)? {
+                    if let Some(end) = live.remove(&offset) {
+                        cells.give(cells.span(offset, end));
+                    }
+                    continue;
+                }
+                let longest = if u.ratio(1, 4)? { 400 } else { 20 };
+                let end = offset + u.int_in_range(1..=longest)?;
+                let free = is_free(&live, offset, end);
+                assert_eq!(cells.take(cells.span(offset, end)), free, "{offset}..{end} in {live:?}");
+                if free {
+                    live.insert(offset, end);
+                }
+            }
+            let spans: Vec<Span> = live.iter().map(|(&at, &end)| cells.span(at, end)).collect();
+            assert!(cells.are_held_by(spans));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn blocks_that_begin_anywhere_never_share_a_byte() {
+        arbtest::arbtest(|u| {
+            let starts: Vec<u64> = (0..u.int_in_range(0..=100)?)
+                .map(|_| u.int_in_range(0..=500))
+                .collect::<Result<_, _>>()?;
+            let mut cells = Cells::new(starts);
+            let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+            while !u.is_empty() {
+                let offset = u.int_in_range(0..=500)?;
+                let end = offset + u.int_in_range(1..=60)?;
+                if cells.take(cells.span(offset, end)) {
+                    assert!(is_free(&live, offset, end), "{offset}..{end} in {live:?}");
+                    live.insert(offset, end);
+                }
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_span_of_many_words_is_taken_whole_and_given_whole() {
+        let mut cells = Cells::new(0..1000);
+        let long = cells.span(10, 900);
+        assert!(cells.take(long) && !cells.take(long));
+        assert!(cells.take(cells.span(0, 10)) && cells.take(cells.span(900, 1000)));
+        cells.give(long);
+        assert!(!cells.is_held(long) && cells.take(cells.span(10, 11)));
+    }
+}
