@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use girih_trace::align::{align, births_before, keys};
+use girih_trace::align::{Key, align, births_before, keys};
 use girih_trace::iterations::model_iteration;
 use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, Tick, Trace};
 
@@ -27,7 +27,7 @@ use crate::portfolio::Outcome;
 use crate::problem::{Buffer, Problem};
 
 /// Requests in a row without a place that are worth a sequence of their own.
-const INTERLUDE: usize = 16;
+const INTERLUDE: usize = 4;
 
 /// The most iterations that go once round the ring. Two are needed where a block of one iteration
 /// is replaced by that of the next: both are alive for a moment, in different places.
@@ -127,7 +127,8 @@ impl<'a> Profile<'a> {
         profile
     }
 
-    /// Aligns every iteration up to the last steady one with the model.
+    /// Aligns every iteration up to the last steady one with the model, and what comes before the
+    /// first as far as it is one.
     fn align(&mut self) {
         let Some(steady) = self.steady else { return };
         let keys = keys(self.lives);
@@ -144,6 +145,21 @@ impl<'a> Profile<'a> {
                     next = self.place_of[index];
                 }
                 self.next_place[index] = next;
+            }
+        }
+        self.align_before(template, &keys);
+    }
+
+    /// Aligns the end of model building with the end of the model: iterations that were found in
+    /// the sequence begin with the first that is whole, and the end of a first step comes before.
+    fn align_before(&mut self, template: &[Key], keys: &[Key]) {
+        let end = self.iterations.list[0].requests.start as usize;
+        let start = end.saturating_sub(template.len() + template.len() / 4);
+        let backward = |keys: &[Key]| keys.iter().rev().copied().collect::<Vec<Key>>();
+        let places = align(&backward(template), &backward(&keys[start..end]));
+        for (offset, place) in places.iter().enumerate() {
+            if let Some(place) = place {
+                self.place_of[end - 1 - offset] = template.len() as u32 - 1 - place;
             }
         }
     }
@@ -394,16 +410,28 @@ impl<'a> Profile<'a> {
     /// room for. The last iteration of the opening stands where the last one of the ring does.
     fn home(&self, steady: Steady, ring: &[Entry], request: u32) -> Option<(u64, u64)> {
         let place = self.place_of[request as usize];
-        let iteration = self.iterations.index_of(request).filter(|_| place != NO_PLACE)?;
+        if place == NO_PLACE {
+            return None;
+        }
+        let own = &self.lives.requests[request as usize];
+        let start = self.iterations.list[steady.first].requests.start;
+        let crosses = self.end(own).is_none_or(|end| end > start);
+        let iteration = self.iterations.index_of(request);
+        // Before the first iteration only what crosses into it is worth aligning: the rest may lie
+        // anywhere.
+        if iteration.is_none() && !crosses {
+            return None;
+        }
         let rounds = ring.len() / steady.places as usize;
-        let round = (rounds - (steady.first - iteration) % rounds) % rounds;
-        let entry = &ring[round * steady.places as usize + place as usize];
+        let back = iteration.map_or(steady.first + 1, |iteration| steady.first - iteration);
+        let round = (rounds - back % rounds) % rounds;
+        let index = round * steady.places as usize + place as usize;
+        let entry = &ring[index];
+        // A place that does not cross is no home for a block that does.
+        let is_home = own.size <= entry.size_max
+            && (!crosses || entry.until as usize > (round + 1) * steady.places as usize);
         match entry.place {
-            Place::Arena(offset)
-                if self.lives.requests[request as usize].size <= entry.size_max =>
-            {
-                Some((offset, entry.size_max))
-            }
+            Place::Arena(offset) if is_home => Some((offset, entry.size_max)),
             _ => None,
         }
     }

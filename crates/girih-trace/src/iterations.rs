@@ -113,8 +113,8 @@ fn split(bounds: &[u32], births: &[u32], requests: u32) -> Vec<Iteration> {
         .collect()
 }
 
-/// The run of iterations that are alike: from the first that has all but 1 % of the places of the
-/// model iteration and adds nothing that stays, to the last.
+/// The run of iterations that are alike: from the first that shares all but 1 % of its places with
+/// the model iteration and adds nothing that stays, to the last.
 fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
     let model = model_iteration(list)?;
     let slice = |index: usize| {
@@ -131,7 +131,9 @@ fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
         let found = places.iter().flatten().count();
         // What is added and never freed belongs to a first step: states and gradients that stay.
         let adds = (0..other.len()).any(|k| places[k].is_none() && other[k].life == Key::FOREVER);
-        found * 100 >= template.len() * 99 && !adds
+        // One of the two may have an evaluation at its end, or be cut short by the recording's.
+        let (short, long) = (template.len().min(other.len()), template.len().max(other.len()));
+        found * 100 >= short * 99 && short * 5 >= long * 4 && !adds
     };
     let first = (0..=model).rev().take_while(|&index| is_alike(index)).last()?;
     let last = (model..list.len()).take_while(|&index| is_alike(index)).last()?;
@@ -139,7 +141,7 @@ fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
 }
 
 /// The iteration that the others are compared with: the latest of those with the most common
-/// number of requests, the first and the last left out where there are others, for one is
+/// number of requests (of several that are as common, the smallest), the first and the last left out where there are others, for one is
 /// different and the other may be cut short.
 pub fn model_iteration(list: &[Iteration]) -> Option<usize> {
     let inner = match list.len() {
@@ -152,7 +154,10 @@ pub fn model_iteration(list: &[Iteration]) -> Option<usize> {
     for index in inner.clone() {
         *counts.entry(list[index].requests.len()).or_default() += 1;
     }
-    inner.max_by_key(|&index| (counts[&list[index].requests.len()], index))
+    inner.max_by_key(|&index| {
+        let requests = list[index].requests.len();
+        (counts[&requests], usize::MAX - requests, index)
+    })
 }
 
 /// A gram that comes back: where, and how regularly.
@@ -253,7 +258,9 @@ fn cuts_at(anchor: &Anchor, order: &[(u64, u32)], load: &[u64], keys: &[Key]) ->
         let is_whole = |&start: &usize| (keys.len() - start) * 20 >= anchor.period * 19;
         let starts: Vec<usize> = at.iter().map(|&at| at - back).take_while(is_whole).collect();
         let last = *starts.last()?;
-        let end = (last + anchor.period).min(keys.len());
+        // The shortest distance: what may come after the last iteration is not known to be its.
+        let shortest = starts.windows(2).map(|pair| pair[1] - pair[0]).min();
+        let end = (last + shortest.unwrap_or(anchor.period)).min(keys.len());
         let covered = end - starts[0];
         let alike = alike(&starts, end, keys);
         Some(Cut { starts, end, period: anchor.period, load: loads[back], covered, alike })

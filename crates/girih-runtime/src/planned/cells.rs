@@ -64,9 +64,15 @@ impl Cells {
 
     /// The cells that `[offset, end)` touches; of an empty range, the one that it lies in.
     pub(super) fn span(&self, offset: u64, end: u64) -> Span {
-        let first = self.starts.partition_point(|&start| start <= offset) as u32 - 1;
-        let behind = self.starts.partition_point(|&start| start < end) as u32;
-        Span { first, end: behind.max(first + 1) }
+        let first = self.starts.partition_point(|&start| start <= offset) - 1;
+        // Most blocks touch few cells: look near by, then twice as far, and so on.
+        let (mut near, mut far) = (first + 1, first + 8);
+        while far < self.starts.len() && self.starts[far] < end {
+            (near, far) = (far, 2 * far - first);
+        }
+        let behind = &self.starts[near..far.min(self.starts.len())];
+        let end = near + behind.partition_point(|&start| start < end);
+        Span { first: first as u32, end: end as u32 }
     }
 
     /// True if a block holds any cell of the span.

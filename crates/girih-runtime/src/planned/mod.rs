@@ -131,25 +131,24 @@ impl Planned {
     /// otherwise be found out only when they are asked for.
     pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
         let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-        let in_arena = entries().filter_map(|entry| match entry.place {
-            Place::Arena(offset) => Some(offset),
-            _ => None,
-        });
-        let in_persistent = entries().filter_map(|entry| match entry.place {
-            Place::Persistent(offset) => Some(offset),
-            _ => None,
-        });
-        let arena = Region::new(plan.arena_bytes, granularity, in_arena);
-        let persistent = Region::new(plan.persistent_bytes, granularity, in_persistent);
-        let places = entries().zip(fenced_entries(&plan)).map(|(entry, fence)| {
-            let spot = |region: &Region, offset| {
-                let span = region.span(offset, granted(entry.size_max));
-                Spot { offset, span, fence }
-            };
-            let home = match entry.place {
-                Place::Outside => Home::Vacant,
-                Place::Arena(offset) => Home::Arena(spot(&arena, offset)),
-                Place::Persistent(offset) => Home::Persistent(spot(&persistent, offset)),
+        let offsets = |of: fn(Place) -> Option<u64>| entries().filter_map(move |e| of(e.place));
+        let in_arena = |place| if let Place::Arena(offset) = place { Some(offset) } else { None };
+        let in_persistent =
+            |place| if let Place::Persistent(offset) = place { Some(offset) } else { None };
+        let arena = Region::new(plan.arena_bytes, granularity, offsets(in_arena));
+        let persistent = Region::new(plan.persistent_bytes, granularity, offsets(in_persistent));
+        let spans: Vec<Option<Span>> = entries()
+            .map(|e| in_arena(e.place).map(|offset| arena.span(offset, granted(e.size_max))))
+            .collect();
+        let fenced = fenced_entries(&plan, arena.cell_count(), &spans);
+        let places = entries().zip(spans).zip(fenced).map(|((entry, span), fence)| {
+            let home = match (entry.place, span) {
+                (Place::Arena(offset), Some(span)) => Home::Arena(Spot { offset, span, fence }),
+                (Place::Persistent(offset), _) => {
+                    let span = persistent.span(offset, granted(entry.size_max));
+                    Home::Persistent(Spot { offset, span, fence })
+                }
+                _ => Home::Vacant,
             };
             Reserved { home, size_max: entry.size_max }
         });
@@ -275,7 +274,7 @@ impl Planned {
     /// Unmaps the chunks that no block uses. Waits for all streams first.
     fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         if !self.arena.has_idle_chunks() && !self.persistent.has_idle_chunks() {
-            return Ok(());
+            return Ok(self.limbo.settle(env.device)?);
         }
         for stream in self.order.streams() {
             env.device.synchronize_stream(stream)?;

@@ -15,9 +15,7 @@
 //! Where a block was given off the plan, the events are recorded when they are needed: later than
 //! they could be, and right all the same.
 
-use std::collections::BTreeMap;
-
-use girih_plan::{Place, Plan, Role, granted};
+use girih_plan::{Plan, Role};
 use girih_trace::StreamId;
 
 use super::cells::Span;
@@ -30,13 +28,15 @@ use crate::pending::Limbo;
 /// used the part came after whoever had used the rest, and so does who comes after him.
 #[derive(Default)]
 pub(super) struct Order {
-    /// What was freed in each cell. Empty until there is a second stream.
-    freed: Vec<Freed>,
-    fences: Vec<Fence>,
-    idle_fences: Vec<u32>,
+    /// For each cell the free that came last, as an index; [`NONE`] if there was none. A cell that
+    /// is taken keeps it until it is freed again. Empty until there is a second stream.
+    last: Vec<u32>,
+    frees: Vec<Freed>,
+    /// Places of `frees` that are vacant.
+    vacant: Vec<u32>,
     /// Streams that blocks were allocated for.
     streams: Vec<StreamId>,
-    /// Other streams that were recorded on blocks. They get no bytes, but fences include them.
+    /// Other streams that were recorded on blocks. They get no bytes, but are waited for too.
     users: Vec<StreamId>,
     /// Frees so far.
     clock: u64,
@@ -46,25 +46,19 @@ pub(super) struct Order {
     pub(super) waits: u64,
 }
 
-#[derive(Clone, Copy)]
+/// A free that later uses of its cells come after.
 struct Freed {
-    /// Which free it was, counted from 1; 0 if nothing is known of the cell.
-    at: u64,
-    fence: u32,
     stream: StreamId,
+    /// Which free it was, counted from 1.
+    at: u64,
+    /// Cells of which it is the last free. The free is forgotten with the last of them.
+    cells: u32,
+    /// The events of all streams, then or later; empty if they are still to be recorded.
+    fence: Vec<(StreamId, StreamEvent)>,
 }
 
-/// A cell that is in use, or that nobody has used.
-const UNUSED: Freed = Freed { at: 0, fence: UNFENCED, stream: StreamId(0) };
-
-/// No fence: the events are still to be recorded.
-const UNFENCED: u32 = u32::MAX;
-
-/// Events of all streams at one moment. Shared by the cells that were freed then.
-struct Fence {
-    events: Vec<(StreamId, StreamEvent)>,
-    users: u32,
-}
+/// No free.
+const NONE: u32 = u32::MAX;
 
 impl Order {
     /// Notes that `stream` uses blocks of others.
@@ -87,7 +81,9 @@ impl Order {
     fn add_stream(&mut self, stream: StreamId, cells: usize) {
         if let [first] = self.streams[..] {
             self.clock += 1;
-            self.freed = vec![Freed { at: self.clock, fence: UNFENCED, stream: first }; cells];
+            let fence = Vec::new();
+            self.frees.push(Freed { stream: first, at: self.clock, cells: cells as u32, fence });
+            self.last = vec![0; cells];
         }
         self.streams.push(stream);
     }
@@ -111,14 +107,22 @@ impl Order {
         if self.is_trivial() {
             return;
         }
-        let fence = if fence { self.record(device, limbo, span).ok() } else { None };
-        let fence = fence.unwrap_or(UNFENCED);
         self.clock += 1;
-        self.set(device, limbo, span, Freed { at: self.clock, fence, stream });
+        let free = self.vacant.pop().unwrap_or_else(|| {
+            self.frees.push(Freed { stream, at: 0, cells: 0, fence: Vec::new() });
+            self.frees.len() as u32 - 1
+        });
+        let freed = &mut self.frees[free as usize];
+        (freed.stream, freed.at, freed.cells) = (stream, self.clock, span.end - span.first);
+        if fence {
+            // A refusal leaves the fence empty.
+            let _ = self.record(device, limbo, free);
+        }
+        self.set(device, limbo, span, free);
     }
 
     /// `stream` is about to use the cells of `span`: makes it wait for whoever used them on another
-    /// stream. Forgets that, since from now on they are `stream`'s.
+    /// stream.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -130,36 +134,44 @@ impl Order {
         if self.is_trivial() {
             return Ok(());
         }
-        // First wait for all, then forget: an error leaves every cell as it was.
         let mut waited = self.waited_by(stream);
+        let mut seen = NONE;
         for cell in span.range() {
-            let freed = self.freed[cell];
+            let free = self.last[cell];
+            if free == seen || free == NONE {
+                continue;
+            }
+            seen = free;
+            let freed = &self.frees[free as usize];
             if freed.at > waited && freed.stream != stream {
-                self.wait(device, limbo, cell, freed, stream)?;
+                self.wait(device, limbo, free, stream)?;
                 waited = self.waited_by(stream);
             }
         }
-        self.set(device, limbo, span, UNUSED);
         Ok(())
     }
 
-    /// Puts `freed` in the place of what was known of the cells.
-    fn set(&mut self, device: &mut dyn Device, limbo: &mut Limbo, span: Span, freed: Freed) {
-        for cell in span.range() {
-            let fence = std::mem::replace(&mut self.freed[cell], freed).fence;
-            if fence != UNFENCED {
-                self.drop_fence(device, limbo, fence);
+    /// Makes `free` the last free of the cells. What was the last one of none is forgotten.
+    fn set(&mut self, device: &mut dyn Device, limbo: &mut Limbo, span: Span, free: u32) {
+        for run in self.last[span.range()].chunk_by_mut(|a, b| a == b) {
+            let before = run[0];
+            run.fill(free);
+            let Some(freed) = self.frees.get_mut(before as usize) else { continue };
+            freed.cells -= run.len() as u32;
+            if freed.cells == 0 {
+                self.vacant.push(before);
+                freed.fence.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
             }
         }
     }
 
     /// Forgets everything: the host has waited for all streams.
     pub(super) fn clear(&mut self, device: &mut dyn Device, limbo: &mut Limbo) {
-        self.freed.fill(UNUSED);
-        for (_, event) in self.fences.drain(..).flat_map(|fence| fence.events) {
+        self.last.fill(NONE);
+        self.vacant.clear();
+        for (_, event) in self.frees.drain(..).flat_map(|freed| freed.fence) {
             limbo.destroy_event(device, event);
         }
-        self.idle_fences.clear();
     }
 
     /// All streams of the program, as far as they are known.
@@ -172,29 +184,24 @@ impl Order {
         self.waited.iter().find(|(other, _)| *other == stream).map_or(0, |&(_, at)| at)
     }
 
+    /// Makes `stream` wait for a free of another stream.
     fn wait(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        cell: usize,
-        freed: Freed,
+        free: u32,
         stream: StreamId,
     ) -> Result<(), DeviceError> {
-        let fence = match freed.fence {
-            UNFENCED => {
-                let span = Span { first: cell as u32, end: cell as u32 + 1 };
-                self.record(device, limbo, span)?
-            }
-            fence => fence,
-        };
-        self.freed[cell].fence = fence;
-        let others = |&&(other, _): &&(StreamId, StreamEvent)| other != stream;
-        for &(_, event) in self.fences[fence as usize].events.iter().filter(others) {
+        let mut at = self.frees[free as usize].at;
+        if self.frees[free as usize].fence.is_empty() {
+            self.record(device, limbo, free)?;
+            at = self.clock; // Events of this moment cover every free so far.
+        }
+        let fence = &self.frees[free as usize].fence;
+        for &(_, event) in fence.iter().filter(|(other, _)| *other != stream) {
             device.wait_event(stream, event)?;
             self.waits += 1;
         }
-        // A fence that was just recorded covers every free so far.
-        let at = if freed.fence == UNFENCED { self.clock } else { freed.at };
         match self.waited.iter_mut().find(|(other, _)| *other == stream) {
             Some((_, waited)) => *waited = (*waited).max(at),
             None => self.waited.push((stream, at)),
@@ -202,49 +209,34 @@ impl Order {
         Ok(())
     }
 
-    /// Records an event on every stream, as a fence that the cells of `span` share.
+    /// Records an event on every stream, as the fence of a free. On an error none is left.
     fn record(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        span: Span,
-    ) -> Result<u32, DeviceError> {
-        let index = self.idle_fences.pop().unwrap_or_else(|| {
-            self.fences.push(Fence { events: Vec::new(), users: 0 });
-            self.fences.len() as u32 - 1
-        });
-        // The list keeps its memory while the fence is idle.
-        let mut events = std::mem::take(&mut self.fences[index as usize].events);
+        free: u32,
+    ) -> Result<(), DeviceError> {
+        // Taken out and put back, so that the list keeps its memory.
+        let mut fence = std::mem::take(&mut self.frees[free as usize].fence);
         let result = self.streams().try_for_each(|stream| {
-            events.push((stream, device.record_event(stream)?));
+            fence.push((stream, device.record_event(stream)?));
             Ok(())
         });
         if result.is_err() {
-            self.idle_fences.push(index);
-            events.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
+            fence.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
         }
-        self.fences[index as usize] = Fence { events, users: span.end - span.first };
-        result.map(|()| index)
-    }
-
-    /// One cell less uses the fence. After the last its events are destroyed.
-    fn drop_fence(&mut self, device: &mut dyn Device, limbo: &mut Limbo, fence: u32) {
-        let entry = &mut self.fences[fence as usize];
-        entry.users -= 1;
-        if entry.users == 0 {
-            self.idle_fences.push(fence);
-            entry.events.drain(..).for_each(|(_, event)| limbo.destroy_event(device, event));
-        }
+        self.frees[free as usize].fence = fence;
+        result
     }
 }
 
-/// For each entry of the plan, over all sequences in order: whether the bytes of its block are
-/// next used by another stream, so that events are recorded when it is freed.
-pub(super) fn fenced_entries(plan: &Plan) -> Vec<bool> {
-    let count = plan.sequences.iter().map(|sequence| sequence.entries.len()).sum();
-    let mut fenced = vec![false; count];
+/// For each entry of the plan, over all sequences in order: whether one of its cells is next used
+/// by another stream, so that events are recorded when its block is freed. `spans` are the cells of
+/// the entries in the arena, of which there are `cells`.
+pub(super) fn fenced_entries(plan: &Plan, cells: usize, spans: &[Option<Span>]) -> Vec<bool> {
+    let mut fenced = vec![false; spans.len()];
     let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-    let mut streams = entries.filter(|e| matches!(e.place, Place::Arena(_))).map(|e| e.stream);
+    let mut streams = entries.zip(spans).filter(|(_, span)| span.is_some()).map(|(e, _)| e.stream);
     let first = streams.next();
     if streams.all(|stream| Some(stream) == first) {
         return fenced;
@@ -253,42 +245,20 @@ pub(super) fn fenced_entries(plan: &Plan) -> Vec<bool> {
     for sequence in &plan.sequences {
         // On a ring the last users come before the first ones: twice round finds them.
         let rounds = if sequence.role == Role::Steady { 2 } else { 1 };
-        let mut users: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        let spans = &spans[start..start + sequence.entries.len()];
+        let mut users = vec![NONE; cells];
         for _ in 0..rounds {
-            for (index, entry) in sequence.entries.iter().enumerate() {
-                let Place::Arena(offset) = entry.place else { continue };
-                let end = offset + granted(entry.size_max);
-                for last in replace(&mut users, offset, end, index) {
-                    fenced[start + last] |= sequence.entries[last].stream != entry.stream;
+            for (index, (entry, span)) in sequence.entries.iter().zip(spans).enumerate() {
+                let Some(span) = span else { continue };
+                for run in users[span.range()].chunk_by_mut(|a, b| a == b) {
+                    if let Some(last) = sequence.entries.get(run[0] as usize) {
+                        fenced[start + run[0] as usize] |= last.stream != entry.stream;
+                    }
+                    run.fill(index as u32);
                 }
             }
         }
         start += sequence.entries.len();
     }
     fenced
-}
-
-/// Makes `user` the last user of `[offset, end)`, and returns those who were.
-fn replace(
-    users: &mut BTreeMap<u64, (u64, usize)>,
-    offset: u64,
-    end: u64,
-    user: usize,
-) -> Vec<usize> {
-    let first = users.range(..=offset).next_back().filter(|(_, other)| other.0 > offset);
-    let mut at = first.map_or(offset, |(&start, _)| start);
-    let mut gone = Vec::new();
-    while let Some((&start, &(to, last))) = users.range(at..end).next() {
-        at = start + 1;
-        users.remove(&start);
-        if start < offset {
-            users.insert(start, (offset, last));
-        }
-        if to > end {
-            users.insert(end, (to, last));
-        }
-        gone.push(last);
-    }
-    users.insert(offset, (end, user));
-    gone
 }
