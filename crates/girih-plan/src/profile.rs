@@ -372,9 +372,21 @@ impl<'a> Profile<'a> {
             Some((_, size_max)) => granted(size_max),
             None => granted(self.lives.requests[index as usize].size),
         };
-        let mut fill = Fill::new(
-            (0..count).map(|k| Buffer { lower: k, upper: ends(k).1, size: size_of(k) }).collect(),
-        );
+        // What lives on into the first steady iteration must not be in the way there.
+        let upper = |index: u32| match ends(index) {
+            (end, _) if end == first.requests.end => count + steady.places,
+            (end, _) if end > count && end < first.requests.end => {
+                count + self.next_place[end as usize].max(1)
+            }
+            (_, until) => until,
+        };
+        let own = (0..count).map(|k| Buffer { lower: k, upper: upper(k), size: size_of(k) });
+        let mut fill = Fill::new(own.chain(after_opening(ring, count)).collect());
+        for (index, entry) in ring.iter().filter(|entry| entry.until > 0).enumerate() {
+            if let Place::Arena(offset) = entry.place {
+                fill.take(count as usize + index, offset);
+            }
+        }
         let mut homeless = Vec::new();
         for index in 0..count {
             let request = &self.lives.requests[index as usize];
@@ -396,7 +408,7 @@ impl<'a> Profile<'a> {
             {
                 entry.size_max = size_max;
                 entry.place = Place::Arena(offset);
-            } else if end <= count {
+            } else {
                 homeless.push(index);
             }
             entries.push(entry);
@@ -558,6 +570,16 @@ fn joint_problem(ring: &[Entry], interludes: &[Interlude]) -> Problem {
         start += length(interlude);
     }
     Problem { buffers, period, alignment: ALIGNMENT }
+}
+
+/// The ring's blocks as they follow an opening of `count` requests, for one round.
+fn after_opening(ring: &[Entry], count: u32) -> impl Iterator<Item = Buffer> {
+    let living = (0..).zip(ring).filter(|(_, entry)| entry.until > 0);
+    living.map(move |(index, entry)| Buffer {
+        lower: count + index,
+        upper: count + entry.until.min(ring.len() as u32).max(index + 1),
+        size: granted(entry.size_max),
+    })
 }
 
 /// Places the entries of these indices by first fit, the largest first, as long as they stay at or

@@ -231,12 +231,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
     }
 
     /// Frees a block that `users` have used, the stream of its request first.
-    fn let_go(
-        &mut self,
-        index: u32,
-        block: BlockId,
-        users: &[StreamId],
-    ) -> Result<(), AllocError> {
+    fn let_go(&mut self, index: u32, block: BlockId, users: &[StreamId]) -> Result<(), AllocError> {
         if self.options.check_order {
             let (address, size) = self.ranges[index as usize];
             self.device.release(address, size, users)?;

@@ -97,7 +97,10 @@ impl Cells {
     #[inline]
     pub(super) fn give(&mut self, span: Span) {
         for (word, mask) in span.words() {
-            debug_assert!(self.held[word] & mask == mask, "cells that were not held are given back");
+            debug_assert!(
+                self.held[word] & mask == mask,
+                "cells that were not held are given back"
+            );
             self.held[word] &= !mask;
         }
     }
@@ -139,7 +142,11 @@ mod tests {
                 let longest = if u.ratio(1, 4)? { 400 } else { 20 };
                 let end = offset + u.int_in_range(1..=longest)?;
                 let free = is_free(&live, offset, end);
-                assert_eq!(cells.take(cells.span(offset, end)), free, "{offset}..{end} in {live:?}");
+                assert_eq!(
+                    cells.take(cells.span(offset, end)),
+                    free,
+                    "{offset}..{end} in {live:?}"
+                );
                 if free {
                     live.insert(offset, end);
                 }

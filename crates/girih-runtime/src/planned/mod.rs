@@ -239,12 +239,7 @@ impl Planned {
         Ok(true)
     }
 
-    fn map(
-        &mut self,
-        env: &mut Env<'_>,
-        home: Home,
-        bytes: (u64, u64),
-    ) -> Result<(), DeviceError> {
+    fn map(&mut self, env: &mut Env<'_>, home: Home, bytes: (u64, u64)) -> Result<(), DeviceError> {
         let region = match home {
             Home::Persistent(_) => &mut self.persistent,
             _ => &mut self.arena,
@@ -574,8 +569,7 @@ impl Planned {
     fn views(&self) -> Vec<(SegmentView, Vec<BlockView>)> {
         let mut views = Vec::new();
         self.fallback.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
-        let is_ours =
-            |block: &&Block| matches!(block.home, Home::Arena(_) | Home::Persistent(_));
+        let is_ours = |block: &&Block| matches!(block.home, Home::Arena(_) | Home::Persistent(_));
         let mut blocks: Vec<&Block> = self.blocks.iter().filter(is_ours).collect();
         blocks.sort_by_key(|block| block.address);
         for (address, size) in
