@@ -79,8 +79,8 @@ impl Statistics {
     fn count_shares(&mut self, trace: &Trace, lives: &Lifetimes, scopes: &[Scope]) {
         self.streams = vec![Share::default(); trace.streams.len()];
         let mut live = Live { all: 0, streams: vec![0; trace.streams.len()], scopes: [0; 3] };
-        for index in 0..lives.older {
-            self.born(&mut live, &lives.requests[index], scopes[index], Tick(0));
+        for (request, &scope) in lives.requests[..lives.older].iter().zip(scopes) {
+            self.born(&mut live, request, scope, Tick(0));
         }
         let mut unclosed = lives.unclosed_deaths().into_iter().peekable();
         for (tick, &index) in lives.request_of.iter().enumerate() {

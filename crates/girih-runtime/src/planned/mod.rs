@@ -13,7 +13,7 @@
 //! given back, so that what model building left behind is not paid for twice.
 //!
 //! A plan is a hint. A place is given only if no live block has any of its bytes, and a stream gets
-//! bytes of another only after it ([`order`]).
+//! bytes of another only after it (`order`).
 
 mod cells;
 mod follower;
