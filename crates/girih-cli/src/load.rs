@@ -115,7 +115,7 @@ pub(crate) fn write_whole(
         _ => Path::new("."),
     };
     let write = || {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        let mut file = new_file(folder)?;
         {
             let mut buffered = io::BufWriter::new(&mut file);
             fill(&mut buffered)?;
@@ -128,6 +128,18 @@ pub(crate) fn write_whole(
         Ok(())
     };
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A new file in `folder` that gets a name of its own once it is complete. Others may read it, as
+/// far as the user's mask allows: temporary files are private otherwise.
+fn new_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
 }
 
 /// Measures how long something takes. The one clock of the command.

@@ -1,7 +1,7 @@
 //! Verification of a whole plan, before it is written and after it is read.
 //!
 //! Each sequence is a planning problem of its own, in the same arena: the steady one on a ring, the
-//! others on a line. [`check`](crate::check) is the judge; this file only turns a plan into the
+//! others on a line. [`mod@check`] is the judge; this file only turns a plan into the
 //! problems that the judge takes, and looks after what lies outside them: the persistent region,
 //! ranges, and indices.
 

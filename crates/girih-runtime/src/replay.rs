@@ -62,7 +62,8 @@ pub struct Replayed {
     /// Of the ticks at which the policy held the most of the device, the first at which the most of
     /// it was allocated.
     pub peak_at: Tick,
-    /// The tick at which the policy first held that much: of the request that it took memory for.
+    /// Of the ticks at which the policy came to hold more than ever before, the last at which it
+    /// took the most at once: of the request that counts when free memory is judged.
     pub grown_at: Tick,
 }
 
@@ -96,6 +97,7 @@ pub fn replay<P: Policy + ?Sized>(
         side_streams: SideStreams::new(trace.streams.len()),
         held: Vec::new(),
         peak: (0, 0),
+        growth: 0,
         result: Replayed::default(),
     };
     run.go()?;
@@ -119,6 +121,8 @@ struct Run<'a, P: ?Sized> {
     held: Vec<(u32, StreamId)>,
     /// The most that was reserved, and the most of it that was allocated while it was.
     peak: (u64, u64),
+    /// The most by which the peak was raised at once.
+    growth: u64,
     result: Replayed,
 }
 
@@ -158,7 +162,9 @@ impl<P: Policy + ?Sized> Run<'_, P> {
     fn note_peak(&mut self, tick: Tick) {
         let stats = self.policy.stats();
         let now = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
-        if now.0 > self.peak.0 {
+        let growth = now.0.saturating_sub(self.peak.0);
+        if growth > 0 && growth >= self.growth {
+            self.growth = growth;
             self.result.grown_at = tick;
         }
         if now > self.peak {

@@ -124,7 +124,7 @@ pub fn simulate(
 
 /// Simulates up to the moment at which `simulation` held the most of the device and most of it was
 /// allocated, and says where the memory was then that nobody had requested. What is free is looked
-/// at with the eyes of the request for which the peak was reached.
+/// at with the eyes of the request for which the most was taken at once on the way there.
 pub fn waste_at_peak(
     trace: &Trace,
     lives: &Lifetimes,

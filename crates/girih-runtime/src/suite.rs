@@ -18,11 +18,15 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
+use girih_plan::{Entry, Place, Plan, Role, Sequence};
 use girih_trace::{Action, Event, PoolId, StreamId};
 
+use crate::caching::{Caching, Config};
 use crate::device::{Address, DeviceError};
+use crate::planned::Planned;
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
 use crate::sim::{Fault, LiveObjects, SimDevice};
 
@@ -135,6 +139,49 @@ fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
         _ => u.int_in_range(1..=limit)?,
     };
     Ok(size.min(limit))
+}
+
+/// A policy that follows `plan`, with expandable segments as its fallback.
+pub fn planned(plan: Plan) -> Box<dyn Policy> {
+    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
+    let fallback = Box::new(Caching::new(expandable));
+    Box::new(Planned::new(Arc::new(plan), fallback, SimDevice::GRANULARITY))
+}
+
+/// A plan that is wrong in every way that a plan can be: it takes any request, and its places
+/// overlap while they are alive. Nothing but the guard stands between it and the program.
+pub fn reckless_plan(seed: u64) -> Plan {
+    const MIB: u64 = 1 << 20;
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let entries = (0..60).map(|index| {
+        let size_max = 512 << next(15);
+        let place = match next(5) {
+            0 => Place::Outside,
+            1 => Place::Persistent(next(32 * MIB / 512) * 512),
+            _ => Place::Arena(next(32 * MIB / 512) * 512),
+        };
+        let stream = StreamId(next(3) as u16);
+        Entry { size_min: 1, size_max, stream, place, until: index + 1 }
+    });
+    let sequence =
+        Sequence { role: Role::Steady, entries: entries.collect(), boundaries: Vec::new() };
+    Plan {
+        arena_bytes: 64 * MIB,
+        persistent_bytes: 64 * MIB,
+        lower_bound: 0,
+        peak: 64 * MIB,
+        proven: false,
+        planner: "chance".to_owned(),
+        requests: 60,
+        iterations: 2,
+        rounds: 1,
+        sequences: vec![sequence],
+    }
 }
 
 /// Runs everything of this file on `scenarios` scenarios from fixed seeds. Linear in them; 16 take

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use girih_plan::{Budget, Entry, Place, Plan, Role, Sequence, profile, solve, verify};
+use girih_plan::{Budget, Plan, profile, solve, verify};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::replay::{Options, Replayed, replay};
 use girih_runtime::sim::SimDevice;
@@ -18,62 +18,20 @@ use girih_trace::{
 
 const MIB: u64 = 1 << 20;
 
-fn planned(plan: Plan) -> Planned {
-    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
-    Planned::new(Arc::new(plan), Box::new(Caching::new(expandable)), SimDevice::GRANULARITY)
-}
-
-/// A plan that is wrong in every way that a plan can be: it takes any request, and its places
-/// overlap while they are alive. Nothing but the guard stands between it and the program.
-fn reckless_plan(seed: u64) -> Plan {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    let mut next = |below: u64| {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
-    let entries = (0..60).map(|index| {
-        let size_max = 512 << next(15);
-        let place = match next(5) {
-            0 => Place::Outside,
-            1 => Place::Persistent(next(32 * MIB / 512) * 512),
-            _ => Place::Arena(next(32 * MIB / 512) * 512),
-        };
-        let stream = StreamId(next(3) as u16);
-        Entry { size_min: 1, size_max, stream, place, until: index + 1 }
-    });
-    Plan {
-        arena_bytes: 64 * MIB,
-        persistent_bytes: 64 * MIB,
-        lower_bound: 0,
-        peak: 64 * MIB,
-        proven: false,
-        planner: "chance".to_owned(),
-        requests: 60,
-        iterations: 2,
-        rounds: 1,
-        sequences: vec![Sequence {
-            role: Role::Steady,
-            entries: entries.collect(),
-            boundaries: Vec::new(),
-        }],
-    }
-}
-
 #[test]
 fn following_a_reckless_plan_passes_the_suite() {
     let mut seed = 0;
     suite::check_policy(24, &mut || {
         seed += 1;
-        Box::new(planned(reckless_plan(seed)))
+        suite::planned(suite::reckless_plan(seed))
     });
 }
 
 #[test]
 fn following_a_plan_without_places_passes_the_suite() {
-    let mut plan = reckless_plan(1);
+    let mut plan = suite::reckless_plan(1);
     plan.sequences.clear();
-    suite::check_policy(8, &mut || Box::new(planned(plan.clone())));
+    suite::check_policy(8, &mut || suite::planned(plan.clone()));
 }
 
 #[test]
@@ -81,7 +39,7 @@ fn every_device_call_may_fail_whatever_the_plan() {
     arbtest::arbtest(|u| {
         let seed = u.arbitrary()?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut || Box::new(planned(reckless_plan(seed))));
+        suite::run_with_faults(&scenario, &mut || suite::planned(suite::reckless_plan(seed)));
         Ok(())
     })
     .size_min(200)

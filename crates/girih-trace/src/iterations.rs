@@ -2,7 +2,7 @@
 //!
 //! Marks say it where there are any. Otherwise the sequence itself does. A request is known by its
 //! stream and its life, counted in requests, which stay the same from step to step even where
-//! sizes do not. Runs of [`GRAM`] such requests that come back at regular distances are anchors:
+//! sizes do not. Runs of a dozen such requests that come back at regular distances are anchors:
 //!
 //! ```text
 //!  model building     step 0 (other)     step 1          eval   step 2          step 3

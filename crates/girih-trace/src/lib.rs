@@ -4,7 +4,7 @@
 //! allocator took from the device and gave back, and [`Mark`]s that say where a step or a module
 //! began. A recording, a simulation and a run on a GPU are all traces, of this one type.
 //!
-//! This crate knows how to read one ([`snapshot`], [`file`]) and how to understand one
+//! This crate knows how to read one ([`snapshot`], [`mod@file`]) and how to understand one
 //! ([`lifetimes`], [`iterations`], [`statistics`]). It knows no allocator, no CUDA, no thread and
 //! no clock.
 

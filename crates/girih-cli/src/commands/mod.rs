@@ -10,13 +10,14 @@ pub(crate) mod replay;
 pub(crate) mod row;
 pub(crate) mod stats;
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use serde::Serialize;
 
 /// Writes one JSON object on one line.
 pub(crate) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow::Result<()> {
-    serde_json::to_writer(&mut *out, value)?;
+    // serde_json hides the cause of a failed write; `main` must know a closed pipe.
+    serde_json::to_writer(&mut *out, value).map_err(io::Error::from)?;
     writeln!(out)?;
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use girih_plan::{Budget, Outcome, Plan, file, profile, solve};
+use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
 use girih_runtime::replay::{
     Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
@@ -122,11 +123,8 @@ pub(crate) struct JsonRow {
     device_calls: u64,
     device_microseconds: f64,
     seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     recorded_reserved_peak: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     segment_events_equal: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     first_difference: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity: Option<u64>,
@@ -276,7 +274,24 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
         }
         None => "at a block that is older than the recording".to_owned(),
     };
-    format!("stops {which} ({}): {}", bytes(stop.size), stop.error)
+    let why = match &stop.error {
+        AllocError::OutOfMemory { segment, allocated, reserved, limit, device_free, .. } => {
+            let cap = match *limit {
+                u64::MAX => String::new(),
+                limit => format!(", of {} that it may hold", bytes(limit)),
+            };
+            format!(
+                "{} more are needed and {} are free on the device; {} are reserved{cap}, {} of \
+                 them allocated",
+                bytes(*segment),
+                bytes(*device_free),
+                bytes(*reserved),
+                bytes(*allocated)
+            )
+        }
+        other => other.to_string(),
+    };
+    format!("stops {which}, for {}: {why}", bytes(stop.size))
 }
 
 /// A sentence on what was alive before the recording began, if anything was.

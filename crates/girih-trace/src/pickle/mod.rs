@@ -14,9 +14,9 @@
 //! structures are harmless: nothing here recurses. Memory is bounded by a small multiple of the
 //! bytes read: a length is never trusted before its bytes have arrived.
 //!
-//! What makes it fast is the [`Record`]: a snapshot is a million small dicts with the same keys.
-//! A dict that gets the key [`Record::KEY`] becomes a fixed-size record at once, and its key and
-//! value pairs are never stored. Known strings have fixed ids ([`Record::WORDS`]), so that finding
+//! What makes it fast is the `Record`: a snapshot is a million small dicts with the same keys.
+//! A dict that gets the key `Record::KEY` becomes a fixed-size record at once, and its key and
+//! value pairs are never stored. Known strings have fixed ids (`Record::WORDS`), so that finding
 //! the field for a key is one `match` on a number.
 
 mod fused;
