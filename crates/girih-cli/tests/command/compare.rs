@@ -88,7 +88,7 @@ fn a_capacity_that_is_too_small_says_at_which_request_and_why() {
     let verdicts: Vec<&str> = verdicts.trim().lines().map(str::trim).collect();
     let [native, expandable, planned] = verdicts[..] else { panic!("{printed}") };
     assert!(
-        native.starts_with("native stops at request 9,980 of 27,465 (6.14 GiB): out of memory"),
+        native.starts_with("native stops at request 9,980 of 27,465, for 6.14 GiB: 6.14 GiB more"),
         "{native}"
     );
     assert_eq!((expandable, planned), ("expandable fits", "planned fits"));

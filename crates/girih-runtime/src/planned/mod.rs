@@ -299,10 +299,19 @@ impl Planned {
                 result = self.with_fallback(|fallback| fallback.allocate(env, request));
             }
         }
-        let granted = result?;
+        let granted = result.map_err(|error| self.in_all(error))?;
         let home = Home::Fallback(granted.block);
         let block = self.add(home, granted.address, granted.size, request);
         Ok(Granted { block, ..granted })
+    }
+
+    /// An error of the fallback, with what all of the policy held.
+    fn in_all(&self, mut error: AllocError) -> AllocError {
+        if let AllocError::OutOfMemory { allocated, reserved, .. } = &mut error {
+            *allocated = self.stats.allocated_bytes.all.current;
+            *reserved = self.stats.reserved_bytes.all.current;
+        }
+        error
     }
 
     /// Runs an operation of the fallback and takes what it did to the device into the statistics.
