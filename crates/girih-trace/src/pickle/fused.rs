@@ -17,7 +17,7 @@
 //! index leaves it.
 
 use super::opcode as op;
-use super::value::Value;
+use super::value::{Text, Value};
 use super::{Heap, Record};
 
 /// Bytes in which a dict must end. Those of snapshots take 50 to 120.
@@ -43,27 +43,25 @@ pub(super) fn read_record<F: Record>(
         return None;
     }
     at += 1;
+    // PyTorch writes the key that makes a record first. A dict without it is not read twice.
+    if text_from_memo(cell(window, at), memo)?.0 != F::KEY {
+        return None;
+    }
     let mut record = F::default();
-    let mut has_key = false;
     let mut tuple = None;
     loop {
         if at > LAST_PAIR {
             return None;
         }
-        let bytes = cell(window, at);
-        let (slot, length) = match bytes[0] {
-            op::SETITEMS => break,
-            op::BINGET => (usize::from(bytes[1]), 2),
-            op::LONG_BINGET => (long_slot(bytes), 5),
-            _ => return None,
-        };
-        let key = *memo.get(slot)?;
-        has_key |= key == Value::text(F::KEY);
+        if window[at] == op::SETITEMS {
+            break;
+        }
+        let (key, length) = text_from_memo(cell(window, at), memo)?;
         at += length;
         let bytes = cell(window, at);
         let (value, length) = match bytes[0] {
-            op::BINGET => (*memo.get(usize::from(bytes[1]))?, 2),
-            op::LONG1 => (long(bytes), 2 + usize::from(bytes[1])),
+            op::BINGET => (known(memo.get(usize::from(bytes[1])))?, 2),
+            op::LONG1 => (long(bytes)?, 2 + usize::from(bytes[1])),
             op::BININT1 if bytes[2] == op::BININT1 && bytes[4] == op::TUPLE2 => {
                 let pair = Value::pair(heap.pairs.id((bytes[1].into(), bytes[3].into())));
                 let next = memo.len() + own_slots.min(1);
@@ -77,12 +75,9 @@ pub(super) fn read_record<F: Record>(
             op::BININT2 => (Value::unsigned(u64::from(low_u32(bytes) & 0xffff)), 3),
             // The highest bit is the sign.
             op::BININT if bytes[4] < 0x80 => (Value::unsigned(u64::from(low_u32(bytes))), 5),
-            op::LONG_BINGET => (*memo.get(long_slot(bytes))?, 5),
+            op::LONG_BINGET => (known(memo.get(long_slot(bytes)))?, 5),
             _ => return None,
         };
-        if !has_key || key == Value::UNSET || value == Value::UNSET {
-            return None;
-        }
         at += length;
         record.set(key, value);
     }
@@ -124,15 +119,31 @@ fn long_slot(bytes: &[u8; CELL]) -> usize {
     low_u32(bytes) as usize
 }
 
+/// A string that is fetched from the memo, and the length of the opcode.
+#[inline(always)]
+fn text_from_memo(bytes: &[u8; CELL], memo: &[Value]) -> Option<(Text, usize)> {
+    let (slot, length) = match bytes[0] {
+        op::BINGET => (usize::from(bytes[1]), 2),
+        op::LONG_BINGET => (long_slot(bytes), 5),
+        _ => return None,
+    };
+    Some((memo.get(slot)?.as_text()?, length))
+}
+
+/// A memo slot that was written.
+#[inline(always)]
+fn known(slot: Option<&Value>) -> Option<Value> {
+    slot.copied().filter(|&value| value != Value::UNSET)
+}
+
 /// LONG1 of 1 to 8 bytes, not negative: eight are loaded, and the surplus is shifted out.
-/// [`Value::UNSET`] for any other.
-#[inline]
-fn long(bytes: &[u8; CELL]) -> Value {
+#[inline(always)]
+fn long(bytes: &[u8; CELL]) -> Option<Value> {
     let [_, count, a, b, c, d, e, f, g, h, ..] = *bytes;
     if count == 0 || count > 8 {
-        return Value::UNSET;
+        return None;
     }
     let surplus = 64 - 8 * u32::from(count);
     let value = u64::from_le_bytes([a, b, c, d, e, f, g, h]) << surplus;
-    if value >> 63 == 0 { Value::unsigned(value >> surplus) } else { Value::UNSET }
+    (value >> 63 == 0).then_some(Value::unsigned(value >> surplus))
 }

@@ -126,8 +126,7 @@ impl<F: Record> Heap<F> {
         let pairs = items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value));
         match self.dicts[dict as usize].kind() {
             DictKind::Record(record) => {
-                let record = &mut self.records[record];
-                pairs.for_each(|(key, value)| record.set(key, value));
+                set_all(&mut self.records[record], pairs);
             }
             DictKind::Items(known) if !becomes_record() => self.items[known].extend(pairs),
             DictKind::Empty if !becomes_record() => {
@@ -140,11 +139,17 @@ impl<F: Record> Heap<F> {
                     _ => Vec::new(),
                 };
                 let mut record = F::default();
-                known.into_iter().chain(pairs).for_each(|(key, value)| record.set(key, value));
+                set_all(&mut record, known.into_iter().chain(pairs));
                 self.dicts[dict as usize] = Dict::record(self.records.len());
                 self.records.push(record);
             }
         }
+    }
+}
+
+fn set_all(record: &mut impl Record, items: impl Iterator<Item = (Value, Value)>) {
+    for (key, value) in items {
+        record.set(key.as_text().unwrap_or(Text::NONE), value);
     }
 }
 

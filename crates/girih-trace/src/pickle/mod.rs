@@ -42,5 +42,5 @@ pub(crate) trait Record: Copy + Default {
     /// Sets one field. Called for every pair of the dict, in order, so that a key that is set
     /// twice has its last value, as in Python. Must not fail: whether the dict stands where a
     /// record is wanted is not known yet.
-    fn set(&mut self, key: Value, value: Value);
+    fn set(&mut self, key: Text, value: Value);
 }

@@ -14,6 +14,11 @@
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Text(pub(crate) u32);
 
+impl Text {
+    /// No string at all.
+    pub(crate) const NONE: Text = Text(u32::MAX);
+}
+
 /// A Python object: a small integer, or a tag with an index into the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Value(u64);

@@ -134,16 +134,15 @@ impl DeviceBuilder {
         place: EntryPlace,
         before: usize,
     ) -> Result<Option<Event>, ReadError> {
-        let action = entry.known_action();
-        if let Some(problem) = entry.problem(action) {
+        if let Some(problem) = entry.problem() {
             return Err(place.error(problem));
         }
-        self.entries_with_unknown_keys += usize::from(entry.has_unknown_key);
-        let Some(action) = action else {
+        self.entries_with_unknown_keys += usize::from(entry.has_unknown_key());
+        let Some(action) = entry.action else {
             self.count_unknown(view, entry);
             return Ok(None);
         };
-        if entry.metadata != self.metadata || action == Action::Annotate {
+        if entry.text != self.metadata || action == Action::Annotate {
             self.add_metadata_mark(view, entry, action, before)?;
         }
         let stack = match entry.frames {
@@ -168,10 +167,10 @@ impl DeviceBuilder {
         action: Action,
         before: usize,
     ) -> Result<(), ReadError> {
-        let text = view.text(entry.metadata);
+        let text = view.text(entry.text);
         let is_new = action == Action::Annotate || text != view.text(self.metadata);
         if action != Action::Annotate {
-            self.metadata = entry.metadata;
+            self.metadata = entry.text;
         }
         if text.is_empty() || !is_new {
             return Ok(());
@@ -189,7 +188,7 @@ impl DeviceBuilder {
 
     fn count_unknown(&mut self, view: &View<'_>, entry: &Entry) {
         if self.unknown_actions.0 == 0 {
-            self.unknown_actions.1 = cut(view.text(entry.action)).to_owned();
+            self.unknown_actions.1 = cut(view.text(entry.text)).to_owned();
         }
         self.unknown_actions.0 += 1;
     }

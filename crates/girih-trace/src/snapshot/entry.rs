@@ -7,7 +7,7 @@ use crate::event::Action;
 use crate::pickle::{Record, Text, Value};
 
 /// A trace entry: a dict with the key `action`. It does not know yet whether it stands in a trace;
-/// what is wrong with it is kept in `bad` and becomes an error only if it does.
+/// what is wrong with it is kept in `bad` and becomes an error only if it does. 48 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     /// `addr`, or `device_free` of an `oom`.
@@ -17,18 +17,23 @@ pub(super) struct Entry {
     pub(super) time_us: i64,
     /// `pool_id`, by its number among the pairs on the heap; none before torch 2.12.
     pub(super) pool: Option<PairId>,
-    pub(super) action: Text,
     /// The list `frames`, if there was one.
     pub(super) frames: Option<FrameList>,
-    /// `user_metadata`, if it is a string; [`words::EMPTY`] if not.
-    pub(super) metadata: Text,
-    pub(super) has_address: bool,
-    pub(super) has_size: bool,
-    /// True if a key is none that this version knows.
-    pub(super) has_unknown_key: bool,
+    /// `user_metadata`, if it is a string; [`words::EMPTY`] if not. For an action that is not
+    /// known, its name.
+    pub(super) text: Text,
+    /// The action, if it is one that this version knows.
+    pub(super) action: Option<Action>,
     /// The last key whose value was of a wrong type.
     pub(super) bad: Option<BadKey>,
+    /// Which of [`HAS_ACTION`] and its like hold.
+    has: u8,
 }
+
+const HAS_ACTION: u8 = 1;
+const HAS_ADDRESS: u8 = 2;
+const HAS_SIZE: u8 = 4;
+const HAS_UNKNOWN_KEY: u8 = 8;
 
 /// An index into the heap. Kept plus one, so that an option of it costs nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -82,33 +87,34 @@ impl Default for Entry {
             stream: 0,
             time_us: 0,
             pool: None,
-            action: words::EMPTY,
             frames: None,
-            metadata: words::EMPTY,
-            has_address: false,
-            has_size: false,
-            has_unknown_key: false,
+            text: words::EMPTY,
+            action: None,
             bad: None,
+            has: 0,
         }
     }
 }
 
 impl Entry {
-    /// The action, if it is one that this version knows.
-    pub(super) fn known_action(&self) -> Option<Action> {
-        Action::ALL.get(self.action.0 as usize).copied()
+    /// True if a key is none that this version knows.
+    pub(super) fn has_unknown_key(&self) -> bool {
+        self.has & HAS_UNKNOWN_KEY != 0
     }
 
     /// What makes it unfit for a trace, if anything does.
     #[inline]
-    pub(super) fn problem(&self, action: Option<Action>) -> Option<String> {
-        let Some(action) = action else {
+    pub(super) fn problem(&self) -> Option<String> {
+        let Some(action) = self.action else {
             // An action that is not known has keys of its own.
             return (self.bad == Some(BadKey::Action)).then(|| self.describe_problem());
         };
-        let has_address = self.has_address || matches!(action, Action::Oom | Action::Snapshot);
+        let needed = match action {
+            Action::Oom | Action::Snapshot => HAS_SIZE,
+            _ => HAS_SIZE | HAS_ADDRESS,
+        };
         let ends = action == Action::Oom || self.address.checked_add(self.size).is_some();
-        if self.bad.is_none() && self.has_size && has_address && ends {
+        if self.bad.is_none() && self.has & needed == needed && ends {
             return None;
         }
         Some(self.describe_problem())
@@ -120,16 +126,33 @@ impl Entry {
             let (key, wanted) = bad.wanted();
             return format!("`{key}` is not {wanted}");
         }
-        match (self.has_size, self.has_address) {
+        match (self.has & HAS_SIZE != 0, self.has & HAS_ADDRESS != 0) {
             (false, _) => "has no `size`".to_owned(),
             (true, false) => "has no `addr`".to_owned(),
             _ => format!("`size` {} reaches beyond the last address", self.size),
         }
     }
 
-    fn set_address(&mut self, value: Value) {
-        self.has_address = true;
-        set(&mut self.address, value.as_u64(), &mut self.bad, BadKey::Addr);
+    #[inline]
+    fn set_action(&mut self, value: Value) {
+        let Some(name) = value.as_text() else {
+            self.bad = Some(BadKey::Action);
+            return;
+        };
+        // The first words are the actions, by their codes.
+        self.action = Action::ALL.get(name.0 as usize).copied();
+        self.has |= HAS_ACTION;
+        if self.action.is_none() {
+            self.text = name;
+        }
+    }
+
+    #[inline]
+    fn set_metadata(&mut self, value: Value) {
+        let names_action = self.has & HAS_ACTION != 0 && self.action.is_none();
+        if !names_action {
+            self.text = value.as_text().unwrap_or(words::EMPTY);
+        }
     }
 }
 
@@ -138,35 +161,30 @@ impl Record for Entry {
     const KEY: Text = words::ACTION;
 
     #[inline]
-    fn set(&mut self, key: Value, value: Value) {
-        // No key that is known has the id of the default.
-        match key.as_text().unwrap_or(words::EMPTY) {
-            words::ACTION => set(&mut self.action, value.as_text(), &mut self.bad, BadKey::Action),
-            words::ADDR => self.set_address(value),
+    fn set(&mut self, key: Text, value: Value) {
+        match key {
+            words::ACTION => self.set_action(value),
             // An `oom` has `device_free` and no `addr`; nothing else has it.
-            words::DEVICE_FREE => self.set_address(value),
+            words::ADDR | words::DEVICE_FREE => {
+                self.has |= HAS_ADDRESS;
+                set(&mut self.address, value.as_u64(), &mut self.bad, BadKey::Addr);
+            }
             words::SIZE => {
-                self.has_size = true;
+                self.has |= HAS_SIZE;
                 set(&mut self.size, value.as_u64(), &mut self.bad, BadKey::Size);
             }
-            words::STREAM => {
-                set(&mut self.stream, value.as_u64(), &mut self.bad, BadKey::Stream);
-            }
+            words::STREAM => set(&mut self.stream, value.as_u64(), &mut self.bad, BadKey::Stream),
             words::TIME_US => {
                 set(&mut self.time_us, value.as_i64(), &mut self.bad, BadKey::TimeUs);
             }
-            words::USER_METADATA => {
-                self.metadata = value.as_text().unwrap_or(words::EMPTY);
-            }
-            words::FRAMES => {
-                self.frames = value.as_list().and_then(FrameList::new);
-            }
+            words::USER_METADATA => self.set_metadata(value),
+            words::FRAMES => self.frames = value.as_list().and_then(FrameList::new),
             words::POOL_ID => {
                 let pair = value.as_pair().and_then(PairId::new).map(Some);
                 set(&mut self.pool, pair, &mut self.bad, BadKey::PoolId);
             }
             words::COMPILE_CONTEXT | words::FORWARD_FRAMES | words::INTERNAL_METADATA => {}
-            _ => self.has_unknown_key = true,
+            _ => self.has |= HAS_UNKNOWN_KEY,
         }
     }
 }
