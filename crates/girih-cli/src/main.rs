@@ -47,7 +47,7 @@ enum Command {
 }
 
 /// What a command answers.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     /// Done, or yes.
     Yes,
@@ -83,7 +83,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Compare(args) => commands::compare::run(args, cli.json, out),
         Command::Convert(args) => commands::convert::run(args, cli.json, out),
         Command::Conform(args) => commands::conform::run(args, cli.json, out),
-        Command::Lab(args) => commands::lab::run(args, cli.json, out).map(|()| Answer::Yes),
+        Command::Lab(args) => commands::lab::run(args, cli.json, out),
     }
 }
 

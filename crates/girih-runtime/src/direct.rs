@@ -229,6 +229,10 @@ impl Policy for Direct {
         Ok(self.wait_for_frees(env)?)
     }
 
+    fn reset_peak_stats(&mut self) {
+        self.stats.reset_peaks();
+    }
+
     fn stats(&self) -> &Stats {
         &self.stats
     }

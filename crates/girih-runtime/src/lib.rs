@@ -5,10 +5,12 @@
 //! CUDA. So the code that a replay runs on the simulated device is the code that a training run
 //! runs on a GPU, and what a replay says is what a run does.
 
+pub mod auto;
 pub mod caching;
 pub mod conform;
 pub mod device;
 pub mod direct;
+mod hooked;
 pub mod lab;
 mod pending;
 pub mod planned;
@@ -21,9 +23,11 @@ pub mod stats;
 pub mod suite;
 pub mod waste;
 
+pub use auto::Auto;
 pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
 pub use planned::{Following, Planned};
 pub use policy::{
-    AllocError, Backing, BlockId, BlockView, Env, Granted, Log, Policy, Request, SegmentView,
+    AllocError, Backing, BlockId, BlockView, Checkpoint, Env, Granted, Log, Policy, PoolOptions,
+    Request, Restored, SegmentView,
 };
 pub use stats::{Counter, Counters, Stats};

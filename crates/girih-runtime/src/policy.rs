@@ -1,6 +1,6 @@
 //! What decides where a block goes.
 
-use girih_trace::{Action, Event, Mark, PoolId, StackId, StreamId};
+use girih_trace::{Action, BlockState, Event, Mark, PoolId, StackId, StreamId};
 use thiserror::Error;
 
 use crate::device::{Address, Device, DeviceError};
@@ -62,6 +62,51 @@ pub enum AllocError {
     /// The block is not in use: it was freed already, or never given.
     #[error("block {} is not in use; it was freed already, or never given", .0.0)]
     UnknownBlock(BlockId),
+    /// What was asked for cannot be done here. Nothing has changed.
+    #[error("{operation} cannot be done: {reason}")]
+    Unsupported {
+        /// What was asked for.
+        operation: &'static str,
+        /// Why not, and what to do.
+        reason: String,
+    },
+}
+
+/// How a private pool behaves (`torch.cuda.MemPool`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolOptions {
+    /// Blocks of the pool are never split (`no_split`).
+    pub no_split: bool,
+    /// The pool's free blocks serve the default pool when the device has no more (`use_on_oom`).
+    pub use_on_oom: bool,
+}
+
+/// The blocks of a private pool at one moment, to be brought back later (`PrivatePoolState`).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Checkpoint {
+    /// The pool.
+    pub pool: PoolId,
+    /// Its segments and mapped runs by address, each with the blocks that tile it.
+    pub segments: Vec<(SegmentView, Vec<BlockView>)>,
+}
+
+impl Checkpoint {
+    /// The blocks in use, by address, each with its segment.
+    pub fn live(&self) -> impl Iterator<Item = (&SegmentView, &BlockView)> {
+        self.segments.iter().flat_map(|(segment, blocks)| {
+            let live = blocks.iter().filter(|block| block.state == BlockState::Allocated);
+            live.map(move |block| (segment, block))
+        })
+    }
+}
+
+/// What became of the blocks of a pool that was brought back to a checkpoint (`CheckpointDelta`).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Restored {
+    /// Every block that was in use before: it is freed. By address.
+    pub freed: Vec<(BlockId, Address)>,
+    /// Every block of the checkpoint: it is in use, under a new id. By address.
+    pub allocated: Vec<Granted>,
 }
 
 /// Receives the events of a policy, in order: together they are the trace of the run.
@@ -142,19 +187,25 @@ pub struct BlockView {
     /// Bytes requested; 0 for a free block.
     pub requested: u64,
     /// Whether it is in use.
-    pub state: girih_trace::BlockState,
+    pub state: BlockState,
 }
 
 /// What decides where a block goes.
 ///
 /// Every method leaves the policy consistent when it fails: [`Policy::check`] passes, no block is
 /// lost, and the operation can be tried again.
-pub trait Policy {
+pub trait Policy: Send {
     /// The name by which the command line and the tables know it.
     fn name(&self) -> &'static str;
 
     /// Finds a place for `request`. Logs what it does, in the order in which PyTorch would.
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError>;
+
+    /// True if the request could be served now from what is held. A policy that cannot tell says
+    /// false.
+    fn has_room(&self, _request: &Request) -> bool {
+        false
+    }
 
     /// Takes a block back. Its bytes may be given again at once to a request of its own stream; if
     /// other streams were recorded on it, only after their events.
@@ -180,11 +231,83 @@ pub trait Policy {
         Ok(())
     }
 
-    /// The program is done with a private pool: what is free in it may go back to the device
-    /// (`releasePool`).
+    /// Makes a private pool with one user, or adds a user to it (`createOrIncrefPool`). A request
+    /// for a pool that does not exist makes it too.
+    fn create_pool(&mut self, _pool: PoolId) {}
+
+    /// Sets how a private pool behaves (`setUseOnOOM`, `setNoSplit`). A pool that does not exist
+    /// stays so.
+    fn set_pool_options(&mut self, _pool: PoolId, _options: PoolOptions) {}
+
+    /// The users of a private pool: `MemPool` objects, open scopes, graphs (`getPoolUseCount`). 0
+    /// if it does not exist.
+    fn pool_users(&self, _pool: PoolId) -> u32 {
+        0
+    }
+
+    /// Opens a scope of a private pool, which gets one more user: the caller releases the pool
+    /// once for it, sooner or later (`beginAllocateToPool`). With `captures` a graph capture begins
+    /// with it: until the scope is closed no event is recorded and none is asked.
+    fn begin_pool(&mut self, _pool: PoolId, _captures: bool) {}
+
+    /// Closes the newest scope of a private pool that was opened with the same `captures`
+    /// (`endAllocateToPool`). The pool keeps its users.
+    fn end_pool(&mut self, _pool: PoolId, _captures: bool) {}
+
+    /// A user of a private pool is done with it; what is free in a pool without users may go back
+    /// to the device (`releasePool`).
     fn release_pool(&mut self, _env: &mut Env<'_>, _pool: PoolId) -> Result<(), AllocError> {
         Ok(())
     }
+
+    /// Gives back what is free and whole of one private pool, if it has no users: graphs may be
+    /// replayed over the memory of others (`emptyCache` with a pool). For the default pool this is
+    /// [`Policy::empty_cache`].
+    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::DEFAULT { self.empty_cache(env) } else { Ok(()) }
+    }
+
+    /// Limits what is held to a share of the device, from 0 to 1; 1 is no limit
+    /// (`setMemoryFraction`). Nothing that is held already is given back.
+    fn set_memory_fraction(&mut self, _fraction: f64) {}
+
+    /// The share of the device that may be held.
+    fn memory_fraction(&self) -> f64 {
+        1.0
+    }
+
+    /// Bytes from which on a block is not split; [`u64::MAX`] without a limit
+    /// (`max_split_size_mb`).
+    fn max_split_size(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// What a private pool holds now (`getCheckpointState`).
+    ///
+    /// # Errors
+    /// [`AllocError::Unsupported`] if there is no such private pool.
+    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
+        let _ = pool;
+        Err(no_checkpoints(self.name()))
+    }
+
+    /// Frees every live block of a private pool and allocates those of the checkpoint, each at its
+    /// address (`setCheckpointPoolState`). Segments that the checkpoint does not know stay, free.
+    /// Waits for streams that still use blocks of the pool.
+    ///
+    /// # Errors
+    /// [`AllocError::Unsupported`] if memory of the checkpoint is not held any more, or if a
+    /// stream uses the pool's blocks while a capture is under way. Nothing has changed then.
+    fn restore(
+        &mut self,
+        _env: &mut Env<'_>,
+        _checkpoint: &Checkpoint,
+    ) -> Result<Restored, AllocError> {
+        Err(no_checkpoints(self.name()))
+    }
+
+    /// Sets the peak of every counter to its present value (`resetPeakStats`).
+    fn reset_peak_stats(&mut self);
 
     /// Allocated, active, reserved and the other counters, exactly as PyTorch counts them.
     fn stats(&self) -> &Stats;
@@ -196,4 +319,12 @@ pub trait Policy {
     /// sets, neighbours that could be merged are, counters agree. Returns what is wrong. Linear;
     /// for tests and for debug builds after each operation.
     fn check(&self) -> Result<(), String>;
+}
+
+/// The error of a policy that keeps no private pools.
+fn no_checkpoints(policy: &str) -> AllocError {
+    AllocError::Unsupported {
+        operation: "a checkpoint of a pool",
+        reason: format!("the policy `{policy}` has no private pools"),
+    }
 }

@@ -4,10 +4,14 @@
 //! block whose free was completed late, because another stream still used it, is held back here for
 //! as long; and where the recorded allocator gave memory back, the program is taken to have emptied
 //! the cache.
+//!
+//! What is older than the recording is asked for first, block by block. The allocator that made the
+//! recording can do better: it takes over what was held, free memory and all ([`begin`]).
 
-use girih_trace::{Action, Event, Lifetimes, StreamId, Tick, Trace};
+use girih_trace::{Action, Earlier, Event, Evidence, Lifetimes, StreamId, Tick, Trace};
 
-use crate::device::Address;
+use crate::caching::{Adopted, Caching};
+use crate::device::{Address, Device};
 use crate::policy::{AllocError, BlockId, Env, Log, Policy, Request};
 use crate::sim::SimDevice;
 
@@ -67,7 +71,103 @@ pub struct Replayed {
     pub grown_at: Tick,
 }
 
-/// Replays `trace` through `policy` on `device`.
+/// How a replay began.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Beginning {
+    /// With nothing but the requests that are older than the recording, if there are any.
+    #[default]
+    Requested,
+    /// With what the recorded allocator held.
+    Rebuilt(Rebuilt),
+    /// As `Requested`, for what was held cannot be rebuilt: a sentence says why.
+    Contradicted(String),
+}
+
+/// What was held when a replay began. Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rebuilt {
+    /// How it is known.
+    pub evidence: Evidence,
+    /// Segments, and mapped runs of expandable ones.
+    pub segments: usize,
+    /// Held of the device.
+    pub reserved: u64,
+    /// Requested by blocks that were in use.
+    pub live: u64,
+    /// Of `reserved`, what only the reported peaks tell of.
+    pub untouched: u64,
+    /// Live blocks that are assumed to have kept no remainder.
+    pub assumed: u64,
+}
+
+/// More than any GPU has. A file that claims to have held more is damaged, and is not followed: each
+/// page would cost memory here.
+const MOST_HELD: u64 = 1 << 41;
+
+/// Rebuilds in `policy`, which holds nothing yet, what was held before the first event of `trace`,
+/// each segment at its recorded address. A device that has too little for that, in a replay that
+/// asks what would have been, begins with the older requests alone.
+///
+/// The device is then ready to give segments at the recorded addresses, in any case.
+///
+/// # Errors
+/// What the device refuses, other than memory that it has not.
+pub fn begin(
+    trace: &Trace,
+    lives: &Lifetimes,
+    policy: &mut Caching,
+    device: &mut SimDevice,
+) -> Result<(Beginning, Option<Adopted>), AllocError> {
+    let recorded = recorded_segment_addresses(trace);
+    let made_it = policy.config().expandable_segments == trace.settings.expandable_segments;
+    let info = device.memory_info();
+    let found = match made_it {
+        false => Ok(None),
+        true => Earlier::of(trace, lives).map_err(|error| error.to_string()).and_then(|earlier| {
+            let fits = !earlier.is_empty() && earlier.reserved() <= info.free.min(MOST_HELD);
+            let checked = policy.check_adoption(info.total, &earlier);
+            checked.map(|()| fits.then_some(earlier)).map_err(|error| error.to_string())
+        }),
+    };
+    let earlier = match found {
+        Ok(Some(earlier)) => earlier,
+        other => {
+            device.script_allocs(recorded);
+            return Ok((other.err().map_or(Beginning::Requested, Beginning::Contradicted), None));
+        }
+    };
+    let whole = earlier.segments.iter().filter(|segment| !segment.is_expandable);
+    device.script_allocs(whole.map(|segment| segment.address));
+    let adopted = policy.adopt(device, &earlier)?;
+    device.script_allocs(recorded);
+    let rebuilt = Rebuilt {
+        evidence: earlier.evidence,
+        segments: earlier.segments.len(),
+        reserved: earlier.reserved(),
+        live: earlier.requested(),
+        untouched: earlier.untouched,
+        assumed: adopted.assumed,
+    };
+    Ok((Beginning::Rebuilt(rebuilt), Some(adopted)))
+}
+
+/// Replays `trace` through `policy` on `device`, from a policy that holds nothing: see
+/// [`replay_from`].
+///
+/// # Errors
+/// As [`replay_from`].
+pub fn replay<P: Policy + ?Sized>(
+    trace: &Trace,
+    lives: &Lifetimes,
+    policy: &mut P,
+    device: &mut SimDevice,
+    options: Options,
+) -> Result<Replayed, AllocError> {
+    replay_from(trace, lives, policy, device, options, None)
+}
+
+/// Replays `trace` through `policy` on `device`. With `adopted` the policy holds already what was
+/// held before the first event; without, the requests older than the recording are made first.
 ///
 /// A request that fails is counted and left out, as if the program had caught the error and gone
 /// on without it.
@@ -75,12 +175,13 @@ pub struct Replayed {
 /// # Errors
 /// What the device refuses for another reason than memory: a misuse, which is a bug of the policy,
 /// or an injected failure. With `check_policy`, what the policy finds wrong with itself.
-pub fn replay<P: Policy + ?Sized>(
+pub fn replay_from<P: Policy + ?Sized>(
     trace: &Trace,
     lives: &Lifetimes,
     policy: &mut P,
     device: &mut SimDevice,
     options: Options,
+    adopted: Option<&Adopted>,
 ) -> Result<Replayed, AllocError> {
     if options.check_order {
         device.check_order();
@@ -100,6 +201,10 @@ pub fn replay<P: Policy + ?Sized>(
         growth: 0,
         result: Replayed::default(),
     };
+    match adopted {
+        Some(adopted) => run.take_over(adopted)?,
+        None => run.request_older()?,
+    }
     run.go()?;
     run.result.segment_events = run.log.events;
     Ok(run.result)
@@ -127,10 +232,31 @@ struct Run<'a, P: ?Sized> {
 }
 
 impl<P: Policy + ?Sized> Run<'_, P> {
-    fn go(&mut self) -> Result<(), AllocError> {
-        for request in 0..self.lives.older as u32 {
-            self.allocate(Tick(0), request)?;
+    /// Makes the requests that are older than the recording.
+    fn request_older(&mut self) -> Result<(), AllocError> {
+        (0..self.lives.older as u32).try_for_each(|request| self.allocate(Tick(0), request))
+    }
+
+    /// Knows the blocks that the policy holds already, and holds back those whose free waits.
+    fn take_over(&mut self, adopted: &Adopted) -> Result<(), AllocError> {
+        for block in &adopted.blocks {
+            let (index, granted) = (block.request as usize, block.granted);
+            if self.options.check_order {
+                let stream = self.lives.requests[index].stream;
+                self.device.acquire(granted.address, granted.size, stream)?;
+                self.ranges[index] = (granted.address, granted.size);
+            }
+            self.given[index] = Some(granted.block);
         }
+        for block in adopted.blocks.iter().filter(|block| block.is_pending) {
+            self.given[block.request as usize] = None;
+            self.hold_back(block.request, block.granted.block)?;
+        }
+        self.policy.reset_peak_stats();
+        Ok(())
+    }
+
+    fn go(&mut self) -> Result<(), AllocError> {
         let empties_cache = gives_back_whole_segments(self.trace);
         let mut marks = self.trace.marks.iter().peekable();
         let mut unclosed = self.lives.unclosed_deaths().into_iter().peekable();
@@ -228,12 +354,18 @@ impl<P: Policy + ?Sized> Run<'_, P> {
         if !life.is_deferred() {
             return self.let_go(index, block, &[life.stream]);
         }
+        self.hold_back(index, block)
+    }
+
+    /// Frees a block that a stream of its own keeps from being reused.
+    fn hold_back(&mut self, index: u32, block: BlockId) -> Result<(), AllocError> {
+        let stream = self.lives.requests[index as usize].stream;
         let side = self.side_streams.take();
         self.device.hold(side);
         let mut env = Env { device: self.device, log: &mut self.log };
         self.policy.record_stream(&mut env, block, side)?;
         self.held.push((index, side));
-        self.let_go(index, block, &[life.stream, side])
+        self.let_go(index, block, &[stream, side])
     }
 
     /// Frees a block that `users` have used, the stream of its request first.
@@ -351,24 +483,26 @@ pub fn first_segment_difference(
     })
 }
 
-/// The most bytes that the recording itself held of the device, from its segment events; None if
-/// it has none or began late.
+/// The most bytes that the recording itself held of the device during its events; None if it has no
+/// segment events, or if it began late and has no final segments from which to count back.
 pub fn recorded_reserved_peak(trace: &Trace) -> Option<u64> {
-    if trace.origin.truncated {
+    let is_late = trace.origin.truncated;
+    if is_late && trace.segments.is_empty() {
         return None;
     }
-    let (mut reserved, mut peak) = (0u64, None);
+    let (mut change, mut most, mut any) = (0i128, 0, false);
     for event in &trace.events {
         match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => reserved += event.size,
-            Action::SegmentFree | Action::SegmentUnmap => {
-                reserved = reserved.saturating_sub(event.size);
-            }
+            Action::SegmentAlloc | Action::SegmentMap => change += i128::from(event.size),
+            Action::SegmentFree | Action::SegmentUnmap => change -= i128::from(event.size),
             _ => continue,
         }
-        peak = peak.max(Some(reserved));
+        any = true;
+        most = most.max(change);
     }
-    peak
+    let at_the_end = trace.segments.iter().map(|segment| i128::from(segment.size));
+    let at_first = if is_late { at_the_end.sum::<i128>() - change } else { 0 };
+    (any || is_late).then(|| u64::try_from(at_first + most).unwrap_or(0))
 }
 
 /// The addresses at which the recorded allocator took segments, in order: given to the simulated

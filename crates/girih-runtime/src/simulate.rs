@@ -9,13 +9,15 @@ use girih_plan::{Plan, granted};
 use girih_trace::{Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
+use crate::auto::{Auto, Planning, Switch};
 use crate::caching::config::ConfigError;
 use crate::caching::rounding::round_size;
 use crate::caching::{Caching, Config, TieOrder};
 use crate::direct::Direct;
+use crate::hooked::Hooked;
 use crate::planned::{Following, Planned};
-use crate::policy::{AllocError, Policy};
-use crate::replay::{Options, Replayed, recorded_segment_addresses, replay};
+use crate::policy::{AllocError, Env, Policy};
+use crate::replay::{Beginning, Options, Replayed, begin, replay, replay_from};
 use crate::sim::{CallTotals, SimDevice};
 use crate::stats::Stats;
 use crate::waste::{Viewpoint, Waste, waste};
@@ -37,12 +39,19 @@ pub enum Allocator {
     Expandable,
     /// Follows a plan; expandable segments serve what it does not cover.
     Planned,
+    /// Begins as expandable segments, and follows a plan as soon as it has learnt one.
+    Auto,
 }
 
 impl Allocator {
     /// Every allocator.
-    pub const ALL: [Allocator; 4] =
-        [Allocator::Direct, Allocator::Native, Allocator::Expandable, Allocator::Planned];
+    pub const ALL: [Allocator; 5] = [
+        Allocator::Direct,
+        Allocator::Native,
+        Allocator::Expandable,
+        Allocator::Planned,
+        Allocator::Auto,
+    ];
 
     /// The name on the command line and in tables.
     pub fn name(self) -> &'static str {
@@ -51,6 +60,7 @@ impl Allocator {
             Allocator::Native => "native",
             Allocator::Expandable => "expandable",
             Allocator::Planned => "planned",
+            Allocator::Auto => "auto",
         }
     }
 }
@@ -58,8 +68,8 @@ impl Allocator {
 /// What to simulate with.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable` and `planned`,
-    /// `expandable_segments:True` is added.
+    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `planned` and
+    /// `auto`, `expandable_segments:True` is added.
     pub conf: String,
     /// The order in which equal free blocks are taken; it differs from torch release to release.
     pub tie_order: TieOrder,
@@ -69,6 +79,39 @@ pub struct Setup {
     pub plan: Option<Arc<Plan>>,
     /// Checks the order of uses across streams. Slower.
     pub check_order: bool,
+    /// `auto` gets each plan an iteration after it wanted it, as from another thread; otherwise
+    /// at once.
+    pub plans_late: bool,
+}
+
+/// What `auto` learnt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Learning {
+    /// When it took up which plan.
+    pub switches: Vec<Switch>,
+    /// For each of them, the most bytes allocated and the most reserved until the next one.
+    pub peaks: Vec<(u64, u64)>,
+}
+
+impl Learning {
+    /// The most bytes allocated and the most reserved since the first switch; `(0, 0)` without one.
+    pub fn peaks_after(&self) -> (u64, u64) {
+        self.peaks.iter().fold((0, 0), |most, &peak| (most.0.max(peak.0), most.1.max(peak.1)))
+    }
+
+    /// Peak allocated by peak reserved since the first switch, none without a switch.
+    pub fn efficiency_after(&self) -> Option<f64> {
+        (!self.peaks.is_empty()).then(|| ratio(self.peaks_after()))
+    }
+
+    /// Peak allocated by peak reserved since the last switch, none without a switch.
+    pub fn efficiency_at_last(&self) -> Option<f64> {
+        self.peaks.last().map(|&peaks| ratio(peaks))
+    }
+}
+
+fn ratio((allocated, reserved): (u64, u64)) -> f64 {
+    if reserved == 0 { 1.0 } else { allocated as f64 / reserved as f64 }
 }
 
 /// Why nothing was simulated.
@@ -90,12 +133,16 @@ pub enum SimulateError {
 pub struct Simulation {
     /// The allocator.
     pub allocator: Allocator,
+    /// What was held when the replay began.
+    pub beginning: Beginning,
     /// What was replayed, and the first request that got nothing.
     pub replayed: Replayed,
     /// The allocator's counters at the end.
     pub stats: Stats,
-    /// How well the plan was followed, for `planned`.
+    /// How well the plan was followed, for `planned` and `auto`.
     pub following: Option<Following>,
+    /// What was learnt, for `auto`.
+    pub learning: Option<Learning>,
     /// Calls of the device and their simulated cost.
     pub calls: CallTotals,
 }
@@ -104,10 +151,7 @@ impl Simulation {
     /// Peak allocated by peak reserved; 1 for a run without requests.
     pub fn efficiency(&self) -> f64 {
         let reserved = self.stats.reserved_bytes.all.peak;
-        if reserved == 0 {
-            return 1.0;
-        }
-        self.stats.allocated_bytes.all.peak as f64 / reserved as f64
+        ratio((self.stats.allocated_bytes.all.peak, reserved))
     }
 }
 
@@ -145,7 +189,7 @@ fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Wa
     let request = lives.request_of.get(at.index()).filter(|&&index| index != Lifetimes::NONE);
     let request = request.map(|&index| &lives.requests[index as usize]);
     let rounded = |size| match policy.name() {
-        "planned" | "direct" => granted(size),
+        "planned" | "auto" | "direct" => granted(size),
         _ => round_size(size, &config.roundup_power2_divisions),
     };
     let from = Viewpoint {
@@ -170,7 +214,7 @@ fn run(
     let mut device = SimDevice::new(setup.capacity.unwrap_or(UNLIMITED));
     let mut config = Config::parse(&setup.conf)?;
     config.tie_order = setup.tie_order;
-    if matches!(allocator, Allocator::Expandable | Allocator::Planned) {
+    if matches!(allocator, Allocator::Expandable | Allocator::Planned | Allocator::Auto) {
         config.expandable_segments = true;
     }
     let caching = || {
@@ -178,7 +222,8 @@ fn run(
         caching.set_stream_handles(trace.streams.clone());
         caching
     };
-    let mut following = None;
+    let (mut following, mut learning) = (None, None);
+    let mut beginning = Beginning::Requested;
     let (replayed, stats) = match allocator {
         Allocator::Direct => {
             let mut policy = Direct::new();
@@ -187,9 +232,11 @@ fn run(
             (replayed, policy.stats().clone())
         }
         Allocator::Native | Allocator::Expandable => {
-            device.script_allocs(recorded_segment_addresses(trace));
             let mut policy = caching();
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
+            let (how, held) = begin(trace, lives, &mut policy, &mut device)?;
+            beginning = how;
+            let held = held.as_ref();
+            let replayed = replay_from(trace, lives, &mut policy, &mut device, options, held)?;
             inspect(&policy, &config);
             (replayed, policy.stats().clone())
         }
@@ -202,7 +249,44 @@ fn run(
             following = Some(policy.following());
             (replayed, policy.stats().clone())
         }
+        Allocator::Auto => {
+            if let Ok(p) = std::env::var("PAGE") {
+                config.large_segment_size = p.parse::<u64>().unwrap() << 20;
+            }
+            let caching = || {
+                let mut caching = Caching::new(config.clone());
+                caching.set_stream_handles(trace.streams.clone());
+                caching
+            };
+            let mut auto = Auto::new(Box::new(caching()), SimDevice::GRANULARITY);
+            let at = if setup.plans_late { Planning::NextIteration } else { Planning::AtOnce };
+            auto.set_planning(at);
+            // The counters at each switch; their peaks begin anew there.
+            let mut earlier: Vec<Stats> = Vec::new();
+            let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
+                if auto.switches().len() > earlier.len() {
+                    earlier.push(auto.stats().clone());
+                    auto.reset_peak_stats();
+                }
+                Ok(())
+            });
+            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
+            inspect(&policy, &config);
+            let Hooked { inner: auto, .. } = policy;
+            following = Some(auto.planned().following());
+            let mut stats = auto.stats().clone();
+            let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
+            learning = Some(Learning {
+                switches: auto.switches().to_vec(),
+                // What came before the first switch is left out.
+                peaks: earlier.iter().chain([&stats]).skip(1).map(peaks).collect(),
+            });
+            for before in &earlier {
+                stats.raise_peaks(before);
+            }
+            (replayed, stats)
+        }
     };
     let calls = device.totals().clone();
-    Ok(Simulation { allocator, replayed, stats, following, calls })
+    Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls })
 }

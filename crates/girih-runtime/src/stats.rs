@@ -36,11 +36,17 @@ impl Counter {
         self.current -= amount;
     }
 
-    /// Rises and falls as another counter did from `before` to `after`. It falls first: memory is
-    /// given back to make room for what is taken.
+    /// Sets the peak to the present value.
+    fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    /// Rises and falls as another counter did from `before` to `after`, which is taken for one
+    /// step: what rose and fell again in between leaves no peak.
     fn add_change(&mut self, before: &Counter, after: &Counter) {
-        self.decrease(after.freed() - before.freed());
-        self.increase(after.allocated - before.allocated);
+        self.current = self.current + after.current - before.current;
+        self.allocated += after.allocated - before.allocated;
+        self.peak = self.peak.max(self.current);
     }
 }
 
@@ -112,6 +118,42 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Sets the peak of every counter to its present value (`resetPeakStats`).
+    pub fn reset_peaks(&mut self) {
+        self.each_counter(Counter::reset_peak);
+    }
+
+    /// Raises the peaks to those of `earlier`, the counters at a moment after which the peaks were
+    /// reset: they are those of both times together again.
+    pub fn raise_peaks(&mut self, earlier: &Stats) {
+        let mut earlier = earlier.clone();
+        let mut peaks = Vec::new();
+        earlier.each_counter(|counter| peaks.push(counter.peak));
+        let mut peaks = peaks.into_iter();
+        self.each_counter(|counter| counter.peak = counter.peak.max(peaks.next().unwrap_or(0)));
+    }
+
+    /// Calls `with` on every counter, in a fixed order.
+    fn each_counter(&mut self, mut with: impl FnMut(&mut Counter)) {
+        for counters in [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ] {
+            with(&mut counters.all);
+            with(&mut counters.small);
+            with(&mut counters.large);
+        }
+        with(&mut self.oversize_allocations);
+        with(&mut self.oversize_segments);
+    }
+
     /// Takes in what happened to another allocator from `before` to `after`: a policy that has
     /// another one inside counts for both.
     pub fn add_change(&mut self, before: &Stats, after: &Stats) {
@@ -142,5 +184,20 @@ impl Stats {
         self.oversize_allocations
             .add_change(&before.oversize_allocations, &after.oversize_allocations);
         self.oversize_segments.add_change(&before.oversize_segments, &after.oversize_segments);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_may_take_and_give_back_more_than_was_held_before() {
+        let before = Counter { current: 10, peak: 10, allocated: 10 };
+        let after = Counter { current: 5, peak: 110, allocated: 110 };
+        let mut both = Counter { current: 12, peak: 20, allocated: 30 };
+        both.add_change(&before, &after);
+        assert_eq!(both, Counter { current: 7, peak: 20, allocated: 130 });
+        assert_eq!(both.freed(), 123);
     }
 }

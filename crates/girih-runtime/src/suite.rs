@@ -22,10 +22,12 @@ use std::sync::Arc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use girih_plan::{Entry, Place, Plan, Role, Sequence};
-use girih_trace::{Action, Event, PoolId, StreamId};
+use girih_trace::{Action, Event, Mark, MarkKind, PoolId, StreamId};
 
+use crate::auto::{Auto, Planning};
 use crate::caching::{Caching, Config};
 use crate::device::{Address, DeviceError};
+use crate::hooked::{Hooked, Moment};
 use crate::planned::Planned;
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
 use crate::sim::{Fault, LiveObjects, SimDevice};
@@ -70,6 +72,8 @@ pub enum Op {
     ProcessEvents,
     /// [`Policy::empty_cache`].
     EmptyCache,
+    /// A step begins: [`Policy::mark`].
+    Step,
 }
 
 /// A device and what a program does on it.
@@ -85,7 +89,7 @@ impl<'a> Arbitrary<'a> for Scenario {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Scenario> {
         let device_bytes = *u.choose(&[24, 48, 160, 1024, 16384])? << 20;
         // How often each kind of operation comes; several never do.
-        let mut weights = [8, 6, 1, 1, 1, 1, 1];
+        let mut weights = [8, 6, 1, 1, 1, 1, 1, 1];
         for weight in &mut weights[1..] {
             *weight *= u.int_in_range(0..=2)?;
         }
@@ -102,7 +106,7 @@ impl<'a> Arbitrary<'a> for Scenario {
 
 fn arbitrary_op(
     u: &mut Unstructured<'_>,
-    weights: &[u32; 7],
+    weights: &[u32; 8],
     streams: u16,
     pools: u16,
     largest: u32,
@@ -121,6 +125,7 @@ fn arbitrary_op(
         Some(4) => Op::Resume(stream),
         Some(5) => Op::ProcessEvents,
         Some(6) => Op::EmptyCache,
+        Some(7) => Op::Step,
         _ => {
             let pool = PoolId(u.int_in_range(0..=pools)?);
             Op::Alloc { size: arbitrary_size(u, largest)?, stream, pool }
@@ -141,11 +146,40 @@ fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
     Ok(size.min(limit))
 }
 
+/// Expandable segments.
+fn expandable() -> Box<dyn Policy> {
+    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
+    Box::new(Caching::new(expandable))
+}
+
 /// A policy that follows `plan`, with expandable segments as its fallback.
 pub fn planned(plan: Plan) -> Box<dyn Policy> {
-    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
-    let fallback = Box::new(Caching::new(expandable));
-    Box::new(Planned::new(Arc::new(plan), fallback, SimDevice::GRANULARITY))
+    Box::new(Planned::new(Arc::new(plan), expandable(), SimDevice::GRANULARITY))
+}
+
+/// A policy that begins without a plan and takes up another [`reckless_plan`], and now and then
+/// none, at every step.
+pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
+    let mut next = seed;
+    let planned = Planned::empty(expandable(), SimDevice::GRANULARITY);
+    Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, moment| {
+        if moment == Moment::Mark {
+            next += 1;
+            if next.is_multiple_of(4) {
+                planned.unfollow(env)?;
+            } else {
+                planned.follow(env, Arc::new(reckless_plan(next)))?;
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// A policy that learns its plan, at once.
+pub fn auto() -> Box<dyn Policy> {
+    let mut auto = Auto::new(expandable(), SimDevice::GRANULARITY);
+    auto.set_planning(Planning::AtOnce);
+    Box::new(auto)
 }
 
 /// A plan that is wrong in every way that a plan can be: it takes any request, and its places
@@ -362,6 +396,11 @@ impl Harness {
             Op::Resume(stream) => self.device.resume(stream),
             Op::ProcessEvents => drop(self.call(|policy, env| policy.process_events(env))),
             Op::EmptyCache => drop(self.call(|policy, env| policy.empty_cache(env))),
+            Op::Step => {
+                let mark =
+                    Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
+                self.call(|policy, env| policy.mark(env, &mark));
+            }
             Op::Free { .. } | Op::RecordStream { .. } => {}
         }
     }

@@ -47,6 +47,28 @@ fn every_device_call_may_fail_whatever_the_plan() {
     .budget_ms(4_000);
 }
 
+#[test]
+fn changing_reckless_plans_in_the_middle_passes_the_suite() {
+    let mut seed = 0;
+    suite::check_policy(24, &mut || {
+        seed += 1;
+        suite::changing_plans(seed)
+    });
+}
+
+#[test]
+fn every_device_call_may_fail_while_plans_change() {
+    arbtest::arbtest(|u| {
+        let seed = u.int_in_range(0..=1000)?;
+        let scenario = Scenario::arbitrary(u)?;
+        suite::run_with_faults(&scenario, &mut || suite::changing_plans(seed));
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(1000)
+    .budget_ms(4_000);
+}
+
 /// A recording of the corpus, with its marks.
 fn recording(name: &str) -> Trace {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");

@@ -10,6 +10,7 @@
 
 pub mod align;
 pub mod compress;
+pub mod earlier;
 pub mod event;
 pub mod file;
 pub mod generate;
@@ -25,6 +26,7 @@ pub mod snapshot;
 pub mod statistics;
 pub mod trace;
 
+pub use earlier::{Contradiction, Earlier, EarlierBlock, EarlierSegment, Evidence};
 pub use event::{Action, Event, PoolId, StackId, StreamId, Tick};
 pub use iterations::{Iteration, Iterations, Source};
 pub use lifetimes::{Lifetime, Lifetimes};

@@ -13,8 +13,9 @@
 //!
 //! Blocks older than the recording show themselves by a free that nothing allocated, or by an
 //! active block of a final segment. They come first, are born at tick 0, and are called *older*.
-//! Where the recording began late and the run reported how much it had allocated at most, what no
-//! event accounts for is one more of them: the weights of a model that was built before.
+//! Where the recording began late, has no final segments, and the run reported how much it had
+//! allocated at most, what no event accounts for is one more of them, at address 0: the weights of
+//! a model that was built before.
 
 use rustc_hash::FxHashMap;
 
@@ -121,16 +122,21 @@ impl Lifetimes {
     /// which that is first so. `(0, 0)` for a trace without requests.
     pub fn peak(&self, granted: impl Fn(u64) -> u64) -> (u64, Tick) {
         // A tick can end one life and begin another, so both go into one difference.
+        // No run has as much memory as 63 bits count; a damaged file may claim it.
+        let granted = |size| i64::try_from(granted(size)).unwrap_or(i64::MAX);
         let mut change = vec![0i64; self.request_of.len() + 1];
         for request in &self.requests {
-            change[request.birth.index()] += granted(request.size) as i64;
+            let size = granted(request.size);
+            let birth = &mut change[request.birth.index()];
+            *birth = birth.saturating_add(size);
             if request.death != Tick::NEVER {
-                change[request.death.index()] -= granted(request.size) as i64;
+                let death = &mut change[request.death.index()];
+                *death = death.saturating_sub(size);
             }
         }
-        let (mut live, mut peak, mut at) = (0, 0, Tick(0));
+        let (mut live, mut peak, mut at) = (0i64, 0, Tick(0));
         for (tick, change) in change.into_iter().enumerate() {
-            live += change;
+            live = live.saturating_add(change);
             if live > peak {
                 (peak, at) = (live, Tick(tick as u32));
             }
@@ -140,11 +146,14 @@ impl Lifetimes {
 }
 
 /// Bytes that were alive all along in a recording that began late, and that no event speaks of: what
-/// the run reported at its peak beyond what its events add up to. Blocks are taken to be rounded to
-/// 512 bytes (`kMinBlockSize`).
+/// the run reported at its peak beyond what its events add up to. They are the most that there can
+/// have been: the peak may have come before the first event. Final segments show every older block,
+/// so with them there are none. Blocks are taken to be rounded to 512 bytes (`kMinBlockSize`).
 fn unseen_bytes(trace: &Trace, lives: &Lifetimes) -> Option<u64> {
-    let reported = trace.recorded.allocated_peak.filter(|_| trace.origin.truncated)?;
-    let (seen, _) = lives.peak(|size| size.max(1).next_multiple_of(512));
+    let is_late = trace.origin.truncated && trace.segments.is_empty();
+    let reported = trace.recorded.allocated_peak.filter(|_| is_late)?;
+    let rounded = |size: u64| size.max(1).checked_next_multiple_of(512).unwrap_or(size);
+    let (seen, _) = lives.peak(rounded);
     let unseen = reported.saturating_sub(seen);
     (unseen >= 512).then_some(unseen - unseen % 512)
 }

@@ -12,8 +12,9 @@ use girih_runtime::waste::Waste;
 use girih_trace::Action;
 use serde::Serialize;
 
+use super::earlier::earlier_sentence;
 use super::row::{
-    COLUMNS, JsonRow, WhatIf, older_sentence, recorded_peak, stop_sentence, table_row,
+    COLUMNS, JsonRow, WhatIf, learning_sentence, recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -23,7 +24,8 @@ use crate::table::table;
 use crate::units::{bytes, percent};
 
 /// The allocators that are compared, in the order of their rows.
-const COMPARED: [Allocator; 3] = [Allocator::Native, Allocator::Expandable, Allocator::Planned];
+const COMPARED: [Allocator; 4] =
+    [Allocator::Native, Allocator::Expandable, Allocator::Planned, Allocator::Auto];
 
 #[derive(Args)]
 pub(crate) struct CompareArgs {
@@ -160,8 +162,13 @@ impl Comparison {
         write!(out, "{}", table(&COLUMNS, &self.table_rows()))?;
         writeln!(out)?;
         self.print_waste(out)?;
-        if let Some(sentence) = older_sentence(&self.loaded.lives) {
+        let beginnings = self.rows.iter().map(|(simulation, ..)| &simulation.beginning);
+        if let Some(sentence) = earlier_sentence(beginnings, &self.loaded.lives) {
             writeln!(out, "\n{sentence}")?;
+        }
+        for learning in self.rows.iter().filter_map(|(simulation, ..)| simulation.learning.as_ref())
+        {
+            writeln!(out, "\n{}", learning_sentence(learning))?;
         }
         self.print_capacity(out)?;
         self.print_errors(out)?;

@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod conform;
 pub(crate) mod convert;
+pub(crate) mod earlier;
 pub(crate) mod lab;
 pub(crate) mod plan;
 pub(crate) mod replay;

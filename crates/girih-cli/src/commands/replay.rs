@@ -5,8 +5,9 @@ use std::io::Write;
 use clap::Args;
 use girih_runtime::simulate::{Allocator, simulate};
 
+use super::earlier::earlier_sentence;
 use super::row::{
-    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, older_sentence, recorded_peak,
+    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, learning_sentence, recorded_peak,
     stop_sentence, table_row,
 };
 use super::write_json;
@@ -54,8 +55,11 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     if let Some(stop) = &simulation.replayed.stop {
         writeln!(out, "{}", stop_sentence(stop, &loaded.lives))?;
     }
-    if let Some(sentence) = older_sentence(&loaded.lives) {
+    if let Some(sentence) = earlier_sentence([&simulation.beginning], &loaded.lives) {
         writeln!(out, "{sentence}")?;
+    }
+    if let Some(learning) = &simulation.learning {
+        writeln!(out, "{}", learning_sentence(learning))?;
     }
     if let Some(following) = simulation.following {
         writeln!(

@@ -9,12 +9,13 @@ use girih_plan::{Budget, Outcome, Plan, file, profile, solve};
 use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
 use girih_runtime::replay::{
-    Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
+    Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
-use girih_runtime::simulate::{Allocator, Setup, Simulation};
-use girih_trace::{Lifetimes, Trace};
+use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation};
+use girih_trace::{Evidence, Lifetimes, Trace};
 use serde::Serialize;
 
+use super::earlier::JsonEarlier;
 use crate::load::Loaded;
 use crate::units::{self, bytes, count, milliseconds, percent};
 
@@ -25,6 +26,7 @@ pub(crate) enum Name {
     Native,
     Expandable,
     Planned,
+    Auto,
 }
 
 impl Name {
@@ -34,6 +36,7 @@ impl Name {
             Name::Native => Allocator::Native,
             Name::Expandable => Allocator::Expandable,
             Name::Planned => Allocator::Planned,
+            Name::Auto => Allocator::Auto,
         }
     }
 }
@@ -64,7 +67,7 @@ impl WhatIf {
         };
         let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(trace));
         let capacity = self.capacity;
-        Ok(Setup { conf, tie_order, capacity, plan: None, check_order: false })
+        Ok(Setup { conf, tie_order, capacity, ..Setup::default() })
     }
 
     /// The plan that was named, or one made from the recording.
@@ -126,6 +129,9 @@ pub(crate) struct JsonRow {
     recorded_reserved_peak: Option<u64>,
     segment_events_equal: Option<bool>,
     first_difference: Option<String>,
+    /// What was held when the replay began, where it was rebuilt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    earlier: Option<JsonEarlier>,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity: Option<u64>,
     fits: bool,
@@ -133,6 +139,8 @@ pub(crate) struct JsonRow {
     stopped: Option<JsonStop>,
     #[serde(flatten)]
     following: Option<JsonFollowing>,
+    #[serde(flatten)]
+    learning: Option<JsonLearning>,
 }
 
 /// The first request that got nothing.
@@ -153,6 +161,31 @@ struct JsonFollowing {
     planned_miss_bytes: u64,
     fallback_reserved_peak: u64,
     stream_waits: u64,
+}
+
+/// What `auto` learnt.
+#[derive(Serialize)]
+struct JsonLearning {
+    plans: usize,
+    first_switch_step: Option<u64>,
+    first_switch_request: Option<u64>,
+    allocated_peak_after: Option<u64>,
+    reserved_peak_after: Option<u64>,
+    efficiency_after: Option<f64>,
+}
+
+impl JsonLearning {
+    fn new(learning: &Learning) -> JsonLearning {
+        let first = learning.switches.first();
+        JsonLearning {
+            plans: learning.switches.len(),
+            first_switch_step: first.map(|switch| switch.step),
+            first_switch_request: first.map(|switch| switch.requests),
+            allocated_peak_after: first.map(|_| learning.peaks_after().0),
+            reserved_peak_after: first.map(|_| learning.peaks_after().1),
+            efficiency_after: learning.efficiency_after(),
+        }
+    }
 }
 
 impl JsonRow {
@@ -199,10 +232,12 @@ impl JsonRow {
             recorded_reserved_peak: recorded_peak(trace),
             segment_events_equal: difference.as_ref().map(Option::is_none),
             first_difference: difference.flatten(),
+            earlier: JsonEarlier::new(&simulation.beginning),
             capacity: setup.capacity,
             fits: stopped.is_none(),
             stopped,
             following,
+            learning: simulation.learning.as_ref().map(JsonLearning::new),
         }
     }
 }
@@ -227,13 +262,19 @@ pub(crate) fn compared_with_recording(
     (made_it && !recorded.is_empty()).then(|| {
         let replayed = &simulation.replayed.segment_events;
         first_segment_difference(&recorded, replayed).map(|difference| {
-            if trace.origin.truncated {
-                format!(
+            match &simulation.beginning {
+                Beginning::Rebuilt(rebuilt) if rebuilt.evidence == Evidence::Inferred => format!(
+                    "{difference}; what was held when the recording began is inferred, not known"
+                ),
+                Beginning::Rebuilt(rebuilt) if rebuilt.assumed > 0 => format!(
+                    "{difference}; what was held when the recording began is not known to the byte"
+                ),
+                Beginning::Rebuilt(_) => difference,
+                _ if trace.origin.truncated => format!(
                     "{difference}; the recording began when segments were held already, which \
                      the replay must take anew"
-                )
-            } else {
-                difference
+                ),
+                _ => difference,
             }
         })
     })
@@ -294,15 +335,28 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
     format!("stops {which}, for {}: {why}", bytes(stop.size))
 }
 
-/// A sentence on what was alive before the recording began, if anything was.
-pub(crate) fn older_sentence(lives: &Lifetimes) -> Option<String> {
-    let older = &lives.requests[..lives.older];
-    let held: u64 = older.iter().map(|request| request.size).sum();
-    (held > 0).then(|| {
-        format!(
-            "{} were alive before the recording began: every allocator is given them first, in \
-             blocks of their own; what else was held then is not known",
-            bytes(held)
-        )
-    })
+/// A sentence on what `auto` learnt.
+pub(crate) fn learning_sentence(learning: &Learning) -> String {
+    let (Some(first), Some(efficiency)) = (learning.switches.first(), learning.efficiency_after())
+    else {
+        return "auto saw no two iterations alike that another one came after: it made no plan"
+            .to_owned();
+    };
+    let (allocated, reserved) = learning.peaks_after();
+    let plans = match learning.switches.len() {
+        1 => "one plan".to_owned(),
+        plans => format!("{plans} plans"),
+    };
+    let step = match first.step {
+        0 => String::new(),
+        step => format!(", in step {step}"),
+    };
+    format!(
+        "auto made {plans}, the first after {} requests{step}; from then on {} reserved at most \
+         for {} allocated ({})",
+        count(first.requests),
+        bytes(reserved),
+        bytes(allocated),
+        percent(efficiency),
+    )
 }

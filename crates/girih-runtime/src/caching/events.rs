@@ -11,7 +11,7 @@ use crate::policy::{BlockId, Env};
 /// A stream that uses a block which was allocated for another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamUse {
-    stream: StreamId,
+    pub(super) stream: StreamId,
     /// Recorded during a capture: its work is part of the graph, not of the stream.
     captured: bool,
 }
@@ -25,6 +25,12 @@ impl Caching {
             uses.push(StreamUse { stream, captured });
         }
         self.blocks[id].shared = true;
+    }
+
+    /// Forgets the other streams of a block in use: they have been waited for.
+    pub(super) fn forget_uses(&mut self, id: BlockId) {
+        self.uses.remove(&id);
+        self.blocks[id].shared = false;
     }
 
     /// Records an event on each stream that uses the block. Afterwards the block is not shared any

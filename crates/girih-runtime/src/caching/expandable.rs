@@ -138,7 +138,7 @@ impl Caching {
     }
 
     /// Reserves addresses for a pool and stream: 9/8 of the device.
-    fn reserve_segment(
+    pub(super) fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -173,7 +173,7 @@ impl Caching {
     /// Maps the first `size` bytes of an unmapped block, rounded up to pages. The block becomes a
     /// free one, together with its free neighbours; the rest stays unmapped. False if the device
     /// has too little memory: then nothing has changed.
-    fn map_block(
+    pub(super) fn map_block(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
@@ -265,20 +265,21 @@ impl Caching {
     }
 
     /// Makes a free block of a part that is left of `whole`, between two blocks.
-    fn insert_fragment(
+    pub(super) fn insert_fragment(
         &mut self,
         whole: &Block,
         address: Address,
         size: u64,
         left: BlockId,
         right: BlockId,
-    ) {
+    ) -> BlockId {
         let registration = self.register_part(whole.registration);
         let fragment = Block::new(address, size, whole.home);
         let segment = whole.segment;
         let id = self.blocks.insert(Block { segment, registration, ..fragment });
         self.blocks.link(left, id, right);
         self.insert_free(id);
+        id
     }
 
     /// Gives the reservation back if the block is all of it, unmapped.

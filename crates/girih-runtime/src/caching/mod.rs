@@ -22,9 +22,12 @@
 //!
 //! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
 //! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
-//! `expandable` pages, `reclaim` giving back, `events` streams and captures, `view` looking at it.
+//! `expandable` pages, `reclaim` giving back, `events` streams and captures, `checkpoint`
+//! bringing a pool back, `view` looking at it.
 
+mod adopt;
 mod block;
+mod checkpoint;
 pub mod config;
 mod events;
 mod expandable;
@@ -39,15 +42,19 @@ mod view;
 use girih_trace::{Action, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
+pub use self::adopt::{Adopted, AdoptedBlock};
 use self::block::{Home, Slab};
 pub use self::config::{Config, ConfigError, TieOrder};
 use self::events::StreamUse;
 use self::expandable::Segment;
-pub use self::pool::PoolOptions;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+pub use crate::policy::PoolOptions;
+use crate::policy::{
+    AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, Request, Restored,
+    SegmentView,
+};
 use crate::stats::Stats;
 
 /// PyTorch's caching allocator for one device.
@@ -64,9 +71,10 @@ pub struct Caching {
     /// Blocks freed during a capture; they get their events after it.
     deferred: Vec<BlockId>,
     limbo: Limbo,
-    /// Open pool scopes, the newest last.
-    scopes: Vec<PoolId>,
-    capturing: bool,
+    /// Open pool scopes, the newest last, each with whether a capture came with it.
+    scopes: Vec<(PoolId, bool)>,
+    /// Open scopes that count as captures.
+    captures: usize,
     /// The driver's handles of the streams, by which PyTorch orders them.
     stream_handles: Vec<u64>,
     last_registration: u32,
@@ -86,7 +94,7 @@ impl Caching {
             deferred: Vec::new(),
             limbo: Limbo::default(),
             scopes: Vec::new(),
-            capturing: false,
+            captures: 0,
             stream_handles: Vec::new(),
             last_registration: 0,
             stats: Stats::default(),
@@ -104,12 +112,6 @@ impl Caching {
         self.config.expandable_segments = expandable;
     }
 
-    /// Limits what is held to a share of the device, from 0 to 1 (`setMemoryFraction`); 1 is no
-    /// limit. Nothing that is held already is given back.
-    pub fn set_memory_fraction(&mut self, fraction: f64) {
-        self.config.memory_fraction = fraction;
-    }
-
     /// Says which driver handle each stream has, indexed by [`StreamId`]. PyTorch walks streams in
     /// the order of their handles when it gives memory back; without handles they are walked in the
     /// order of their ids. To be called before the first request.
@@ -117,48 +119,15 @@ impl Caching {
         self.stream_handles = handles;
     }
 
-    /// Makes a private pool, or adds a user to it (`createOrIncrefPool`). A request for a pool
-    /// that does not exist makes it too, with one user and no options.
-    pub fn create_pool(&mut self, pool: PoolId, options: PoolOptions) {
-        match self.pools.find(pool) {
-            Some(place) => self.pools.owners[place].users += 1,
-            None => {
-                let place = self.pools.find_or_insert(pool);
-                self.pools.owners[place].options = options;
-            }
-        }
-    }
-
-    /// Opens a pool scope (`beginAllocateToPool`): up to 2.12 a graph capture, too.
-    pub fn begin_pool(&mut self, pool: PoolId) {
-        self.scopes.push(pool);
-    }
-
-    /// Closes the newest scope of a pool (`endAllocateToPool`).
-    pub fn end_pool(&mut self, pool: PoolId) {
-        if let Some(place) = self.scopes.iter().rposition(|scope| *scope == pool) {
-            self.scopes.remove(place);
-        }
-    }
-
-    /// Says that a stream capture begins or ends: while it lasts no event is queried or recorded.
-    pub fn set_capturing(&mut self, capturing: bool) {
-        self.capturing = capturing;
-    }
-
     /// Where blocks of a pool and stream belong.
     fn home(&mut self, pool: u32, stream: StreamId) -> Home {
         let handles = &self.stream_handles;
-        let rank = || -> Rank {
-            let handle = handles.get(usize::from(stream.0)).copied();
-            (handle.unwrap_or(u64::from(stream.0)), stream)
-        };
-        self.pools.home(pool, rank, stream)
+        self.pools.home(pool, || rank(handles, stream), stream)
     }
 
     /// True while a graph capture is under way, as far as the releases of PyTorch can tell.
     fn is_capturing(&self) -> bool {
-        self.capturing || (!self.scopes.is_empty() && self.config.tie_order.pool_scope_captures())
+        self.captures > 0
     }
 
     /// The number of a new block or segment (`registration_counter`). 0 where addresses decide.
@@ -177,6 +146,12 @@ impl Caching {
             TieOrder::Address | TieOrder::Segment => whole,
         }
     }
+}
+
+/// Where a stream stands among the others.
+fn rank(handles: &[u64], stream: StreamId) -> Rank {
+    let handle = handles.get(usize::from(stream.0)).copied();
+    (handle.unwrap_or(u64::from(stream.0)), stream)
 }
 
 impl Policy for Caching {
@@ -209,6 +184,20 @@ impl Policy for Caching {
             }
         };
         Ok(self.give(env, &search, found, request.size))
+    }
+
+    fn has_room(&self, request: &Request) -> bool {
+        let Some(owner) = self.pools.find(request.pool) else { return false };
+        if request.size >= rounding::MAX_REQUEST {
+            return false;
+        }
+        let size = rounding::round_size(request.size, &self.config.roundup_power2_divisions);
+        let pool = 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE);
+        let home = self.pools.known_home(pool, rank(&self.stream_handles, request.stream));
+        home.is_some_and(|home| {
+            let search = Search { size, home, expandable: self.config.expandable_segments };
+            self.look_for(&search).is_some()
+        })
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
@@ -261,6 +250,36 @@ impl Policy for Caching {
         Ok(self.release_cached_blocks(env, self.is_capturing())?)
     }
 
+    fn create_pool(&mut self, pool: PoolId) {
+        self.pools.add_user(pool);
+    }
+
+    fn set_pool_options(&mut self, pool: PoolId, options: PoolOptions) {
+        if pool != PoolId::DEFAULT
+            && let Some(place) = self.pools.find(pool)
+        {
+            self.pools.owners[place].options = options;
+        }
+    }
+
+    fn pool_users(&self, pool: PoolId) -> u32 {
+        let place = self.pools.find(pool).filter(|_| pool != PoolId::DEFAULT);
+        place.map_or(0, |place| self.pools.owners[place].users)
+    }
+
+    fn begin_pool(&mut self, pool: PoolId, captures: bool) {
+        self.pools.add_user(pool);
+        self.scopes.push((pool, captures));
+        self.captures += usize::from(captures || self.config.tie_order.pool_scope_captures());
+    }
+
+    fn end_pool(&mut self, pool: PoolId, captures: bool) {
+        if let Some(place) = self.scopes.iter().rposition(|scope| *scope == (pool, captures)) {
+            self.scopes.remove(place);
+            self.captures -= usize::from(captures || self.config.tie_order.pool_scope_captures());
+        }
+    }
+
     fn release_pool(&mut self, _env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
         if pool != PoolId::DEFAULT
             && let Some(place) = self.pools.find(pool)
@@ -269,6 +288,42 @@ impl Policy for Caching {
             owner.users = owner.users.saturating_sub(1);
         }
         Ok(())
+    }
+
+    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.empty_cache(env);
+        }
+        self.limbo.settle(env.device)?;
+        Ok(self.release_private_pool(env, pool)?)
+    }
+
+    fn set_memory_fraction(&mut self, fraction: f64) {
+        self.config.memory_fraction = fraction;
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.config.memory_fraction
+    }
+
+    fn max_split_size(&self) -> u64 {
+        self.config.max_split_size
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
+        self.take_checkpoint(pool)
+    }
+
+    fn restore(
+        &mut self,
+        env: &mut Env<'_>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Restored, AllocError> {
+        self.restore_checkpoint(env, checkpoint)
+    }
+
+    fn reset_peak_stats(&mut self) {
+        self.stats.reset_peaks();
     }
 
     fn stats(&self) -> &Stats {

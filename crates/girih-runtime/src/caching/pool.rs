@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::block::Home;
 use super::free_set::FreeSet;
 use crate::device::Address;
-use crate::policy::BlockId;
+use crate::policy::{BlockId, PoolOptions};
 
 /// Where a stream stands in the order of streams: PyTorch compares the driver's handles.
 pub(super) type Rank = (u64, StreamId);
@@ -27,15 +27,6 @@ pub(super) struct Pool {
     pub(super) unmapped: BTreeSet<(StreamId, Address, BlockId)>,
     /// Searches made while garbage collection is on: the clock of block ages.
     pub(super) searches: u32,
-}
-
-/// How a private pool behaves (`torch.cuda.MemPool`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PoolOptions {
-    /// Blocks of the pool are never split (`no_split`).
-    pub no_split: bool,
-    /// The pool's free blocks serve the default pool when the device has no more (`use_on_oom`).
-    pub use_on_oom: bool,
 }
 
 /// The owner of a pair of pools (`PrivatePool`; the default pools have one too).
@@ -99,6 +90,17 @@ impl Pools {
         let owner = &mut self.owners[place];
         owner.users = owner.users.max(1);
         place
+    }
+
+    /// Adds a user to a private pool, which is made if it does not exist.
+    pub(super) fn add_user(&mut self, id: PoolId) {
+        if id == PoolId::DEFAULT {
+            return;
+        }
+        match self.find(id) {
+            Some(place) => self.owners[place].users += 1,
+            None => _ = self.insert(id),
+        }
     }
 
     fn insert(&mut self, id: PoolId) -> usize {
@@ -168,6 +170,13 @@ impl Pools {
         let home = Home { pool, shelf, stream };
         self.pools[pool as usize].recent = Some(home);
         home
+    }
+
+    /// The home of the blocks of a pool and stream, if there ever were any.
+    pub(super) fn known_home(&self, pool: u32, rank: Rank) -> Option<Home> {
+        let shelves = &self.pools[pool as usize].shelves;
+        let place = shelves.binary_search_by_key(&rank, |entry| entry.0).ok()?;
+        Some(Home { pool, shelf: shelves[place].1, stream: rank.1 })
     }
 
     /// The free blocks of a home.

@@ -1,7 +1,7 @@
 //! Giving memory back to the device (`garbage_collect_cached_blocks`,
 //! `release_available_cached_blocks`, `release_cached_blocks`, `release_blocks`).
 
-use girih_trace::Action;
+use girih_trace::{Action, PoolId};
 
 use super::Caching;
 use super::pool::Pools;
@@ -109,20 +109,40 @@ impl Caching {
         }
         self.release_pool_blocks(env, Pools::LARGE)?;
         self.release_pool_blocks(env, Pools::SMALL)?;
-        for place in 1..self.pools.owners.len() {
-            let owner = self.pools.owners[place];
-            if !owner.exists || owner.users > 0 {
-                continue;
-            }
-            let small = 2 * place as u32;
-            self.release_pool_blocks(env, small)?;
-            self.release_pool_blocks(env, small + 1)?;
-            // The count of segments alone is no proof: it falls once for every run of pages that is
-            // unmapped, and rises once for an allocation that maps several.
-            let is_gone = !self.has_blocks(small);
-            if self.pools.owners[place].segments == 0 && is_gone {
-                self.pools.remove(place);
-            }
+        (1..self.pools.owners.len()).try_for_each(|place| self.release_owner(env, place))
+    }
+
+    /// Gives back whatever is free and whole of a private pool without users. Waits for all events
+    /// first, unless a capture is under way.
+    pub(super) fn release_private_pool(
+        &mut self,
+        env: &mut Env<'_>,
+        pool: PoolId,
+    ) -> Result<(), DeviceError> {
+        let Some(place) = self.pools.find(pool) else { return Ok(()) };
+        if self.pools.owners[place].users > 0 {
+            return Ok(());
+        }
+        if !self.is_capturing() {
+            self.wait_for_frees(env)?;
+        }
+        self.release_owner(env, place)
+    }
+
+    /// Gives back what is free of one owner, if it has no users, and forgets it if nothing is left.
+    fn release_owner(&mut self, env: &mut Env<'_>, place: usize) -> Result<(), DeviceError> {
+        let owner = self.pools.owners[place];
+        if !owner.exists || owner.users > 0 {
+            return Ok(());
+        }
+        let small = 2 * place as u32;
+        self.release_pool_blocks(env, small)?;
+        self.release_pool_blocks(env, small + 1)?;
+        // The count of segments alone is no proof: it falls once for every run of pages that is
+        // unmapped, and rises once for an allocation that maps several.
+        let is_gone = !self.has_blocks(small);
+        if self.pools.owners[place].segments == 0 && is_gone {
+            self.pools.remove(place);
         }
         Ok(())
     }

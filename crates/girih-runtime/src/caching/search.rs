@@ -44,6 +44,12 @@ impl Caching {
             let pool = self.pools.get_mut(search.home.pool);
             pool.searches = pool.searches.wrapping_add(1);
         }
+        self.look_for(search)
+    }
+
+    /// The same without a trace: the ages of blocks stay as they are.
+    #[inline]
+    pub(super) fn look_for(&self, search: &Search) -> Option<Found> {
         let set = self.pools.shelf(search.home);
         let mut cursor = set.lower_bound(search.size);
         let mut entry = set.get(cursor)?;

@@ -360,8 +360,8 @@ fn a_private_pool_keeps_its_memory_until_it_is_released() {
 #[test]
 fn a_pool_with_two_users_is_released_by_the_second() {
     let mut machine = Machine::new("", GIB);
-    machine.policy.create_pool(PoolId(1), PoolOptions::default());
-    machine.policy.create_pool(PoolId(1), PoolOptions::default());
+    machine.policy.create_pool(PoolId(1));
+    machine.policy.create_pool(PoolId(1));
     let private = machine.ask(20 * MIB, MAIN, 1).unwrap();
     machine.free(private);
     for left in [20 * MIB, 0] {
@@ -375,7 +375,8 @@ fn a_pool_with_two_users_is_released_by_the_second() {
 fn a_pool_may_lend_when_memory_runs_out_and_may_refuse_to_split() {
     let mut machine = Machine::new("", 64 * MIB);
     let options = PoolOptions { use_on_oom: true, no_split: true };
-    machine.policy.create_pool(PoolId(1), options);
+    machine.policy.create_pool(PoolId(1));
+    machine.policy.set_pool_options(PoolId(1), options);
     let private = machine.ask(60 * MIB, MAIN, 1).unwrap();
     machine.free(private);
     let lent = machine.alloc(30 * MIB);
@@ -399,7 +400,7 @@ fn a_block_freed_in_a_capture_waits_for_its_end_and_for_streams_recorded_outside
     let mut machine = Machine::new("", GIB);
     let [inside, outside] = [20, 30].map(|mib| machine.alloc(mib * MIB));
     machine.record(outside, SIDE);
-    machine.policy.begin_pool(PoolId(1));
+    machine.policy.begin_pool(PoolId(1), true);
     machine.record(inside, SIDE);
     machine.device.hold(SIDE);
     machine.free(inside);
@@ -407,7 +408,7 @@ fn a_block_freed_in_a_capture_waits_for_its_end_and_for_streams_recorded_outside
     machine.alloc(512);
     assert_eq!(machine.policy.stats().active_bytes.all.current, 50 * MIB + 512);
     assert_eq!(machine.device.live().events, 0);
-    machine.policy.end_pool(PoolId(1));
+    machine.policy.end_pool(PoolId(1), true);
     machine.alloc(512);
     assert_eq!(machine.policy.stats().active_bytes.all.current, 30 * MIB + 1024);
     assert_eq!(machine.device.live().events, 1);

@@ -21,7 +21,7 @@ use girih_trace::{BlockState, PoolId, StreamId};
 use thiserror::Error;
 
 pub use self::cases::{CASES, find};
-use crate::caching::{Caching, Config, ConfigError, PoolOptions};
+use crate::caching::{Caching, Config, ConfigError};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
 use crate::sim::{Call, CallTotals, SimDevice};
 
@@ -249,7 +249,7 @@ struct Bench {
 impl Bench {
     fn new(config: Config) -> Bench {
         let mut policy = Caching::new(config);
-        policy.create_pool(POOL, PoolOptions::default());
+        policy.create_pool(POOL);
         Bench { policy, device: SimDevice::new(DEVICE_BYTES), blocks: Vec::new() }
     }
 

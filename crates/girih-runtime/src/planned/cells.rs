@@ -105,6 +105,11 @@ impl Cells {
         }
     }
 
+    /// True if no cell is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.iter().all(|&word| word == 0)
+    }
+
     /// True if exactly the cells of `spans` are held, each by one of them.
     pub(super) fn are_held_by(&self, spans: impl IntoIterator<Item = Span>) -> bool {
         let mut cells = Cells { starts: Vec::new(), held: vec![0; self.held.len()] };

@@ -175,6 +175,21 @@ impl Follower {
         None
     }
 
+    /// Goes to the beginning of the steady iteration, as if the program were about to begin one. A
+    /// few requests will tell if it is not. Stays where it is if nothing repeats.
+    pub fn join(&mut self) {
+        if self.steady != END {
+            self.go_to(EntryId(self.steady));
+        }
+    }
+
+    /// Expects this entry next.
+    pub fn go_to(&mut self, entry: EntryId) {
+        self.alternative = None;
+        self.arrive(entry.0);
+        self.odd = 0;
+    }
+
     /// Tells the follower of a mark of the program.
     pub fn mark(&mut self, kind: MarkKind) {
         let Some(target) = self.boundary(kind) else { return };

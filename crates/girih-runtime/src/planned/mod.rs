@@ -12,41 +12,54 @@
 //! first block comes to lie on them; before anything new is mapped, what the fallback holds free is
 //! given back, so that what model building left behind is not paid for twice.
 //!
+//! The plan may change in the middle of a run, and there may be none (`switch`).
+//!
 //! A plan is a hint. A place is given only if no live block has any of its bytes, and a stream gets
 //! bytes of another only after it (`order`).
 
+mod block;
 mod cells;
+mod fallback;
 mod follower;
+mod layout;
 mod order;
+mod pages;
 mod region;
+mod switch;
 mod view;
 
 pub use follower::{EntryId, Follower};
+pub(crate) use layout::empty_plan;
+pub(crate) use view::Live;
 
 use std::sync::Arc;
 
-use girih_plan::{Place, Plan, granted};
-use girih_trace::{Action, BlockState, Mark, PoolId, StreamId};
+use girih_plan::{Plan, granted};
+use girih_trace::{Action, BlockState, Mark, MarkKind, PoolId, StreamId};
 
-use self::cells::Span;
-use self::order::{Order, fenced_entries};
+use self::block::{Block, Blocks, Home, Spot, is_own};
+use self::layout::{Layout, Reserved};
+use self::order::Order;
 use self::region::Region;
-use crate::device::{Address, DeviceError};
+use self::switch::{Review, Strain};
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
+use crate::policy::{
+    AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
+    Restored, SegmentView,
+};
 use crate::stats::Stats;
 
 /// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
 const SMALL: u64 = 1 << 20;
 
-/// How well the plan was followed.
+/// How well plans were followed: what happened while there was one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Following {
     /// Requests that were given their place.
     pub hits: u64,
     /// Bytes requested by them.
     pub hit_bytes: u64,
-    /// Requests that the fallback served.
+    /// Requests that the fallback served, those of private pools left out.
     pub misses: u64,
     /// Bytes requested by them.
     pub miss_bytes: u64,
@@ -58,66 +71,37 @@ pub struct Following {
 
 /// The policy that follows a plan. See the [module](self).
 pub struct Planned {
-    plan: Arc<Plan>,
-    /// The places of all entries of the plan in order, by [`EntryId`].
-    places: Vec<Reserved>,
+    layout: Layout,
     follower: Follower,
-    arena: Region,
-    persistent: Region,
+    /// Regions of earlier plans in which blocks live; vacant places are `None`.
+    retired: Vec<Option<Region>>,
+    /// The last block of a retired region is gone.
+    retired_is_idle: bool,
     fallback: Box<dyn Policy>,
     order: Order,
-    blocks: Vec<Block>,
-    vacant: Vec<u32>,
+    blocks: Blocks,
     /// Frees of blocks of the regions that wait for other streams.
     pending: PendingFrees,
+    /// Blocks of the regions freed during a capture; they get their events after it.
+    deferred: Vec<BlockId>,
     /// Device calls that are owed.
     limbo: Limbo,
+    /// Of all parts, if `is_counting`; else the fallback's are the policy's.
     stats: Stats,
+    is_counting: bool,
+    /// The most that was reserved since the plan is followed.
+    high: u64,
     following: Following,
-}
-
-/// A block that was given.
-#[derive(Debug)]
-struct Block {
-    home: Home,
-    address: Address,
-    size: u64,
-    requested: u64,
-    stream: StreamId,
-    pool: PoolId,
-    /// Other streams that use it. Not kept for blocks of the fallback, which keeps them itself.
-    users: Vec<StreamId>,
-    /// Events that its free waits for.
-    events: u32,
-    state: BlockState,
-}
-
-/// Where a block lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Home {
-    Vacant,
-    Arena(Spot),
-    Persistent(Spot),
-    Fallback(BlockId),
-}
-
-/// Where in its region a block lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Spot {
-    offset: u64,
-    /// The cells that it holds.
-    span: Span,
-    /// Events are recorded when it is freed.
-    fence: bool,
-}
-
-/// What the plan keeps for an entry.
-#[derive(Clone, Copy, Debug)]
-struct Reserved {
-    /// Vacant for an entry that has no place.
-    home: Home,
-    /// The most bytes that may be requested.
-    size_max: u64,
+    is_following: bool,
+    strain: Strain,
+    review: Review,
+    /// Open scopes with which a capture came.
+    captures: usize,
+    /// The share of the device that all parts together may hold.
+    fraction: f64,
+    /// Bytes of the device, once they were asked for.
+    total: Option<u64>,
+    granularity: u64,
 }
 
 impl Planned {
@@ -127,72 +111,89 @@ impl Planned {
     /// The plan must have passed [`girih_plan::verify()`]: places that leave their region would
     /// otherwise be found out only when they are asked for.
     pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
-        let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-        let offsets = |of: fn(Place) -> Option<u64>| entries().filter_map(move |e| of(e.place));
-        let in_arena = |place| if let Place::Arena(offset) = place { Some(offset) } else { None };
-        let in_persistent =
-            |place| if let Place::Persistent(offset) = place { Some(offset) } else { None };
-        let arena = Region::new(plan.arena_bytes, granularity, offsets(in_arena));
-        let persistent = Region::new(plan.persistent_bytes, granularity, offsets(in_persistent));
-        let spans: Vec<Option<Span>> = entries()
-            .map(|e| in_arena(e.place).map(|offset| arena.span(offset, granted(e.size_max))))
-            .collect();
-        let fenced = fenced_entries(&plan, arena.cell_count(), &spans);
-        let places = entries().zip(spans).zip(fenced).map(|((entry, span), fence)| {
-            let home = match (entry.place, span) {
-                (Place::Arena(offset), Some(span)) => Home::Arena(Spot { offset, span, fence }),
-                (Place::Persistent(offset), _) => {
-                    let span = persistent.span(offset, granted(entry.size_max));
-                    Home::Persistent(Spot { offset, span, fence })
-                }
-                _ => Home::Vacant,
-            };
-            Reserved { home, size_max: entry.size_max }
-        });
+        let mut planned = Planned::empty(fallback, granularity);
+        planned.stats = planned.fallback.stats().clone();
+        planned.is_counting = true;
+        planned.follower = Follower::new(&plan);
+        planned.layout = Layout::new(plan, granularity);
+        planned.is_following = !planned.layout.places.is_empty();
+        planned.begin_review();
+        planned
+    }
+
+    /// A policy without a plan: `fallback` serves everything, until [`Planned::follow`] says
+    /// otherwise. `granularity` is the device's.
+    pub fn empty(fallback: Box<dyn Policy>, granularity: u64) -> Planned {
+        let layout = Layout::new(Arc::new(empty_plan()), granularity);
         Planned {
-            places: places.collect(),
-            follower: Follower::new(&plan),
-            arena,
-            persistent,
+            follower: Follower::new(&layout.plan),
+            layout,
+            retired: Vec::new(),
+            retired_is_idle: false,
+            fraction: fallback.memory_fraction(),
             fallback,
             order: Order::default(),
-            blocks: Vec::new(),
-            vacant: Vec::new(),
+            blocks: Blocks::default(),
             pending: PendingFrees::default(),
+            deferred: Vec::new(),
             limbo: Limbo::default(),
             stats: Stats::default(),
+            is_counting: false,
+            high: 0,
             following: Following::default(),
-            plan,
+            is_following: false,
+            strain: Strain::default(),
+            review: Review::default(),
+            captures: 0,
+            total: None,
+            granularity,
         }
     }
 
-    /// The plan that is followed.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    /// The plan that is followed; one of nothing if there is none.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.layout.plan
     }
 
-    /// How well the plan was followed so far.
+    /// True if a plan is followed: there was one, and it was not dropped.
+    pub fn is_following(&self) -> bool {
+        self.is_following
+    }
+
+    /// How well plans were followed so far.
     pub fn following(&self) -> Following {
         Following { waits: self.order.waits, ..self.following }
     }
 
-    /// The place that `entry` has for a block of `size` bytes, held and mapped; None if something
-    /// is in the way, be it a live block or a device that is full.
+    /// Misses so far; see [`Following::misses`].
+    #[inline]
+    pub(crate) fn misses(&self) -> u64 {
+        self.following.misses
+    }
+
+    /// The place that the request has, held and mapped; None if it has none, or if something is in
+    /// the way, be it a live block or a device that is full.
+    #[inline]
     fn take_place(
         &mut self,
         env: &mut Env<'_>,
-        entry: EntryId,
-        request: Request,
+        request: &Request,
     ) -> Result<Option<Granted>, AllocError> {
-        let Reserved { mut home, size_max } = self.places[entry.0 as usize];
-        if request.size > size_max {
+        let Some(entry) = self.follower.follow(request.size, request.stream) else {
+            return Ok(None);
+        };
+        let Reserved { mut home, size_max } = self.layout.places[entry.0 as usize];
+        if self.strain.is_suspended {
+            self.end_suspension(entry);
+        }
+        if request.size > size_max || self.strain.is_suspended {
             return Ok(None);
         }
         let size = granted(request.size);
         let (region, spot) = match &mut home {
-            Home::Arena(spot) => (&mut self.arena, spot),
-            Home::Persistent(spot) => (&mut self.persistent, spot),
-            Home::Vacant | Home::Fallback(_) => return Ok(None),
+            Home::Arena(spot) => (&mut self.layout.arena, spot),
+            Home::Persistent(spot) => (&mut self.layout.persistent, spot),
+            Home::Vacant | Home::Retired(..) => return Ok(None),
         };
         if size != granted(size_max) {
             spot.span = region.span(spot.offset, size);
@@ -201,7 +202,7 @@ impl Planned {
             return Ok(None);
         }
         let spot = *spot;
-        let ready = self.make_ready(env, home, spot, size, request.stream);
+        let ready = self.make_ready(env, home, spot, request, size);
         let region = self.region(home);
         if !matches!(ready, Ok(true)) {
             region.give(spot.span);
@@ -209,132 +210,19 @@ impl Planned {
         }
         let address = region.address(spot.offset);
         let block = self.add(home, address, size, request);
+        let Request { size: requested, stream, pool } = *request;
+        env.log(Action::Alloc, address, requested, stream, pool);
         Ok(Some(Granted { block, address, size }))
     }
 
-    /// Maps the bytes of a place and orders them after whoever used them. False if the device has
-    /// too little memory.
-    fn make_ready(
-        &mut self,
-        env: &mut Env<'_>,
-        home: Home,
-        spot: Spot,
-        size: u64,
-        stream: StreamId,
-    ) -> Result<bool, AllocError> {
-        if !self.region(home).is_mapped(spot.offset, size) {
-            self.empty_fallback(env)?;
-            match self.map(env, home, (spot.offset, size)) {
-                Ok(()) => {}
-                Err(DeviceError::OutOfMemory { .. }) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if matches!(home, Home::Arena(_)) {
-            self.order.take(env.device, &mut self.limbo, spot.span, stream)?;
-        }
-        Ok(true)
-    }
-
-    fn map(&mut self, env: &mut Env<'_>, home: Home, bytes: (u64, u64)) -> Result<(), DeviceError> {
-        let region = match home {
-            Home::Persistent(_) => &mut self.persistent,
-            _ => &mut self.arena,
-        };
-        let (log, before) = (&mut *env.log, region.mapped());
-        let mut calls = 0;
-        let mut note = |address, bytes| {
-            calls += 1;
-            log.record(segment_event(Action::SegmentMap, address, bytes));
-        };
-        let result = region.map(env.device, &mut self.limbo, bytes, &mut note);
-        self.stats.num_device_alloc += calls;
-        let grown = region.mapped() - before;
-        self.stats.reserved_bytes.increase(false, grown);
-        result
-    }
-
-    /// Gives back what the fallback holds free, if it holds anything free.
-    fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        let stats = self.fallback.stats();
-        if stats.reserved_bytes.all.current == stats.active_bytes.all.current {
-            return Ok(());
-        }
-        self.with_fallback(|fallback| fallback.empty_cache(env))
-    }
-
-    /// Unmaps the chunks that no block uses. Waits for all streams first.
-    fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if !self.arena.has_idle_chunks() && !self.persistent.has_idle_chunks() {
-            return Ok(self.limbo.settle(env.device)?);
-        }
-        for stream in self.order.streams() {
-            env.device.synchronize_stream(stream)?;
-        }
-        self.order.clear(env.device, &mut self.limbo);
-        for region in [&mut self.arena, &mut self.persistent] {
-            let (log, before) = (&mut *env.log, region.mapped());
-            let mut calls = 0;
-            let note = |address, bytes| {
-                calls += 1;
-                log.record(segment_event(Action::SegmentUnmap, address, bytes));
-            };
-            region.trim(env.device, &mut self.limbo, note);
-            self.stats.num_device_free += calls;
-            self.stats.reserved_bytes.decrease(false, before - region.mapped());
-        }
-        Ok(self.limbo.settle(env.device)?)
-    }
-
-    /// Serves a request from the fallback.
-    fn fall_back(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
-        let mut result = self.with_fallback(|fallback| fallback.allocate(env, request));
-        if matches!(result, Err(AllocError::OutOfMemory { .. })) {
-            // Before giving up: pages that the plan does not use at this moment.
-            let before = self.arena.mapped() + self.persistent.mapped();
-            self.trim(env)?;
-            if self.arena.mapped() + self.persistent.mapped() < before {
-                self.stats.num_ooms = self.stats.num_ooms.saturating_sub(1);
-                self.stats.num_alloc_retries += 1;
-                result = self.with_fallback(|fallback| fallback.allocate(env, request));
-            }
-        }
-        let granted = result.map_err(|error| self.in_all(error))?;
-        let home = Home::Fallback(granted.block);
-        let block = self.add(home, granted.address, granted.size, request);
-        Ok(Granted { block, ..granted })
-    }
-
-    /// An error of the fallback, with what all of the policy held.
-    fn in_all(&self, mut error: AllocError) -> AllocError {
-        if let AllocError::OutOfMemory { allocated, reserved, .. } = &mut error {
-            *allocated = self.stats.allocated_bytes.all.current;
-            *reserved = self.stats.reserved_bytes.all.current;
-        }
-        error
-    }
-
-    /// Runs an operation of the fallback and takes what it did to the device into the statistics.
-    fn with_fallback<T>(&mut self, operation: impl FnOnce(&mut dyn Policy) -> T) -> T {
-        let before = self.fallback.stats().clone();
-        let result = operation(&mut *self.fallback);
-        let after = self.fallback.stats();
-        self.stats.add_change(&before, after);
-        let reserved = after.reserved_bytes.all.current;
-        let peak = &mut self.following.fallback_reserved_peak;
-        *peak = reserved.max(*peak);
-        result
-    }
-
-    fn region(&mut self, home: Home) -> &mut Region {
-        match home {
-            Home::Persistent(_) => &mut self.persistent,
-            _ => &mut self.arena,
-        }
-    }
-
-    fn add(&mut self, home: Home, address: Address, size: u64, request: Request) -> BlockId {
-        let block = Block {
+    fn add(&mut self, home: Home, address: u64, size: u64, request: &Request) -> BlockId {
+        let is_small = request.size <= SMALL;
+        self.stats.allocation.increase(is_small, 1);
+        self.stats.active.increase(is_small, 1);
+        self.stats.allocated_bytes.increase(is_small, size);
+        self.stats.active_bytes.increase(is_small, size);
+        self.stats.requested_bytes.increase(is_small, request.size);
+        self.blocks.add(Block {
             home,
             address,
             size,
@@ -344,68 +232,78 @@ impl Planned {
             users: Vec::new(),
             events: 0,
             state: BlockState::Allocated,
-        };
-        if !matches!(home, Home::Fallback(_)) {
-            let is_small = request.size <= SMALL;
-            self.stats.allocation.increase(is_small, 1);
-            self.stats.active.increase(is_small, 1);
-            self.stats.allocated_bytes.increase(is_small, size);
-            self.stats.active_bytes.increase(is_small, size);
-            self.stats.requested_bytes.increase(is_small, request.size);
-        }
-        match self.vacant.pop() {
-            Some(index) => {
-                self.blocks[index as usize] = block;
-                BlockId(index)
-            }
-            None => {
-                self.blocks.push(block);
-                BlockId(self.blocks.len() as u32 - 1)
-            }
-        }
+        })
     }
 
-    /// Makes the bytes of a freed block of a region free. The block is gone afterwards.
-    fn complete(&mut self, env: &mut Env<'_>, index: u32) {
-        let Block { home, address, size, requested, stream, pool, .. } =
-            self.blocks[index as usize];
+    /// Makes the bytes of a freed block free. The block is gone afterwards.
+    fn complete(&mut self, env: &mut Env<'_>, id: BlockId) {
+        let Block { home, address, size, requested, stream, pool, .. } = *self.blocks.at(id);
         match home {
             Home::Arena(Spot { span, fence, .. }) => {
+                let fence = fence && self.captures == 0;
                 self.order.free(env.device, &mut self.limbo, span, stream, fence);
-                self.arena.give(span);
+                self.layout.arena.give(span);
             }
-            Home::Persistent(spot) => self.persistent.give(spot.span),
-            Home::Fallback(_) | Home::Vacant => unreachable!("a block of a region completes once"),
+            Home::Persistent(spot) => self.layout.persistent.give(spot.span),
+            Home::Retired(_, spot) => {
+                let region = self.region(home);
+                region.give(spot.span);
+                self.retired_is_idle |= region.is_empty();
+            }
+            Home::Vacant => unreachable!("a block of a region completes once"),
         }
         env.log(Action::FreeCompleted, address, requested, stream, pool);
         let is_small = requested <= SMALL;
         self.stats.active.decrease(is_small, 1);
         self.stats.active_bytes.decrease(is_small, size);
         self.stats.requested_bytes.decrease(is_small, requested);
-        self.remove(index);
+        self.blocks.remove(id);
     }
 
-    /// The index of a block that was given and not freed.
-    fn in_use(&self, block: BlockId) -> Result<u32, AllocError> {
-        let known = self.blocks.get(block.0 as usize);
-        let in_use = |b: &&Block| b.home != Home::Vacant && b.state == BlockState::Allocated;
-        known.filter(in_use).map(|_| block.0).ok_or(AllocError::UnknownBlock(block))
-    }
-
-    fn remove(&mut self, index: u32) {
-        let block = &mut self.blocks[index as usize];
-        block.home = Home::Vacant;
-        block.users = Vec::new();
-        self.vacant.push(index);
-    }
-
-    /// Notes one more event of `index` as done; completes the free after the last.
-    fn event_done(&mut self, env: &mut Env<'_>, index: u32) {
-        let block = &mut self.blocks[index as usize];
+    /// Notes one more event of a block as done; completes the free after the last.
+    fn event_done(&mut self, env: &mut Env<'_>, id: BlockId) {
+        let block = self.blocks.at(id);
         block.events -= 1;
         if block.events == 0 {
-            self.complete(env, index);
+            self.complete(env, id);
         }
+    }
+
+    /// Completes the frees of the regions' blocks whose events are done. Not during a capture.
+    fn process_own_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        self.end_deferral(env)?;
+        let mut cursor = 0;
+        while let Some(id) = self.pending.next_done(env.device, &mut self.limbo, &mut cursor)? {
+            self.event_done(env, id);
+        }
+        Ok(())
+    }
+
+    /// Gives the blocks that were freed during a capture their events.
+    fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        while let Some(&id) = self.deferred.last() {
+            let users = &self.blocks.at(id).users;
+            let events = self.pending.record(env.device, &mut self.limbo, id, users)?;
+            self.blocks.at(id).events = events;
+            self.deferred.pop();
+        }
+        Ok(())
+    }
+
+    /// What is due before a request once there are regions: frees that other streams held up, and
+    /// regions whose last block is gone.
+    #[inline]
+    fn catch_up(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.captures > 0 {
+            return Ok(());
+        }
+        if self.stats.active.all.current > self.stats.allocation.all.current {
+            self.process_events(env)?;
+        }
+        if self.retired_is_idle {
+            self.reclaim(env)?;
+        }
+        Ok(())
     }
 }
 
@@ -415,43 +313,45 @@ impl Policy for Planned {
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
-        if self.stats.active.all.current > self.stats.allocation.all.current {
-            self.process_events(env)?;
+        self.order.see(request.stream, self.layout.arena.cell_count());
+        if self.is_counting {
+            self.catch_up(env)?;
         }
-        self.order.see(request.stream, self.arena.cell_count());
-        if request.pool == PoolId::DEFAULT
-            && let Some(entry) = self.follower.follow(request.size, request.stream)
-            && let Some(granted) = self.take_place(env, entry, request)?
-        {
+        if !self.is_following || request.pool != PoolId::DEFAULT {
+            return self.fall_back(env, request);
+        }
+        if let Some(granted) = self.take_place(env, &request)? {
             self.following.hits += 1;
             self.following.hit_bytes += request.size;
-            let Request { size, stream, pool } = request;
-            env.log(Action::Alloc, granted.address, size, stream, pool);
             return Ok(granted);
         }
+        self.judge(env)?;
         let granted = self.fall_back(env, request)?;
         self.following.misses += 1;
         self.following.miss_bytes += request.size;
+        self.suspend_under_strain();
         Ok(granted)
     }
 
-    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
-        let index = self.in_use(block)?;
-        let Block { home, address, size, requested, stream, pool, .. } =
-            self.blocks[index as usize];
-        if let Home::Fallback(inner) = home {
-            self.with_fallback(|fallback| fallback.free(env, inner))?;
-            self.remove(index);
-            return Ok(());
+    fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
+        if !is_own(id) {
+            return self.with_fallback(|fallback| fallback.free(env, id));
         }
-        let users = &self.blocks[index as usize].users;
-        let events = self.pending.record(env.device, &mut self.limbo, block, users)?;
+        let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
+        let (address, size, requested) = (block.address, block.size, block.requested);
+        let (stream, pool) = (block.stream, block.pool);
+        let is_deferred = self.captures > 0 && !block.users.is_empty();
+        if !is_deferred && !block.users.is_empty() {
+            block.events = self.pending.record(env.device, &mut self.limbo, id, &block.users)?;
+        }
         env.log(Action::FreeRequested, address, requested, stream, pool);
-        if events == 0 {
-            self.complete(env, index);
+        if is_deferred {
+            self.deferred.push(id);
+        }
+        if block.users.is_empty() {
+            self.complete(env, id);
         } else {
-            let block = &mut self.blocks[index as usize];
-            (block.events, block.state) = (events, BlockState::PendingFree);
+            block.state = BlockState::PendingFree;
         }
         let is_small = requested <= SMALL;
         self.stats.allocation.decrease(is_small, 1);
@@ -462,25 +362,25 @@ impl Policy for Planned {
     fn record_stream(
         &mut self,
         env: &mut Env<'_>,
-        block: BlockId,
+        id: BlockId,
         stream: StreamId,
     ) -> Result<(), AllocError> {
-        let index = self.in_use(block)?;
-        self.order.see_user(stream);
-        let block = &mut self.blocks[index as usize];
-        if let Home::Fallback(inner) = block.home {
-            return self.with_fallback(|fallback| fallback.record_stream(env, inner, stream));
+        if !is_own(id) {
+            self.with_fallback(|fallback| fallback.record_stream(env, id, stream))?;
+            self.order.see_user(stream);
+            return Ok(());
         }
+        let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
         if stream != block.stream && !block.users.contains(&stream) {
             block.users.push(stream);
         }
+        self.order.see_user(stream);
         Ok(())
     }
 
     fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        let mut cursor = 0;
-        while let Some(block) = self.pending.next_done(env.device, &mut self.limbo, &mut cursor)? {
-            self.event_done(env, block.0);
+        if self.captures == 0 {
+            self.process_own_events(env)?;
         }
         let stats = self.fallback.stats();
         if stats.active.all.current == stats.allocation.all.current {
@@ -490,8 +390,11 @@ impl Policy for Planned {
     }
 
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        while let Some(block) = self.pending.wait_next(env.device, &mut self.limbo)? {
-            self.event_done(env, block.0);
+        if self.captures == 0 {
+            self.end_deferral(env)?;
+            while let Some(id) = self.pending.wait_next(env.device, &mut self.limbo)? {
+                self.event_done(env, id);
+            }
         }
         self.with_fallback(|fallback| fallback.empty_cache(env))?;
         self.trim(env)
@@ -499,15 +402,77 @@ impl Policy for Planned {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.follower.mark(mark.kind);
+        if mark.kind == MarkKind::Step {
+            self.relax();
+        }
         self.fallback.mark(env, mark)
+    }
+
+    fn create_pool(&mut self, pool: PoolId) {
+        self.fallback.create_pool(pool);
+    }
+
+    fn set_pool_options(&mut self, pool: PoolId, options: PoolOptions) {
+        self.fallback.set_pool_options(pool, options);
+    }
+
+    fn pool_users(&self, pool: PoolId) -> u32 {
+        self.fallback.pool_users(pool)
+    }
+
+    fn begin_pool(&mut self, pool: PoolId, captures: bool) {
+        self.captures += usize::from(captures);
+        self.fallback.begin_pool(pool, captures);
+    }
+
+    fn end_pool(&mut self, pool: PoolId, captures: bool) {
+        self.captures = self.captures.saturating_sub(usize::from(captures));
+        self.fallback.end_pool(pool, captures);
     }
 
     fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
         self.with_fallback(|fallback| fallback.release_pool(env, pool))
     }
 
+    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.empty_cache(env);
+        }
+        self.with_fallback(|fallback| fallback.empty_pool(env, pool))
+    }
+
+    fn set_memory_fraction(&mut self, fraction: f64) {
+        self.fraction = fraction;
+        self.fallback.set_memory_fraction(fraction);
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.fraction
+    }
+
+    fn max_split_size(&self) -> u64 {
+        self.fallback.max_split_size()
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
+        self.fallback.checkpoint(pool)
+    }
+
+    fn restore(
+        &mut self,
+        env: &mut Env<'_>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Restored, AllocError> {
+        self.with_fallback(|fallback| fallback.restore(env, checkpoint))
+    }
+
+    fn reset_peak_stats(&mut self) {
+        self.stats.reset_peaks();
+        self.fallback.reset_peak_stats();
+    }
+
     fn stats(&self) -> &Stats {
-        &self.stats
+        if self.is_counting { &self.stats } else { self.fallback.stats() }
     }
 
     fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
@@ -517,54 +482,6 @@ impl Policy for Planned {
     }
 
     fn check(&self) -> Result<(), String> {
-        let (mut in_arena, mut in_persistent) = (Vec::new(), Vec::new());
-        for block in &self.blocks {
-            match block.home {
-                Home::Arena(spot) => in_arena.push((spot.offset, spot.offset + block.size)),
-                Home::Persistent(spot) => {
-                    in_persistent.push((spot.offset, spot.offset + block.size));
-                }
-                Home::Vacant | Home::Fallback(_) => {}
-            }
-        }
-        self.arena.check(in_arena).map_err(|fault| format!("arena: {fault}"))?;
-        self.persistent
-            .check(in_persistent)
-            .map_err(|fault| format!("persistent region: {fault}"))?;
-        self.fallback.check().map_err(|fault| format!("fallback: {fault}"))?;
-        let fallback = self.fallback.stats();
-        let mut active = fallback.active_bytes.all.current;
-        let mut allocated = fallback.allocated_bytes.all.current;
-        let ours = |block: &&Block| !matches!(block.home, Home::Vacant | Home::Fallback(_));
-        for block in self.blocks.iter().filter(ours) {
-            active += block.size;
-            allocated += if block.state == BlockState::Allocated { block.size } else { 0 };
-        }
-        let reserved =
-            self.arena.mapped() + self.persistent.mapped() + fallback.reserved_bytes.all.current;
-        let counted = &self.stats;
-        for (name, counter, sum) in [
-            ("active", counted.active_bytes, active),
-            ("allocated", counted.allocated_bytes, allocated),
-            ("reserved", counted.reserved_bytes, reserved),
-        ] {
-            if counter.all.current != sum {
-                return Err(format!("{name}: counted {} bytes, found {sum}", counter.all.current));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// An event of pages that no stream owns.
-fn segment_event(action: Action, address: Address, size: u64) -> girih_trace::Event {
-    girih_trace::Event {
-        address,
-        size,
-        time_us: 0,
-        stack: girih_trace::StackId::NONE,
-        stream: StreamId(0),
-        pool: PoolId::DEFAULT,
-        action,
+        self.check_all()
     }
 }

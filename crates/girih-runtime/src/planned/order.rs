@@ -151,6 +151,25 @@ impl Order {
         Ok(())
     }
 
+    /// True if [`Order::take`] would have to wait.
+    pub(super) fn must_wait(&self, span: Span, stream: StreamId) -> bool {
+        let waited = self.waited_by(stream);
+        self.last.get(span.range()).unwrap_or_default().iter().any(|&free| {
+            let freed = self.frees.get(free as usize);
+            freed.is_some_and(|freed| freed.at > waited && freed.stream != stream)
+        })
+    }
+
+    /// Begins anew for an arena of so many `cells`, of which none was used: the host has waited for
+    /// all streams. The streams stay known.
+    pub(super) fn restart(&mut self, device: &mut dyn Device, limbo: &mut Limbo, cells: usize) {
+        self.clear(device, limbo);
+        self.last.clear();
+        if !self.is_trivial() {
+            self.last.resize(cells, NONE);
+        }
+    }
+
     /// Makes `free` the last free of the cells. What was the last one of none is forgotten.
     fn set(&mut self, device: &mut dyn Device, limbo: &mut Limbo, span: Span, free: u32) {
         for run in self.last[span.range()].chunk_by_mut(|a, b| a == b) {

@@ -87,6 +87,12 @@ impl Region {
         self.mapped == self.size || self.chunks(offset, size).all(|k| self.handles[k].is_some())
     }
 
+    /// Bytes of the chunks under `[offset, offset + size)` that are not mapped.
+    pub(super) fn missing(&self, offset: u64, size: u64) -> u64 {
+        let missing = self.chunks(offset, size).filter(|&chunk| self.handles[chunk].is_none());
+        missing.map(|chunk| self.bounds(chunk)).map(|(start, end)| end - start).sum()
+    }
+
     /// Maps what is not mapped yet under `[offset, offset + size)` and tells `mapped` of each
     /// chunk's address and bytes. On an error everything is as before.
     pub(super) fn map(
@@ -142,6 +148,11 @@ impl Region {
             limbo.unreserve(device, self.base, self.size);
             self.base = 0;
         }
+    }
+
+    /// True if no block lives in the region.
+    pub(super) fn is_empty(&self) -> bool {
+        self.cells.is_empty()
     }
 
     /// True if [`Region::trim`] would unmap something.

@@ -3,22 +3,49 @@
 
 use girih_trace::{BlockState, PoolId, StreamId};
 
-use super::{Block, Home, Planned};
+use super::Planned;
+use super::block::{Block, Home};
+use super::region::Region;
 use crate::device::Address;
 use crate::policy::{Backing, BlockView, SegmentView};
 
+/// A block of the default pool that is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Live {
+    pub(crate) address: Address,
+    pub(crate) requested: u64,
+    pub(crate) stream: StreamId,
+}
+
 impl Planned {
-    /// The mapped runs of both regions with what lies in them, and the fallback's segments, by
+    /// Every block of the default pool that is alive, those included whose free waits for a stream.
+    pub(crate) fn live(&self) -> Vec<Live> {
+        let mut live: Vec<Live> = (self.blocks.iter())
+            .map(|&Block { address, requested, stream, .. }| Live { address, requested, stream })
+            .collect();
+        self.fallback.visit(&mut |segment, blocks| {
+            if segment.pool == PoolId::DEFAULT {
+                let alive = blocks.iter().filter(|block| block.state != BlockState::Inactive);
+                live.extend(alive.map(|&BlockView { address, requested, .. }| Live {
+                    address,
+                    requested,
+                    stream: segment.stream,
+                }));
+            }
+        });
+        live
+    }
+
+    /// The mapped runs of all regions with what lies in them, and the fallback's segments, by
     /// address.
     pub(super) fn views(&self) -> Vec<(SegmentView, Vec<BlockView>)> {
         let mut views = Vec::new();
         self.fallback.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
-        let is_ours = |block: &&Block| matches!(block.home, Home::Arena(_) | Home::Persistent(_));
-        let mut blocks: Vec<&Block> = self.blocks.iter().filter(is_ours).collect();
+        let mut blocks: Vec<&Block> = self.blocks.iter().collect();
         blocks.sort_by_key(|block| block.address);
-        for (address, size) in
-            self.arena.mapped_runs().into_iter().chain(self.persistent.mapped_runs())
-        {
+        let planned = [&self.layout.arena, &self.layout.persistent];
+        let regions = planned.into_iter().chain(self.retired.iter().flatten());
+        for (address, size) in regions.flat_map(Region::mapped_runs) {
             let first = blocks.partition_point(|block| block.address < address);
             let inside = blocks[first..].iter().take_while(|block| block.address < address + size);
             let segment = SegmentView {
@@ -33,6 +60,62 @@ impl Planned {
         }
         views.sort_by_key(|(segment, _)| segment.address);
         views
+    }
+
+    /// Walks everything; see [`Policy::check`](crate::Policy::check).
+    pub(super) fn check_all(&self) -> Result<(), String> {
+        self.fallback.check().map_err(|fault| format!("fallback: {fault}"))?;
+        if !self.is_counting {
+            let regions = (self.blocks.iter().count(), self.mapped(), self.retired.len());
+            return if regions == (0, 0, 0) {
+                Ok(())
+            } else {
+                Err(format!("regions: {regions:?}"))
+            };
+        }
+        let (mut in_arena, mut in_persistent) = (Vec::new(), Vec::new());
+        let mut in_retired = vec![Vec::new(); self.retired.len()];
+        for block in self.blocks.iter() {
+            let (list, spot) = match block.home {
+                Home::Arena(spot) => (&mut in_arena, spot),
+                Home::Persistent(spot) => (&mut in_persistent, spot),
+                Home::Retired(place, spot) => (&mut in_retired[place as usize], spot),
+                Home::Vacant => continue,
+            };
+            list.push((spot.offset, spot.offset + block.size));
+        }
+        self.layout.arena.check(in_arena).map_err(|fault| format!("arena: {fault}"))?;
+        let persistent = self.layout.persistent.check(in_persistent);
+        persistent.map_err(|fault| format!("persistent region: {fault}"))?;
+        for (region, blocks) in self.retired.iter().zip(in_retired) {
+            match region {
+                Some(region) => region.check(blocks).map_err(|f| format!("retired region: {f}"))?,
+                None if blocks.is_empty() => {}
+                None => return Err("blocks live in a region that is gone".to_owned()),
+            }
+        }
+        self.check_counters()
+    }
+
+    fn check_counters(&self) -> Result<(), String> {
+        let fallback = self.fallback.stats();
+        let mut active = fallback.active_bytes.all.current;
+        let mut allocated = fallback.allocated_bytes.all.current;
+        for block in self.blocks.iter() {
+            active += block.size;
+            allocated += if block.state == BlockState::Allocated { block.size } else { 0 };
+        }
+        let reserved = self.mapped() + fallback.reserved_bytes.all.current;
+        for (name, counter, sum) in [
+            ("active", self.stats.active_bytes, active),
+            ("allocated", self.stats.allocated_bytes, allocated),
+            ("reserved", self.stats.reserved_bytes, reserved),
+        ] {
+            if counter.all.current != sum {
+                return Err(format!("{name}: counted {} bytes, found {sum}", counter.all.current));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,53 @@
+//! Whose context is current, and what a capture sees.
+//!
+//! The driver works on the context that is current on the calling thread. PyTorch's threads have
+//! their device's primary context, the one that is shared by all users of the CUDA runtime; a heap
+//! may be called from any thread, with another device or none.
+//!
+//! While any thread captures a graph, calls that a graph cannot hold, such as an allocation, are an
+//! error on every thread, and they spoil the capture. A thread that sets its mode to *relaxed* may
+//! make them: they are then no part of the capture (`cuThreadExchangeStreamCaptureMode`).
+//!
+//! A [`Scope`] sees to both for as long as it lives, and leaves the thread as it found it.
+
+use crate::driver::types::{CuCaptureMode, CuContext};
+use crate::driver::{Driver, Failure};
+
+/// Our context is current until this is dropped.
+#[must_use = "the context is current only while this lives"]
+pub(crate) struct Scope {
+    driver: &'static Driver,
+    pushed: bool,
+    /// The capture mode to go back to.
+    mode: Option<CuCaptureMode>,
+}
+
+impl Scope {
+    /// Makes `context` current, if it is not already.
+    pub(crate) fn enter(driver: &'static Driver, context: CuContext) -> Result<Scope, Failure> {
+        let pushed = driver.current_context()? != context;
+        if pushed {
+            driver.push_context(context)?;
+        }
+        Ok(Scope { driver, pushed, mode: None })
+    }
+
+    /// The same, and calls that a capture cannot hold are allowed.
+    pub(crate) fn relaxed(driver: &'static Driver, context: CuContext) -> Result<Scope, Failure> {
+        let mut scope = Scope::enter(driver, context)?;
+        scope.mode = Some(driver.exchange_capture_mode(CuCaptureMode::RELAXED)?);
+        Ok(scope)
+    }
+}
+
+impl Drop for Scope {
+    /// The driver has no reason to refuse these, and there would be nothing to do about it.
+    fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            let _ = self.driver.exchange_capture_mode(mode);
+        }
+        if self.pushed {
+            let _ = self.driver.pop_context();
+        }
+    }
+}

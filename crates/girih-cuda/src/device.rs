@@ -1,0 +1,470 @@
+//! A GPU as a [`Device`].
+//!
+//! Each method checks the books, makes its driver calls within a [`Scope`], and enters what was done.
+//! Nothing is cached here, except events: whoever calls decides what to keep.
+
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use girih_trace::StreamId;
+use thiserror::Error;
+
+use crate::books::{Books, misuse};
+use crate::calls::Calls;
+use crate::context::Scope;
+use crate::driver::types::{
+    CuAccess, CuAttribute, CuContext, CuDevice, CuEvent, CuMemory, CuProperties, CuResult,
+    CuStream, Features,
+};
+use crate::driver::{Driver, Failure, LoadError};
+use crate::events::EventPool;
+use crate::ipc::Sharing;
+use crate::peers::Peer;
+use crate::streams::StreamTable;
+
+/// Granularity where virtual memory is not supported, and so never used.
+const GRANULARITY_DEFAULT: u64 = 2 << 20;
+
+/// What a device is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Properties {
+    /// Its name, as `nvidia-smi` shows it.
+    pub name: String,
+    /// Bytes of memory.
+    pub total: u64,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Addresses can be reserved and memory mapped at them. Without it only whole allocations work.
+    pub virtual_memory: bool,
+    /// Mapped memory can be shared with other processes.
+    pub shareable: bool,
+    /// Network adapters can reach mapped memory (GPUDirect RDMA).
+    pub rdma: bool,
+}
+
+/// Why a device cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum OpenError {
+    /// There is no driver.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The number is too high.
+    #[error(
+        "there is no CUDA device {ordinal}: this process sees {count}. Devices are counted from 0; \
+         CUDA_VISIBLE_DEVICES may hide some"
+    )]
+    NoSuchDevice {
+        /// The number.
+        ordinal: u32,
+        /// Devices of this process.
+        count: u32,
+    },
+    /// The driver refuses to work with it.
+    #[error("CUDA device {ordinal} cannot be used: {source}")]
+    Refused {
+        /// The number.
+        ordinal: u32,
+        /// The call and its error.
+        source: DeviceError,
+    },
+}
+
+/// A GPU.
+///
+/// What was not given back when it is dropped stays as it is until the process ends: somebody may
+/// still use it. Its events are destroyed and its contexts released.
+pub struct CudaDevice {
+    pub(crate) driver: &'static Driver,
+    ordinal: u32,
+    pub(crate) device: CuDevice,
+    /// The primary context, retained.
+    pub(crate) context: CuContext,
+    properties: Properties,
+    /// What physical memory is created with.
+    features: Features,
+    granularity: u64,
+    /// Who may use mapped memory: this device, then its peers.
+    pub(crate) access: Vec<CuAccess>,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) books: Books,
+    pub(crate) sharing: Sharing,
+    events: EventPool,
+    streams: StreamTable,
+    pub(crate) calls: Calls,
+}
+
+impl CudaDevice {
+    /// The device of number `ordinal`, counted as in `torch.device("cuda", ordinal)`. Loads the
+    /// driver if need be and retains the device's primary context, which the CUDA runtime uses too.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is missing and what to do.
+    pub fn new(ordinal: u32) -> Result<CudaDevice, OpenError> {
+        CudaDevice::open(Driver::load()?, ordinal)
+    }
+
+    pub(crate) fn open(driver: &'static Driver, ordinal: u32) -> Result<CudaDevice, OpenError> {
+        let refused = |failure| OpenError::Refused { ordinal, source: driver.error(failure) };
+        let device = driver.device(ordinal).map_err(|failure| match failure.code {
+            CuResult::INVALID_DEVICE => {
+                OpenError::NoSuchDevice { ordinal, count: driver.device_count() }
+            }
+            _ => refused(failure),
+        })?;
+        let properties = properties(driver, device).map_err(refused)?;
+        let Properties { shareable, rdma, virtual_memory, .. } = properties;
+        let features = Features { shareable, rdma };
+        let granularity = match virtual_memory {
+            true => granularity(driver, device, features).map_err(refused)?,
+            false => GRANULARITY_DEFAULT,
+        };
+        let context = driver.retain_primary(device).map_err(refused)?;
+        Ok(CudaDevice {
+            driver,
+            ordinal,
+            device,
+            context,
+            properties,
+            features,
+            granularity,
+            access: vec![CuAccess::new(device, CuAccess::READ_WRITE)],
+            peers: Vec::new(),
+            books: Books::new(granularity),
+            sharing: Sharing::default(),
+            events: EventPool::default(),
+            streams: StreamTable::default(),
+            calls: Calls::default(),
+        })
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// What it is.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// The driver calls made so far.
+    pub fn calls(&self) -> Calls {
+        self.calls
+    }
+
+    /// The id of a stream (`CUstream` or `cudaStream_t` as a number; 0 is the default stream): the
+    /// id that it has, or the next. The stream must be of this device, and it must live for as long
+    /// as the id is used in calls.
+    ///
+    /// # Panics
+    /// If there were 65,536 streams already.
+    #[inline]
+    pub fn add_stream(&mut self, handle: u64) -> StreamId {
+        self.streams.add(handle)
+    }
+
+    /// The handle of a stream; nothing if [`CudaDevice::add_stream`] never gave this id.
+    pub fn stream_handle(&self, stream: StreamId) -> Option<u64> {
+        self.streams.handle(stream)
+    }
+
+    /// The handles of all streams, by id.
+    pub fn streams(&self) -> &[u64] {
+        self.streams.handles()
+    }
+
+    /// Events that were recorded and not given back.
+    pub fn events_in_use(&self) -> usize {
+        self.events.given()
+    }
+
+    /// Whether a graph is being captured from the stream (`cuStreamIsCapturing`).
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] for an unknown stream, [`DeviceError::Driver`] if the driver refuses.
+    pub fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
+        let stream = self.stream("is_capturing", stream)?;
+        let _scope = self.enter()?;
+        self.checked(self.driver.is_capturing(stream))
+    }
+
+    /// Waits on the host for all work of the device (`cuCtxSynchronize`).
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`]: a kernel failed, or a capture is under way.
+    pub fn synchronize(&mut self) -> Result<(), DeviceError> {
+        let _scope = self.enter_relaxed()?;
+        self.calls.synchronize += 1;
+        self.checked(self.driver.synchronize_context())
+    }
+
+    /// Makes our context current.
+    pub(crate) fn enter(&self) -> Result<Scope, DeviceError> {
+        self.checked(Scope::enter(self.driver, self.context))
+    }
+
+    /// Makes our context current, for calls that a capture cannot hold.
+    pub(crate) fn enter_relaxed(&self) -> Result<Scope, DeviceError> {
+        self.checked(Scope::relaxed(self.driver, self.context))
+    }
+
+    /// The error of a refusal by a call that takes memory: of the device itself, or for the page
+    /// tables of a mapping.
+    pub(crate) fn refused(&mut self, failure: Failure, requested: u64) -> DeviceError {
+        if failure.code != CuResult::OUT_OF_MEMORY {
+            return self.driver.error(failure);
+        }
+        DeviceError::OutOfMemory { requested, free: self.memory_info().free }
+    }
+
+    /// The driver's answer, with its refusal as the error of a device.
+    pub(crate) fn checked<T>(&self, answer: Result<T, Failure>) -> Result<T, DeviceError> {
+        answer.map_err(|failure| self.driver.error(failure))
+    }
+
+    fn stream(&self, call: &'static str, id: StreamId) -> Result<CuStream, DeviceError> {
+        match self.streams.handle(id) {
+            Some(handle) => Ok(CuStream(handle as usize)),
+            None => misuse(call, format!("there is no stream {}", id.0)),
+        }
+    }
+
+    fn event(&self, call: &'static str, id: StreamEvent) -> Result<CuEvent, DeviceError> {
+        match self.events.get(id) {
+            Some(event) => Ok(event),
+            None => misuse(call, format!("event {:#x} is not in use", id.0)),
+        }
+    }
+
+    /// Creates physical memory; without a feature that the device turns out not to have.
+    fn create_with_features(&mut self, size: u64) -> Result<(CuMemory, Features), Failure> {
+        let mut features = self.features;
+        loop {
+            self.calls.create += 1;
+            let properties = CuProperties::new(self.device, features);
+            match self.driver.create(size as usize, &properties) {
+                Ok(memory) => {
+                    self.features = features;
+                    return Ok((memory, features));
+                }
+                Err(failure) => features = lesser(features, failure)?,
+            }
+        }
+    }
+}
+
+/// What is left to ask for after a refusal; the refusal itself if it was for another reason, or
+/// nothing is left.
+fn lesser(features: Features, failure: Failure) -> Result<Features, Failure> {
+    let of_a_feature = [CuResult::INVALID_VALUE, CuResult::NOT_PERMITTED, CuResult::NOT_SUPPORTED];
+    match features {
+        _ if !of_a_feature.contains(&failure.code) => Err(failure),
+        Features { rdma: true, .. } => Ok(Features { rdma: false, ..features }),
+        Features { shareable: true, .. } => Ok(Features::default()),
+        _ => Err(failure),
+    }
+}
+
+/// Asks the driver what a device is. An attribute that the driver does not know is 0.
+fn properties(driver: &Driver, device: CuDevice) -> Result<Properties, Failure> {
+    let number = |which| {
+        let value = driver.attribute(device, which).unwrap_or(0);
+        u32::try_from(value).unwrap_or(0)
+    };
+    let major = number(CuAttribute::COMPUTE_CAPABILITY_MAJOR);
+    Ok(Properties {
+        name: driver.device_name(device)?,
+        total: driver.device_total_memory(device)?,
+        capability: (major, number(CuAttribute::COMPUTE_CAPABILITY_MINOR)),
+        multiprocessors: number(CuAttribute::MULTIPROCESSOR_COUNT),
+        virtual_memory: number(CuAttribute::VIRTUAL_MEMORY) != 0,
+        shareable: number(CuAttribute::POSIX_FILE_DESCRIPTOR) != 0,
+        rdma: number(CuAttribute::RDMA_WITH_VIRTUAL_MEMORY) != 0,
+    })
+}
+
+fn granularity(driver: &Driver, device: CuDevice, features: Features) -> Result<u64, Failure> {
+    driver
+        .granularity(&CuProperties::new(device, features))
+        .or_else(|_| driver.granularity(&CuProperties::new(device, Features::default())))
+}
+
+impl Device for CudaDevice {
+    /// Both are 0 if the driver does not say.
+    fn memory_info(&mut self) -> MemoryInfo {
+        self.calls.memory_info += 1;
+        let asked = self.enter_relaxed().ok().and_then(|_scope| self.driver.memory_info().ok());
+        let (free, total) = asked.unwrap_or((0, 0));
+        MemoryInfo { free, total }
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
+        self.books.check_size("alloc", size, false)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.alloc += 1;
+        let address = match self.driver.alloc(size as usize) {
+            Ok(address) => address,
+            Err(failure) => return Err(self.refused(failure, size)),
+        };
+        self.books.add_allocation(address, size);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
+        self.books.check_free(address)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.free += 1;
+        self.checked(self.driver.free(address))?;
+        self.books.remove_allocation(address);
+        Ok(())
+    }
+
+    fn reserve(&mut self, size: u64) -> Result<Address, DeviceError> {
+        self.books.check_size("reserve", size, true)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.reserve += 1;
+        let address = self.checked(self.driver.reserve_addresses(size as usize))?;
+        self.books.add_reservation(address, size);
+        Ok(address)
+    }
+
+    fn unreserve(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.books.check_unreserve(address, size)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.unreserve += 1;
+        self.checked(self.driver.free_addresses(address, size as usize))?;
+        self.books.remove_reservation(address);
+        Ok(())
+    }
+
+    fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {
+        self.books.check_size("create", size, true)?;
+        let _scope = self.enter_relaxed()?;
+        let (memory, features) = match self.create_with_features(size) {
+            Ok(created) => created,
+            Err(failure) => return Err(self.refused(failure, size)),
+        };
+        self.books.add_handle(Handle(memory.0), size, features.shareable);
+        Ok(Handle(memory.0))
+    }
+
+    fn release(&mut self, handle: Handle) -> Result<(), DeviceError> {
+        self.books.check_release(handle)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.release += 1;
+        self.checked(self.driver.release(CuMemory(handle.0)))?;
+        self.books.remove_handle(handle);
+        self.sharing.forget(handle);
+        Ok(())
+    }
+
+    fn map(&mut self, address: Address, handle: Handle) -> Result<(), DeviceError> {
+        let size = self.books.check_map(address, handle)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.map += 1;
+        if let Err(failure) = self.driver.map(address, size as usize, CuMemory(handle.0)) {
+            return Err(self.refused(failure, size));
+        }
+        self.books.add_mapping(address, handle);
+        Ok(())
+    }
+
+    /// For this device and for every peer.
+    fn set_access(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.books.check_mapped("set_access", address, size)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.set_access += 1;
+        if let Err(failure) = self.driver.set_access(address, size as usize, &self.access) {
+            return Err(self.refused(failure, size));
+        }
+        self.books.set_accessible(address, size);
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.books.check_mapped("unmap", address, size)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.unmap += 1;
+        self.checked(self.driver.unmap(address, size as usize))?;
+        self.books.remove_mappings(address, size);
+        Ok(())
+    }
+
+    /// Within a capture the mark is a part of the graph.
+    fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
+        let stream = self.stream("record_event", stream)?;
+        let event = match self.events.next() {
+            Some(event) => event,
+            None => {
+                let _scope = self.enter_relaxed()?;
+                self.calls.event_create += 1;
+                let event = self.checked(self.driver.create_event())?;
+                self.events.add(event);
+                event
+            }
+        };
+        let _scope = self.enter()?;
+        self.calls.event_record += 1;
+        self.checked(self.driver.record_event(event, stream))?;
+        match self.events.give() {
+            Some(id) => Ok(id),
+            None => misuse("record_event", "the event pool is empty".to_owned()),
+        }
+    }
+
+    fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
+        let event = self.event("query_event", event)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.event_query += 1;
+        self.checked(self.driver.query_event(event))
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        let stream = self.stream("wait_event", stream)?;
+        let event = self.event("wait_event", event)?;
+        let _scope = self.enter()?;
+        self.calls.stream_wait += 1;
+        self.checked(self.driver.wait_event(stream, event))
+    }
+
+    fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        let event = self.event("synchronize_event", event)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.synchronize += 1;
+        self.checked(self.driver.synchronize_event(event))
+    }
+
+    /// The event is kept and used again: no driver call.
+    fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        if self.events.take_back(event) {
+            return Ok(());
+        }
+        misuse("destroy_event", format!("event {:#x} is not in use", event.0))
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        let stream = self.stream("synchronize_stream", stream)?;
+        let _scope = self.enter_relaxed()?;
+        self.calls.synchronize += 1;
+        self.checked(self.driver.synchronize_stream(stream))
+    }
+}
+
+impl Drop for CudaDevice {
+    /// When the process ends the driver may be gone already: it refuses then, and all is well.
+    fn drop(&mut self) {
+        if let Ok(_scope) = self.enter_relaxed() {
+            for event in self.events.drain() {
+                let _ = self.driver.destroy_event(event);
+            }
+        }
+        for peer in self.peers.drain(..) {
+            let _ = self.driver.release_primary(peer.device);
+        }
+        let _ = self.driver.release_primary(self.device);
+    }
+}

@@ -1,0 +1,100 @@
+//! The functions of the driver, as pointers.
+//!
+//! The driver keeps old versions of a function under its plain name and gives newer ones a suffix;
+//! each entry names the version whose signature is written here. The table is filled from a shared
+//! library, or, in tests, from functions that play the driver.
+#![expect(unsafe_code, reason = "a symbol of a library is given the type that cuda.h says it has")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use libloading::Library;
+
+use super::types::{
+    CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEvent, CuIpcHandle, CuMemory,
+    CuProperties, CuResult, CuStream,
+};
+
+macro_rules! table {
+    ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        /// Every function of the driver that is called.
+        pub(crate) struct Table {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> CuResult,)*
+        }
+
+        impl Table {
+            /// The names under which they are looked up.
+            #[cfg(test)]
+            pub(crate) const SYMBOLS: &[&str] = &[$($symbol),*];
+
+            /// Looks all of them up.
+            ///
+            /// # Errors
+            /// The name of the first that is missing.
+            ///
+            /// # Safety
+            /// `library` is the CUDA driver, and stays loaded for as long as the table is used.
+            pub(crate) unsafe fn from_library(library: &Library) -> Result<Table, &'static str> {
+                Ok(Table {
+                    $($field: {
+                        // SAFETY: the caller says that this is the driver; the signature is that
+                        // of its documentation.
+                        let found = unsafe { library.get($symbol) };
+                        *found.map_err(|_| $symbol)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    init = "cuInit" (c_uint);
+    driver_version = "cuDriverGetVersion" (*mut c_int);
+    error_name = "cuGetErrorName" (CuResult, *mut *const c_char);
+    error_string = "cuGetErrorString" (CuResult, *mut *const c_char);
+
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device_get = "cuDeviceGet" (*mut CuDevice, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, CuDevice);
+    device_total_memory = "cuDeviceTotalMem_v2" (*mut usize, CuDevice);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, CuAttribute, CuDevice);
+    device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, CuDevice, CuDevice);
+
+    primary_retain = "cuDevicePrimaryCtxRetain" (*mut CuContext, CuDevice);
+    primary_release = "cuDevicePrimaryCtxRelease_v2" (CuDevice);
+    context_current = "cuCtxGetCurrent" (*mut CuContext);
+    context_push = "cuCtxPushCurrent_v2" (CuContext);
+    context_pop = "cuCtxPopCurrent_v2" (*mut CuContext);
+    context_synchronize = "cuCtxSynchronize" ();
+    enable_peer_access = "cuCtxEnablePeerAccess" (CuContext, c_uint);
+    disable_peer_access = "cuCtxDisablePeerAccess" (CuContext);
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut CuCaptureMode);
+
+    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    alloc = "cuMemAlloc_v2" (*mut u64, usize);
+    free = "cuMemFree_v2" (u64);
+
+    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CuProperties, c_uint);
+    address_reserve = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
+    address_free = "cuMemAddressFree" (u64, usize);
+    create = "cuMemCreate" (*mut CuMemory, usize, *const CuProperties, u64);
+    release = "cuMemRelease" (CuMemory);
+    map = "cuMemMap" (u64, usize, usize, CuMemory, u64);
+    unmap = "cuMemUnmap" (u64, usize);
+    set_access = "cuMemSetAccess" (u64, usize, *const CuAccess, usize);
+    export = "cuMemExportToShareableHandle" (*mut c_void, CuMemory, c_uint, u64);
+    import = "cuMemImportFromShareableHandle" (*mut CuMemory, *mut c_void, c_uint);
+
+    ipc_get = "cuIpcGetMemHandle" (*mut CuIpcHandle, u64);
+    ipc_open = "cuIpcOpenMemHandle_v2" (*mut u64, CuIpcHandle, c_uint);
+    ipc_close = "cuIpcCloseMemHandle" (u64);
+
+    event_create = "cuEventCreate" (*mut CuEvent, c_uint);
+    event_record = "cuEventRecord" (CuEvent, CuStream);
+    event_query = "cuEventQuery" (CuEvent);
+    event_synchronize = "cuEventSynchronize" (CuEvent);
+    event_destroy = "cuEventDestroy_v2" (CuEvent);
+    stream_wait_event = "cuStreamWaitEvent" (CuStream, CuEvent, c_uint);
+    stream_synchronize = "cuStreamSynchronize" (CuStream);
+    stream_is_capturing = "cuStreamIsCapturing" (CuStream, *mut c_uint);
+}

@@ -1,0 +1,261 @@
+//! A driver without a GPU, for tests: functions with the driver's signatures that keep books.
+//!
+//! Its state belongs to the thread, so that tests do not meet. It refuses what the driver refuses,
+//! can be told which call fails, and can describe itself, to be compared before and after.
+
+mod functions;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use crate::driver::Driver;
+use crate::driver::types::{CuCaptureMode, CuResult};
+
+pub(crate) const MIB: u64 = 1 << 20;
+/// Granularity of the fake.
+pub(crate) const UNIT: u64 = 2 * MIB;
+/// Devices of the fake. The last is connected to no other.
+pub(crate) const DEVICES: i32 = 3;
+
+/// What the fake is, and what happened on it.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) total: u64,
+    pub(crate) used: u64,
+    /// The next address and the next number of anything.
+    next: u64,
+    pub(crate) allocations: BTreeMap<u64, u64>,
+    pub(crate) reservations: BTreeMap<u64, u64>,
+    pub(crate) memories: BTreeMap<u64, Memory>,
+    pub(crate) mappings: BTreeMap<u64, Mapped>,
+    /// Events, and the stream whose work each waits for.
+    pub(crate) events: BTreeMap<usize, Option<usize>>,
+    /// Streams whose work is not done.
+    pub(crate) held: BTreeSet<usize>,
+    /// Contexts that are current, the last on top.
+    pub(crate) contexts: Vec<usize>,
+    pub(crate) retained: BTreeMap<i32, u32>,
+    pub(crate) mode: CuCaptureMode,
+    /// A graph is being captured.
+    pub(crate) captures: bool,
+    /// A call spoiled the capture.
+    pub(crate) spoiled: bool,
+    /// Contexts that reach others: who, whom.
+    pub(crate) peers: BTreeSet<(usize, usize)>,
+    /// Allocations of other processes that are open.
+    pub(crate) opened: BTreeMap<u64, u64>,
+    /// Features that memory cannot have, though the device says so.
+    pub(crate) without_rdma: bool,
+    pub(crate) without_sharing: bool,
+    /// No context can be pushed.
+    pub(crate) refuses_push: bool,
+    calls: Vec<&'static str>,
+    fault: Option<(usize, CuResult)>,
+}
+
+/// Physical memory of the fake.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) size: u64,
+    /// Owners: the creator, each importer, each mapping.
+    pub(crate) references: u32,
+    pub(crate) shareable: bool,
+    pub(crate) rdma: bool,
+}
+
+/// A mapping of the fake.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) size: u64,
+    pub(crate) memory: u64,
+    /// Devices that may use it.
+    pub(crate) access: BTreeSet<i32>,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::new(State::new());
+}
+
+impl State {
+    fn new() -> State {
+        State {
+            total: 1 << 40,
+            used: 0,
+            next: 0x10_0000_0000,
+            allocations: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            events: BTreeMap::new(),
+            held: BTreeSet::new(),
+            contexts: Vec::new(),
+            retained: BTreeMap::new(),
+            mode: CuCaptureMode::GLOBAL,
+            captures: false,
+            spoiled: false,
+            peers: BTreeSet::new(),
+            opened: BTreeMap::new(),
+            without_rdma: false,
+            without_sharing: false,
+            refuses_push: false,
+            calls: Vec::new(),
+            fault: None,
+        }
+    }
+
+    /// Room of `size` addresses that was never given before.
+    pub(crate) fn fresh(&mut self, size: u64) -> u64 {
+        let address = self.next;
+        self.next += size.next_multiple_of(UNIT) + UNIT;
+        address
+    }
+
+    /// Gives `address` again: the next place is there.
+    pub(crate) fn back_to(&mut self, address: u64) {
+        self.next = address;
+    }
+
+    /// Counts a call; fails if it is the one that shall.
+    pub(crate) fn enter(&mut self, name: &'static str) -> Result<(), CuResult> {
+        self.calls.push(name);
+        match self.fault {
+            Some((call, code)) if call == self.calls.len() => Err(code),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device whose context is current.
+    pub(crate) fn current(&self) -> Result<i32, CuResult> {
+        match self.contexts.last() {
+            Some(context) if *context > 0 => Ok(*context as i32 - 1),
+            _ => Err(CuResult(201)),
+        }
+    }
+
+    /// A call that a capture cannot hold.
+    pub(crate) fn forbidden_in_capture(&mut self) -> Result<(), CuResult> {
+        if self.captures && self.mode != CuCaptureMode::RELAXED {
+            self.spoiled = true;
+            return Err(CuResult(900));
+        }
+        Ok(())
+    }
+
+    /// Lets go of physical memory once; it is gone with its last owner.
+    pub(crate) fn let_go(&mut self, memory: u64) {
+        if let Some(found) = self.memories.get_mut(&memory) {
+            found.references -= 1;
+            if found.references == 0 {
+                self.used -= found.size;
+                self.memories.remove(&memory);
+            }
+        }
+    }
+}
+
+/// The driver of the fake.
+pub(crate) fn driver() -> &'static Driver {
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    DRIVER.get_or_init(|| Driver::from_table(functions::table()))
+}
+
+fn with<T>(body: impl FnOnce(&mut State) -> T) -> T {
+    STATE.with_borrow_mut(body)
+}
+
+/// Begins anew with `total` bytes.
+pub(crate) fn reset(total: u64) {
+    with(|state| *state = State { total, ..State::new() });
+}
+
+/// Sets something up.
+pub(crate) fn arrange(body: impl FnOnce(&mut State)) {
+    with(body);
+}
+
+/// Lets the call of number `call` from now on, from 1, fail with `code`.
+pub(crate) fn fail(call: usize, code: CuResult) {
+    with(|state| state.fault = Some((state.calls.len() + call, code)));
+}
+
+/// Takes the fault away; true if it came to pass.
+pub(crate) fn fault_came() -> bool {
+    with(|state| state.fault.take().is_some_and(|(call, _)| call <= state.calls.len()))
+}
+
+/// The calls since this was last asked, without those about contexts and modes.
+pub(crate) fn calls() -> Vec<&'static str> {
+    let quiet = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchange"];
+    let calls = with(|state| std::mem::take(&mut state.calls));
+    calls.into_iter().filter(|call| !quiet.contains(call)).collect()
+}
+
+/// Keeps the work of a stream from being done.
+pub(crate) fn hold(stream: u64) {
+    with(|state| state.held.insert(stream as usize));
+}
+
+/// Does the work of a stream.
+pub(crate) fn resume(stream: u64) {
+    with(|state| {
+        state.held.remove(&(stream as usize));
+        for waits in state.events.values_mut().filter(|waits| **waits == Some(stream as usize)) {
+            *waits = None;
+        }
+    });
+}
+
+/// A graph capture of another thread begins, or ends. True if it was not spoiled.
+pub(crate) fn capture(begins: bool) -> bool {
+    with(|state| {
+        state.captures = begins;
+        !std::mem::take(&mut state.spoiled)
+    })
+}
+
+/// All that a caller could tell apart: memory, access, contexts, modes, peers. Events are left out,
+/// for they are kept on purpose.
+pub(crate) fn picture() -> String {
+    with(|state| {
+        format!(
+            "{:?}",
+            (
+                (state.used, &state.allocations, &state.reservations, &state.memories),
+                (&state.mappings, &state.contexts, state.mode, &state.peers, &state.retained),
+                &state.opened,
+            )
+        )
+    })
+}
+
+/// Whether device `device` may use all of `size` bytes at `address`.
+pub(crate) fn usable(device: i32, address: u64, size: u64) -> bool {
+    with(|state| {
+        let (mut at, end) = (address, address + size);
+        if let Some((start, bytes)) = state.allocations.range(..=address).next_back()
+            && end <= start + bytes
+        {
+            return true;
+        }
+        while at < end {
+            match state.mappings.range(..=at).next_back() {
+                Some((start, mapped))
+                    if at < start + mapped.size && mapped.access.contains(&device) =>
+                {
+                    at = start + mapped.size;
+                }
+                _ => return false,
+            }
+        }
+        true
+    })
+}
+
+/// Whether nothing is held any more: allocations, reservations, memory, mappings.
+pub(crate) fn is_empty() -> bool {
+    with(|state| {
+        let memory = state.allocations.is_empty() && state.memories.is_empty();
+        memory && state.reservations.is_empty() && state.mappings.is_empty() && state.used == 0
+    })
+}

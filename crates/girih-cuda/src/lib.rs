@@ -1,0 +1,41 @@
+//! The CUDA driver as a device.
+//!
+//! [`CudaDevice`] is a GPU as the policies of `girih-runtime` see it ([`girih_runtime::Device`]). It
+//! asks the driver, which [`Driver::load`] finds at run time: nothing of CUDA is linked, and a
+//! machine without a GPU gets an error that says what is missing.
+//!
+//! ```text
+//!  policy ──► Device ──► CudaDevice ── books: what is allocated, created, mapped; refuses misuse
+//!                          │           event pool, stream table, peers, counters
+//!                          │           ipc: memory of other processes
+//!                          ▼
+//!                        Scope: our context is current, a capture is not disturbed
+//!                          ▼
+//!                        Driver: a table of functions of libcuda
+//! ```
+//!
+//! Every operation either does what it says or leaves the device as it was, whichever driver call
+//! fails: tests let each call fail in turn, on a driver that is played by functions of their own.
+//!
+//! [`Phantom`] stands in front of a `CudaDevice` and gives more memory than there is, by mapping the
+//! same pages again and again: the requests of a run that does not fit can be recorded.
+
+mod books;
+mod calls;
+mod context;
+mod device;
+pub mod driver;
+mod events;
+#[cfg(test)]
+mod fake;
+pub mod ipc;
+mod peers;
+mod phantom;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+pub use calls::Calls;
+pub use device::{CudaDevice, OpenError, Properties};
+pub use driver::{Driver, LoadError};
+pub use phantom::Phantom;

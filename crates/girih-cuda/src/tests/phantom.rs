@@ -1,0 +1,90 @@
+//! More memory than there is.
+
+use girih_runtime::{Device, DeviceError};
+
+use super::device_of;
+use crate::driver::types::CuResult;
+use crate::fake::{self, MIB, UNIT};
+use crate::phantom::Phantom;
+
+const GIB: u64 = 1 << 30;
+
+/// Two gigabytes that say they are 512.
+fn phantom() -> Phantom {
+    Phantom::new(device_of(2 * GIB), 512 * GIB).expect("there is room")
+}
+
+#[test]
+fn far_more_is_given_than_there_is() {
+    let mut phantom = phantom();
+    let addresses: Vec<_> = (0..4).map(|_| phantom.alloc(100 * GIB).expect("room")).collect();
+    for &address in &addresses {
+        assert!(fake::usable(0, address, 100 * GIB));
+    }
+    assert_eq!(phantom.memory_info().free, 112 * GIB);
+    let full = DeviceError::OutOfMemory { requested: 113 * GIB, free: 112 * GIB };
+    assert_eq!(phantom.alloc(113 * GIB), Err(full.clone()));
+    assert_eq!(phantom.create(113 * GIB), Err(full));
+    assert_eq!(phantom.device_mut().memory_info().free, 2 * GIB - GIB - 64 * MIB - UNIT);
+    for address in addresses {
+        phantom.free(address).expect("it was allocated");
+    }
+    assert_eq!(phantom.memory_info().free, 512 * GIB);
+}
+
+#[test]
+fn large_ranges_take_few_calls() {
+    let mut phantom = phantom();
+    let before = phantom.device().calls();
+    phantom.alloc(100 * GIB + 65 * MIB + 512).expect("room");
+    let after = phantom.device().calls();
+    assert_eq!(after.map - before.map, 100 + 1 + 1);
+    assert_eq!(after.set_access - before.set_access, 1);
+}
+
+#[test]
+fn handles_of_any_size_are_mapped_and_unmapped() {
+    let mut phantom = phantom();
+    let size = 3 * GIB + 130 * MIB;
+    let handle = phantom.create(size).expect("room");
+    let base = phantom.reserve(8 * GIB).expect("there are addresses");
+    phantom.map(base, handle).expect("nothing is there");
+    phantom.set_access(base, size).expect("it is mapped");
+    assert!(fake::usable(0, base, size));
+    assert!(matches!(phantom.map(base + GIB, handle), Err(DeviceError::Misuse { .. })));
+    assert!(matches!(phantom.unmap(base, GIB), Err(DeviceError::Misuse { .. })));
+    assert!(matches!(phantom.release(handle), Err(DeviceError::Misuse { .. })));
+    phantom.unmap(base, size).expect("it is mapped");
+    phantom.release(handle).expect("it is mapped nowhere");
+    phantom.unreserve(base, 8 * GIB).expect("nothing is mapped");
+}
+
+#[test]
+fn a_small_device_has_a_phantom_too() {
+    let phantom = Phantom::new(device_of(4 * MIB), GIB);
+    let mut phantom = phantom.expect("one unit is enough");
+    let address = phantom.alloc(64 * MIB).expect("room");
+    assert!(fake::usable(0, address, 64 * MIB));
+    assert!(Phantom::new(device_of(MIB), GIB).is_err(), "not even one unit");
+}
+
+#[test]
+fn a_call_that_fails_leaves_no_trace() {
+    let size = 2 * GIB + 64 * MIB;
+    for call in 1..200 {
+        let mut phantom = phantom();
+        let before = (fake::picture(), phantom.memory_info());
+        fake::fail(call, CuResult(999));
+        let result = phantom.alloc(size);
+        let came = fake::fault_came();
+        if let Ok(address) = result {
+            assert!(!came, "call {call} failed, and nobody noticed");
+            phantom.free(address).expect("it was allocated");
+            assert_eq!((fake::picture(), phantom.memory_info()), before);
+            return;
+        }
+        assert!(came, "{result:?}");
+        assert_eq!((fake::picture(), phantom.memory_info()), before, "call {call}");
+    }
+    panic!("it never succeeds");
+}

@@ -1,0 +1,199 @@
+//! From a trace to a plan.
+//!
+//! Steady iterations are aligned with one of them, the *model*, place by place. What a place needs
+//! over all of them is its envelope: the largest size and the longest life. The envelopes are a
+//! planning problem on a ring, and its solution is the arena:
+//!
+//! ```text
+//!  step 1     a(4) b(9) c(2)            place   a    b    c
+//!  step 2     a(4) b(7) c(2)      ->    room    4    9    2     one offset each, for ever
+//!  step 3     a(4) b(8) x c(2)                            x: a run of its own, or unplanned
+//! ```
+//!
+//! What comes before is the opening. Its requests that have a place keep it; what lives across
+//! iterations is stacked in the persistent region; the rest goes into the gaps below the arena's
+//! height, or outside. Runs that come in between two places (evaluation) are interludes, laid
+//! around what is alive there.
+
+mod interlude;
+mod line;
+mod opening;
+mod steady;
+
+use std::ops::Range;
+
+use girih_trace::align::{Key, align, births_before, keys};
+use girih_trace::iterations::model_iteration;
+use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, Trace};
+
+use self::interlude::joint_problem;
+use self::steady::{Steady, unroll};
+use crate::plan::{Place, Plan, Role, Sequence};
+use crate::portfolio::Outcome;
+use crate::problem::Problem;
+
+/// Stands for a request that has no place in the steady iteration.
+const NO_PLACE: u32 = u32::MAX;
+
+/// Makes a plan of a trace. `solve` is the planner: it is asked once, for the steady iteration, or
+/// for the whole trace if nothing in it repeats.
+pub fn plan(
+    trace: &Trace,
+    lives: &Lifetimes,
+    iterations: &Iterations,
+    solve: impl FnOnce(&Problem) -> Outcome,
+) -> Plan {
+    let profile = Profile::new(trace, lives, iterations);
+    match profile.steady {
+        Some(steady) => profile.with_steady(steady, solve),
+        None => profile.without_steady(solve),
+    }
+}
+
+/// The trace, and where its requests stand in the steady iteration.
+struct Profile<'a> {
+    trace: &'a Trace,
+    lives: &'a Lifetimes,
+    iterations: &'a Iterations,
+    /// For each tick, the first request born at it or later.
+    births: Vec<u32>,
+    /// The place of each request in the model iteration, or [`NO_PLACE`].
+    place_of: Vec<u32>,
+    /// The place of the first request from each on, in its iteration, that has one; the number of
+    /// places if none has.
+    next_place: Vec<u32>,
+    steady: Option<Steady>,
+}
+
+impl<'a> Profile<'a> {
+    fn new(trace: &'a Trace, lives: &'a Lifetimes, iterations: &'a Iterations) -> Self {
+        let steady = iterations.steady.map(|(first, last)| {
+            let inner = model_iteration(&iterations.list[first..=last]).unwrap_or(0);
+            // The model needs a successor, which says when what crosses the boundary dies.
+            let model = (first + inner).min(last - 1);
+            let places = iterations.list[model].requests.len() as u32;
+            Steady { first, last, model, places }
+        });
+        let count = lives.requests.len();
+        let mut profile = Profile {
+            trace,
+            lives,
+            iterations,
+            births: births_before(lives),
+            place_of: vec![NO_PLACE; count],
+            next_place: vec![0; count + 1],
+            steady,
+        };
+        profile.align();
+        profile
+    }
+
+    /// Aligns every iteration up to the last steady one with the model, and what comes before the
+    /// first as far as it is one.
+    fn align(&mut self) {
+        let Some(steady) = self.steady else { return };
+        let keys = keys(self.lives);
+        let slice = |requests: &Range<u32>| &keys[requests.start as usize..requests.end as usize];
+        let template = slice(&self.iterations.list[steady.model].requests);
+        for iteration in &self.iterations.list[..=steady.last] {
+            let start = iteration.requests.start as usize;
+            for (offset, place) in align(template, slice(&iteration.requests)).iter().enumerate() {
+                self.place_of[start + offset] = place.unwrap_or(NO_PLACE);
+            }
+            let mut next = steady.places;
+            for index in (start..iteration.requests.end as usize).rev() {
+                if self.place_of[index] != NO_PLACE {
+                    next = self.place_of[index];
+                }
+                self.next_place[index] = next;
+            }
+        }
+        self.align_before(template, &keys);
+    }
+
+    /// Aligns the end of model building with the end of the model: iterations that were found in
+    /// the sequence begin with the first that is whole, and the end of a first step comes before.
+    fn align_before(&mut self, template: &[Key], keys: &[Key]) {
+        let end = self.iterations.list[0].requests.start as usize;
+        let start = end.saturating_sub(template.len() + template.len() / 4);
+        let backward = |keys: &[Key]| keys.iter().rev().copied().collect::<Vec<Key>>();
+        let places = align(&backward(template), &backward(&keys[start..end]));
+        for (offset, place) in places.iter().enumerate() {
+            if let Some(place) = place {
+                self.place_of[end - 1 - offset] = template.len() as u32 - 1 - place;
+            }
+        }
+    }
+
+    /// The first request that is born after the block of this one is gone.
+    fn end(&self, request: &Lifetime) -> Option<u32> {
+        self.births.get(request.death.index()).copied()
+    }
+
+    fn with_steady(self, steady: Steady, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
+        let (mut ring, rounds) = unroll(self.envelope(steady));
+        let mut interludes = self.interludes(steady);
+        let outcome = solve(&joint_problem(&ring, &interludes));
+        let height = outcome.solution.height;
+        let rooms = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
+        let planned = ring.iter_mut().chain(rooms).filter(|entry| entry.until > 0);
+        for (entry, &offset) in planned.zip(&outcome.solution.offsets) {
+            entry.place = Place::Arena(offset);
+        }
+        let (opening, persistent_bytes) = self.opening(steady, &ring, height);
+        let model = &self.iterations.list[steady.model];
+        let boundaries = self.boundaries(&model.requests, &model.ticks);
+        let rounds_of = (0..rounds).flat_map(|round| {
+            boundaries.iter().map(move |&(entry, kind)| (entry + round * steady.places, kind))
+        });
+        let ring = Sequence { role: Role::Steady, boundaries: rounds_of.collect(), entries: ring };
+        let interludes = interludes.into_iter().map(|interlude| Sequence {
+            role: Role::Interlude(interlude.at),
+            boundaries: self.boundaries(&interlude.run, &self.ticks_of(&interlude.run)),
+            entries: interlude.entries,
+        });
+        let opening = (!opening.entries.is_empty()).then_some(opening);
+        Plan {
+            arena_bytes: height,
+            persistent_bytes,
+            lower_bound: outcome.bound.bytes,
+            peak: height,
+            proven: outcome.is_proven(),
+            planner: outcome.solution.planner.to_owned(),
+            requests: self.lives.born().len() as u64,
+            iterations: (steady.last - steady.first + 1) as u32,
+            rounds,
+            sequences: opening.into_iter().chain([ring]).chain(interludes).collect(),
+        }
+    }
+
+    /// The ticks from just after the request before a run to its end.
+    fn ticks_of(&self, run: &Range<u32>) -> Range<u32> {
+        let after = |request: u32| self.lives.requests[request as usize].birth.0 + 1;
+        let start = if run.start == 0 { 0 } else { after(run.start - 1) };
+        start..after(run.end - 1)
+    }
+
+    /// The marks within `ticks`, each before an entry of the sequence that is made of `requests`.
+    fn boundaries(&self, requests: &Range<u32>, ticks: &Range<u32>) -> Vec<(u32, MarkKind)> {
+        let first = self.trace.marks.partition_point(|mark| mark.before < ticks.start);
+        self.trace.marks[first..]
+            .iter()
+            .take_while(|mark| mark.before < ticks.end)
+            .filter(|mark| is_boundary(mark.kind))
+            .map(|mark| {
+                let next = self.births.get(mark.before as usize).copied().unwrap_or(u32::MAX);
+                (next.clamp(requests.start, requests.end) - requests.start, mark.kind)
+            })
+            .collect()
+    }
+}
+
+/// Marks that bring a follower in step. Those of modules are too many to be worth it.
+fn is_boundary(kind: MarkKind) -> bool {
+    use MarkKind::{Backward, BackwardStep, Eval, Forward, ForwardStep, Optimizer, Step, StepEnd};
+    matches!(
+        kind,
+        Step | StepEnd | Forward | Backward | ForwardStep | BackwardStep | Optimizer | Eval
+    )
+}

@@ -1,0 +1,171 @@
+//! The opening: what comes before the first steady iteration.
+//!
+//! ```text
+//!          model building        first step        steady iteration
+//!  stays   |==========================================================>   persistent region
+//!  place              |---------------|   |--------|                      the place's own offset
+//!  rest      |--|   |----|      |--|                                      a gap below the arena
+//! ```
+//!
+//! A request that has a place in the steady iteration keeps the place's offset, so that nothing is
+//! in the way when the iteration begins. What is there to stay is stacked in the persistent region,
+//! in the order of birth. The rest is put into gaps, the largest first, or stays outside.
+
+use super::steady::Steady;
+use super::{NO_PLACE, Profile};
+use crate::fill::Fill;
+use crate::plan::{Entry, Place, Role, Sequence, granted};
+use crate::problem::Buffer;
+
+/// A profile, looked at from its opening.
+struct Opening<'p> {
+    profile: &'p Profile<'p>,
+    steady: Steady,
+    /// The ring, laid out.
+    ring: &'p [Entry],
+    /// Requests of the opening.
+    count: u32,
+    /// The first request after the first steady iteration.
+    next: u32,
+}
+
+impl Profile<'_> {
+    /// The opening before `ring`, which is laid out in `arena` bytes, and the bytes of the
+    /// persistent region.
+    pub(super) fn opening(&self, steady: Steady, ring: &[Entry], arena: u64) -> (Sequence, u64) {
+        let first = &self.iterations.list[steady.first];
+        let (count, next) = (first.requests.start, first.requests.end);
+        let opening = Opening { profile: self, steady, ring, count, next };
+        let (entries, persistent) = opening.entries(arena);
+        let boundaries = self.boundaries(&(0..count), &(0..first.ticks.start));
+        (Sequence { role: Role::Opening, entries, boundaries }, persistent)
+    }
+}
+
+impl Opening<'_> {
+    /// An entry for each request, and the bytes of the persistent region.
+    fn entries(&self, arena: u64) -> (Vec<Entry>, u64) {
+        let mut fill = self.fill();
+        let mut persistent = 0;
+        let mut homeless = Vec::new();
+        let mut entries = Vec::with_capacity(self.count as usize);
+        for index in 0..self.count {
+            let mut entry = self.outside(index);
+            if self.stays(index) {
+                entry.place = Place::Persistent(persistent);
+                persistent += granted(entry.size_max);
+            } else if let Some((offset, size_max)) = self.home(index)
+                && fill.take(index as usize, offset)
+            {
+                entry.size_max = size_max;
+                entry.place = Place::Arena(offset);
+            } else {
+                homeless.push(index);
+            }
+            entries.push(entry);
+        }
+        settle(&mut entries, &homeless, &mut fill, arena);
+        (entries, persistent)
+    }
+
+    /// The arena over the opening and one round of the ring, with the ring's blocks in it.
+    fn fill(&self) -> Fill {
+        let own = (0..self.count).map(|index| {
+            let size = self.home(index).map_or(self.size(index), |(_, size_max)| size_max);
+            Buffer { lower: index, upper: self.upper(index), size: granted(size) }
+        });
+        let mut fill = Fill::new(own.chain(after_opening(self.ring, self.count)).collect());
+        for (index, entry) in self.ring.iter().filter(|entry| entry.until > 0).enumerate() {
+            if let Place::Arena(offset) = entry.place {
+                fill.take(self.count as usize + index, offset);
+            }
+        }
+        fill
+    }
+
+    /// An entry without a place.
+    fn outside(&self, index: u32) -> Entry {
+        let size = self.size(index);
+        let stream = self.profile.lives.requests[index as usize].stream;
+        let until = self.end(index).min(self.count).max(index + 1);
+        Entry { size_min: size, size_max: size, stream, place: Place::Outside, until }
+    }
+
+    fn size(&self, index: u32) -> u64 {
+        self.profile.lives.requests[index as usize].size
+    }
+
+    /// The first request that is born after the block of this one is gone; `u32::MAX` if it stays.
+    fn end(&self, index: u32) -> u32 {
+        self.profile.end(&self.profile.lives.requests[index as usize]).unwrap_or(u32::MAX)
+    }
+
+    /// True for a block that outlives the first steady iteration: it is there to stay.
+    fn stays(&self, index: u32) -> bool {
+        let end = self.end(index);
+        end == u32::MAX || end > self.next
+    }
+
+    /// The moment until which a block is in the way, in requests from the beginning: what lives on
+    /// into the first steady iteration must not lie where that one needs room.
+    fn upper(&self, index: u32) -> u32 {
+        let end = self.end(index);
+        if end == self.next {
+            self.count + self.steady.places
+        } else if end > self.count && end < self.next {
+            self.count + self.profile.next_place[end as usize].max(1)
+        } else {
+            end.min(self.count).max(index + 1)
+        }
+    }
+
+    /// The offset that the place of a request has on the ring, with the bytes that it has room for.
+    /// The last iteration of the opening stands where the last one of the ring does.
+    fn home(&self, index: u32) -> Option<(u64, u64)> {
+        let place = self.profile.place_of[index as usize];
+        if place == NO_PLACE {
+            return None;
+        }
+        let crosses = self.end(index) > self.count;
+        let iteration = self.profile.iterations.index_of(index);
+        // Before the first iteration only what crosses into it is worth aligning: the rest may lie
+        // anywhere.
+        if iteration.is_none() && !crosses {
+            return None;
+        }
+        let places = self.steady.places as usize;
+        let rounds = self.ring.len() / places;
+        let back = iteration.map_or(self.steady.first + 1, |number| self.steady.first - number);
+        let round = (rounds - back % rounds) % rounds;
+        let entry = &self.ring[round * places + place as usize];
+        // A place that does not cross is no home for a block that does.
+        let is_home = self.size(index) <= entry.size_max
+            && (!crosses || entry.until as usize > (round + 1) * places);
+        match entry.place {
+            Place::Arena(offset) if is_home => Some((offset, entry.size_max)),
+            _ => None,
+        }
+    }
+}
+
+/// The ring's blocks as they follow an opening of `count` requests, for one round.
+fn after_opening(ring: &[Entry], count: u32) -> impl Iterator<Item = Buffer> {
+    let living = (0..).zip(ring).filter(|(_, entry)| entry.until > 0);
+    living.map(move |(index, entry)| Buffer {
+        lower: count + index,
+        upper: count + entry.until.min(ring.len() as u32).max(index + 1),
+        size: granted(entry.size_max),
+    })
+}
+
+/// Places the entries of these indices by first fit, the largest first, as long as they stay at or
+/// below `limit` bytes; the others stay outside.
+fn settle(entries: &mut [Entry], homeless: &[u32], fill: &mut Fill, limit: u64) {
+    let mut order = homeless.to_vec();
+    order.sort_by_key(|&k| (u64::MAX - entries[k as usize].size_max, k));
+    for index in order {
+        if let Some(offset) = fill.first_fit(index as usize, limit) {
+            entries[index as usize].place = Place::Arena(offset);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The memory of the regions: mapped when the first block comes to lie in it, given back when it is
+//! idle and somebody needs it.
+//!
+//! Before anything is mapped, what is held free elsewhere is given back: chunks of retired regions,
+//! and the cache of the fallback. So a plan that is taken up in the middle of a run does not come on
+//! top of what it replaces.
+
+use girih_trace::{Action, PoolId, StackId, StreamId};
+
+use super::block::{Home, Spot};
+use super::region::Region;
+use super::{Planned, Request};
+use crate::device::{Address, DeviceError};
+use crate::pending::Limbo;
+use crate::policy::{AllocError, Env};
+use crate::stats::Stats;
+
+impl Planned {
+    /// Maps the bytes of a place and orders them after whoever used them. False if that cannot be:
+    /// the device or the limit has too little memory, or a capture is under way.
+    #[inline]
+    pub(super) fn make_ready(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        spot: Spot,
+        request: &Request,
+        size: u64,
+    ) -> Result<bool, AllocError> {
+        if !self.region(home).is_mapped(spot.offset, size)
+            && !self.map(env, home, (spot.offset, size))?
+        {
+            return Ok(false);
+        }
+        if matches!(home, Home::Arena(_)) && !self.order.is_trivial() {
+            if self.captures > 0 && self.order.must_wait(spot.span, request.stream) {
+                return Ok(false);
+            }
+            self.order.take(env.device, &mut self.limbo, spot.span, request.stream)?;
+        }
+        Ok(true)
+    }
+
+    /// Maps what is missing under `(offset, size)` of a region. False if the device or the limit
+    /// has too little memory, or if a capture is under way.
+    #[cold]
+    fn map(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        bytes: (u64, u64),
+    ) -> Result<bool, AllocError> {
+        if self.captures > 0 {
+            return Ok(false);
+        }
+        let missing = self.region(home).missing(bytes.0, bytes.1);
+        if self.stats.reserved_bytes.all.current + missing > self.high {
+            self.reclaim(env)?;
+            self.empty_fallback(env)?;
+        }
+        let after = self.stats.reserved_bytes.all.current + missing;
+        if self.limit(env).is_some_and(|limit| after > limit) {
+            return Ok(false);
+        }
+        let region = match home {
+            Home::Persistent(_) => &mut self.layout.persistent,
+            _ => &mut self.layout.arena,
+        };
+        let (log, before) = (&mut *env.log, region.mapped());
+        let mut calls = 0;
+        let mut note = |address, bytes| {
+            calls += 1;
+            log.record(segment_event(Action::SegmentMap, address, bytes));
+        };
+        let result = region.map(env.device, &mut self.limbo, bytes, &mut note);
+        self.stats.num_device_alloc += calls;
+        self.stats.reserved_bytes.increase(false, region.mapped() - before);
+        self.high = self.high.max(self.stats.reserved_bytes.all.current);
+        match result {
+            Ok(()) => Ok(true),
+            Err(DeviceError::OutOfMemory { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The fallback is about to take `bytes` or more from the device: if that is more than was ever
+    /// held, idle chunks go back first.
+    #[cold]
+    pub(super) fn make_room(&mut self, env: &mut Env<'_>, bytes: u64) -> Result<(), AllocError> {
+        if self.stats.reserved_bytes.all.current + bytes > self.high {
+            self.trim(env)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back what the fallback holds free, if it holds anything free.
+    fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let stats = self.fallback.stats();
+        if stats.reserved_bytes.all.current == stats.active_bytes.all.current {
+            return Ok(());
+        }
+        self.with_fallback(|fallback| fallback.empty_cache(env))
+    }
+
+    /// Unmaps the chunks of all regions that no block uses. Waits for all streams first; during a
+    /// capture nothing can be waited for, and nothing is done.
+    pub(super) fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let has_idle = self.layout.arena.has_idle_chunks()
+            || self.layout.persistent.has_idle_chunks()
+            || self.has_idle_retired();
+        if has_idle && self.captures == 0 {
+            self.synchronize(env)?;
+            self.order.clear(env.device, &mut self.limbo);
+            for region in [&mut self.layout.arena, &mut self.layout.persistent] {
+                unmap_idle(region, env, &mut self.limbo, &mut self.stats);
+            }
+            self.unmap_retired(env);
+        }
+        Ok(self.limbo.settle(env.device)?)
+    }
+
+    /// Unmaps the chunks of retired regions that no block uses. Waits for all streams first.
+    pub(super) fn reclaim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.captures > 0 || !self.has_idle_retired() {
+            return Ok(());
+        }
+        self.synchronize(env)?;
+        self.unmap_retired(env);
+        Ok(())
+    }
+
+    fn has_idle_retired(&self) -> bool {
+        self.retired.iter().flatten().any(Region::has_idle_chunks)
+    }
+
+    /// Unmaps idle chunks of retired regions, for which all streams were waited, and forgets the
+    /// regions that have nothing left.
+    pub(super) fn unmap_retired(&mut self, env: &mut Env<'_>) {
+        self.retired_is_idle = false;
+        for place in &mut self.retired {
+            if let Some(region) = place {
+                unmap_idle(region, env, &mut self.limbo, &mut self.stats);
+                if region.mapped() == 0 {
+                    *place = None;
+                }
+            }
+        }
+        if self.retired.iter().all(Option::is_none) {
+            self.retired.clear();
+        }
+    }
+
+    /// Waits for all streams that the program has used.
+    pub(super) fn synchronize(&self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        self.order.streams().try_for_each(|stream| env.device.synchronize_stream(stream))
+    }
+
+    /// Bytes of the regions of the present plan that are mapped.
+    #[inline]
+    pub(super) fn mapped_by_plan(&self) -> u64 {
+        self.layout.arena.mapped() + self.layout.persistent.mapped()
+    }
+
+    /// Bytes of all regions that are mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        let retired: u64 = self.retired.iter().flatten().map(Region::mapped).sum();
+        self.mapped_by_plan() + retired
+    }
+
+    #[inline]
+    pub(super) fn region(&mut self, home: Home) -> &mut Region {
+        match home {
+            Home::Persistent(_) => &mut self.layout.persistent,
+            Home::Retired(place, _) => self.retired[place as usize]
+                .as_mut()
+                .expect("a region lives as long as a block lives in it"),
+            _ => &mut self.layout.arena,
+        }
+    }
+}
+
+/// Unmaps the chunks of a region that no block uses.
+fn unmap_idle(region: &mut Region, env: &mut Env<'_>, limbo: &mut Limbo, stats: &mut Stats) {
+    let (log, before) = (&mut *env.log, region.mapped());
+    let mut calls = 0;
+    let note = |address, bytes| {
+        calls += 1;
+        log.record(segment_event(Action::SegmentUnmap, address, bytes));
+    };
+    region.trim(env.device, limbo, note);
+    stats.num_device_free += calls;
+    stats.reserved_bytes.decrease(false, before - region.mapped());
+}
+
+/// An event of pages that no stream owns.
+fn segment_event(action: Action, address: Address, size: u64) -> girih_trace::Event {
+    girih_trace::Event {
+        address,
+        size,
+        time_us: 0,
+        stack: StackId::NONE,
+        stream: StreamId(0),
+        pool: PoolId::DEFAULT,
+        action,
+    }
+}

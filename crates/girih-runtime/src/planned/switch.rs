@@ -1,0 +1,177 @@
+//! Another plan, in the middle of a run.
+//!
+//! The old plan's regions retire: blocks that live in them stay where they are, and what is idle in
+//! them goes back to the device. The new plan's regions are mapped as its blocks come.
+//!
+//! ```text
+//!  before      | arena 1: a  b . . c . |             | fallback: d . e . |
+//!  follow      |    retired: a  b   c  | -> given back: the idle chunks of both
+//!  later       |    retired:        c  |             | fallback: d |
+//!              | arena 2: f  g  h      | mapped chunk by chunk
+//!  at last     | arena 2 |  d stays in the fallback
+//! ```
+//!
+//! A plan with which little is found is dropped in the same way: then the fallback serves all. One
+//! iteration that does not fit is no reason for that. But where it asks for much that has no place,
+//! what finds its place would only keep the arena's chunks from going back: so places are given no
+//! more until the next iteration begins.
+
+use std::sync::Arc;
+
+use girih_plan::{Plan, Role};
+
+use super::block::Home;
+use super::follower::{EntryId, Follower};
+use super::layout::{Layout, empty_plan};
+use super::region::Region;
+use super::{Following, Planned};
+use crate::policy::{AllocError, Env};
+
+/// A plan is dropped if less than this share of the requested bytes, one in so many, finds its
+/// place.
+const LEAST_SHARE: u64 = 10;
+/// Misses before a plan is judged, at least.
+const PATIENCE: u64 = 1000;
+
+/// An iteration strains the plan if the fallback comes to serve this share of the arena's bytes, one
+/// in so many, more than when the iteration began.
+const STRAIN: u64 = 16;
+
+/// How far an iteration asks for what the plan does not have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Strain {
+    /// Active bytes of the fallback at which the plan is suspended.
+    limit: u64,
+    /// No places are given until the next iteration begins.
+    pub(super) is_suspended: bool,
+}
+
+/// When the plan is judged next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Review {
+    /// At so many misses.
+    at: u64,
+    /// What had been found and missed when it was judged last.
+    since: Following,
+}
+
+impl Planned {
+    /// Follows `plan` from now on, at the beginning of its steady iteration (of its first sequence
+    /// if it has none). Blocks stay where they are, and ids stay valid. Waits for all streams.
+    /// Returns false, and nothing has changed, while a graph capture is under way: streams cannot
+    /// be waited for then.
+    ///
+    /// The plan must have passed [`girih_plan::verify()`].
+    ///
+    /// # Errors
+    /// Those of the device. The old plan is followed on.
+    pub fn follow(&mut self, env: &mut Env<'_>, plan: Arc<Plan>) -> Result<bool, AllocError> {
+        if self.captures > 0 {
+            return Ok(false);
+        }
+        // Whatever may be refused comes first.
+        self.limbo.settle(env.device)?;
+        self.process_own_events(env)?;
+        self.synchronize(env)?;
+        self.with_fallback(|fallback| fallback.empty_cache(env))?;
+        self.count_for_both();
+
+        let layout = Layout::new(plan, self.granularity);
+        self.order.restart(env.device, &mut self.limbo, layout.arena.cell_count());
+        let Layout { arena, persistent, .. } = std::mem::replace(&mut self.layout, layout);
+        let arena = self.retire(arena);
+        let persistent = self.retire(persistent);
+        for block in self.blocks.iter_mut() {
+            match block.home {
+                Home::Arena(spot) => block.home = Home::Retired(arena, spot),
+                Home::Persistent(spot) => block.home = Home::Retired(persistent, spot),
+                Home::Vacant | Home::Retired(..) => {}
+            }
+        }
+        self.unmap_retired(env);
+        self.high = self.stats.reserved_bytes.all.current;
+        self.follower = Follower::new(&self.layout.plan);
+        self.follower.join();
+        self.is_following = !self.layout.places.is_empty();
+        self.begin_review();
+        self.relax();
+        Ok(true)
+    }
+
+    /// Drops the plan: the fallback serves everything from now on. As [`Planned::follow`].
+    pub fn unfollow(&mut self, env: &mut Env<'_>) -> Result<bool, AllocError> {
+        self.follow(env, Arc::new(empty_plan()))
+    }
+
+    /// From now on the statistics are those of all parts.
+    fn count_for_both(&mut self) {
+        if !self.is_counting {
+            self.is_counting = true;
+            self.stats = self.fallback.stats().clone();
+            self.following.fallback_reserved_peak = self.stats.reserved_bytes.all.peak;
+        }
+    }
+
+    /// Keeps a region of a plan that is not followed any more; its index.
+    fn retire(&mut self, region: Region) -> u32 {
+        let vacant = self.retired.iter().position(Option::is_none);
+        let place = vacant.unwrap_or(self.retired.len());
+        if place == self.retired.len() {
+            self.retired.push(None);
+        }
+        self.retired[place] = Some(region);
+        place as u32
+    }
+
+    /// The plan is judged anew: an opening may fit badly and the iterations after it well.
+    pub(super) fn begin_review(&mut self) {
+        let opening = self.layout.plan.sequences.iter().find(|s| s.role == Role::Opening);
+        let opening = opening.map_or(0, |sequence| sequence.entries.len() as u64);
+        self.review_after(opening);
+    }
+
+    fn review_after(&mut self, opening: u64) {
+        let iteration = self.layout.plan.iteration_requests() as u64;
+        let since = self.following;
+        self.review = Review { at: since.misses + opening + PATIENCE.max(2 * iteration), since };
+    }
+
+    /// An iteration begins: places are given again.
+    pub(super) fn relax(&mut self) {
+        let active = self.fallback.stats().active_bytes.all.current;
+        let limit = active + self.layout.plan.arena_bytes / STRAIN;
+        self.strain = Strain { limit, is_suspended: false };
+    }
+
+    /// After a miss: gives no more places if this iteration asks for too much else.
+    #[inline]
+    pub(super) fn suspend_under_strain(&mut self) {
+        let active = self.fallback.stats().active_bytes.all.current;
+        self.strain.is_suspended |= active > self.strain.limit;
+    }
+
+    /// Where no marks tell, an iteration begins with the first entry of the ring.
+    #[cold]
+    pub(super) fn end_suspension(&mut self, entry: EntryId) {
+        if self.follower.steady_start() == Some(entry) {
+            self.relax();
+        }
+    }
+
+    /// After a miss: drops the plan if it has found next to nothing for long.
+    #[inline]
+    pub(super) fn judge(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.following.misses < self.review.at {
+            return Ok(());
+        }
+        let Following { hit_bytes, miss_bytes, .. } = self.review.since;
+        let hit = self.following.hit_bytes - hit_bytes;
+        let missed = self.following.miss_bytes - miss_bytes;
+        if hit < (hit + missed) / LEAST_SHARE {
+            self.unfollow(env)?;
+        } else {
+            self.review_after(0);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! `auto`: learns, switches, learns again, and is never worse than what it began as.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use girih_plan::{Plan, Role};
+use girih_runtime::caching::{Caching, Config};
+use girih_runtime::sim::SimDevice;
+use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
+use girih_runtime::suite;
+use girih_runtime::{Auto, BlockId, Env, Policy, Request};
+use girih_trace::compress::Limits;
+use girih_trace::{Event, Lifetimes, Mark, MarkKind, PoolId, StreamId, Trace, marks, open};
+
+mod common;
+
+/// A recording of the corpus, with its marks, whose steady iteration goes on for longer.
+fn recording(name: &str) -> Trace {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");
+    let file = std::fs::File::open(folder.join(format!("{name}.pickle.gz"))).expect("the corpus");
+    let mut recording = open::detect_and_read(file, Limits::default()).expect("a snapshot");
+    let mut trace = recording.traces.remove(0);
+    let bytes = std::fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
+    marks::apply(&mut trace, &bytes).expect("marks");
+    common::repeated(&trace, 6)
+}
+
+fn run(trace: &Trace, allocator: Allocator, plans_late: bool) -> Simulation {
+    let setup = Setup { plans_late, check_order: true, ..Setup::default() };
+    simulate(trace, &Lifetimes::of(trace), allocator, &setup).expect("a simulation")
+}
+
+/// Learns one plan, is as tight as the plan from then on, and never holds more than expandable
+/// segments would.
+fn assert_learns(trace: &Trace, plans_late: bool, least: f64) {
+    let expandable = run(trace, Allocator::Expandable, false);
+    let auto = run(trace, Allocator::Auto, plans_late);
+    let learning = auto.learning.as_ref().expect("what auto learnt");
+    assert_eq!(learning.switches.len(), 1, "{:?}", learning.switches);
+    assert!(learning.efficiency_after() >= Some(least), "{learning:?}");
+    let peaks = [&auto, &expandable].map(|of| of.stats.reserved_bytes.all.peak);
+    assert!(peaks[0] <= peaks[1], "{peaks:?}");
+    assert_eq!(auto.replayed.failed, 0);
+}
+
+#[test]
+fn a_dense_run_is_learnt_from_its_first_steps() {
+    let trace = recording("megatron_gpt2-R_r3");
+    assert_learns(&trace, false, 0.99);
+    assert_learns(&trace, true, 0.99);
+}
+
+#[test]
+fn a_run_on_three_streams_is_learnt() {
+    let trace = recording("fsdp2_R_r0");
+    assert_learns(&trace, false, 0.97);
+    assert_learns(&trace, true, 0.97);
+}
+
+#[test]
+fn without_marks_the_iterations_are_found_in_the_sequence() {
+    let mut trace = recording("fsdp2_R_r0");
+    trace.marks.clear();
+    assert_learns(&trace, false, 0.97);
+}
+
+/// `auto` on a device, driven by hand.
+struct Machine {
+    policy: Auto,
+    device: SimDevice,
+    log: Vec<Event>,
+}
+
+impl Machine {
+    fn new(make: impl FnOnce(Box<dyn Policy>) -> Auto) -> Machine {
+        let config = Config::parse("expandable_segments:True").expect("the settings are right");
+        let policy = make(Box::new(Caching::new(config)));
+        Machine { policy, device: SimDevice::new(1 << 40), log: Vec::new() }
+    }
+
+    fn with<T>(&mut self, call: impl FnOnce(&mut Auto, &mut Env<'_>) -> T) -> T {
+        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let result = call(&mut self.policy, &mut env);
+        self.policy.check().expect("a sound policy");
+        result
+    }
+
+    fn alloc(&mut self, size: u64) -> BlockId {
+        let request = Request { size, stream: StreamId(0), pool: PoolId::DEFAULT };
+        self.with(|policy, env| policy.allocate(env, request)).expect("memory").block
+    }
+
+    fn free(&mut self, block: BlockId) {
+        self.with(|policy, env| policy.free(env, block)).expect("a block in use");
+    }
+
+    /// A step of a model of 40 layers: forward, then backward.
+    fn step(&mut self, length: u64) {
+        let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
+        self.with(|policy, env| policy.mark(env, &mark)).expect("no fault");
+        let activations: Vec<BlockId> =
+            (0..40).map(|layer| self.alloc((layer + 1) * length)).collect();
+        for block in activations.into_iter().rev() {
+            let gradient = self.alloc(3 * length);
+            self.free(block);
+            self.free(gradient);
+        }
+    }
+
+    /// Plans what is to be planned, and offers it. True if there was anything.
+    fn plan(&mut self) -> bool {
+        let Some(job) = self.policy.take_job() else { return false };
+        self.policy.offer(Arc::new(job.run()));
+        true
+    }
+
+    fn hit_share(&mut self, step: impl FnOnce(&mut Machine)) -> f64 {
+        let before = self.policy.planned().following();
+        step(self);
+        let after = self.policy.planned().following();
+        let hit = (after.hit_bytes - before.hit_bytes) as f64;
+        hit / (hit + (after.miss_bytes - before.miss_bytes) as f64)
+    }
+}
+
+const LENGTH: u64 = 1 << 16;
+
+fn new_auto(fallback: Box<dyn Policy>) -> Auto {
+    Auto::new(fallback, SimDevice::GRANULARITY)
+}
+
+#[test]
+fn the_owner_is_asked_once_and_the_switch_comes_at_a_step() {
+    let mut machine = Machine::new(new_auto);
+    let mut asked = 0;
+    for _ in 0..6 {
+        machine.step(LENGTH);
+        asked += usize::from(machine.plan());
+    }
+    assert_eq!(asked, 1);
+    assert_eq!(machine.policy.switches().len(), 1);
+    assert!(machine.hit_share(|machine| machine.step(LENGTH)) > 0.999);
+    assert!(machine.policy.take_job().is_none());
+}
+
+#[test]
+fn a_longer_step_is_learnt_and_shorter_ones_fit_then() {
+    let mut machine = Machine::new(new_auto);
+    for _ in 0..6 {
+        machine.step(LENGTH);
+        machine.plan();
+    }
+    assert!(machine.hit_share(|machine| machine.step(2 * LENGTH)) < 0.1);
+    for _ in 0..4 {
+        machine.step(LENGTH);
+        machine.plan();
+    }
+    for length in [2 * LENGTH, LENGTH, LENGTH + 512] {
+        let share = machine.hit_share(|machine| machine.step(length));
+        assert!(share > 0.98, "{length}: {share}");
+    }
+}
+
+#[test]
+fn lengths_that_always_vary_are_planned_a_few_times_in_a_hundred_steps() {
+    let mut machine = Machine::new(new_auto);
+    let (mut plans, mut state) = (0, 12345u64);
+    for _ in 0..100 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        machine.step(LENGTH + (state >> 48) * 16);
+        plans += usize::from(machine.plan());
+    }
+    assert!((2..=10).contains(&plans), "{plans} plans");
+    let share = machine.hit_share(|machine| machine.step(LENGTH + 300_000));
+    assert!(share > 0.9, "{share}");
+}
+
+#[test]
+fn a_plan_from_an_earlier_run_is_followed_from_the_first_step() {
+    let mut first = Machine::new(new_auto);
+    (0..4).for_each(|_| first.step(LENGTH));
+    let plan = Arc::new(first.policy.take_job().expect("a plan is wanted").run());
+    assert!(plan.steady().is_some());
+    let with_plan = |fallback| Auto::with_plan(Arc::clone(&plan), fallback, SimDevice::GRANULARITY);
+    let mut second = Machine::new(with_plan);
+    assert!(second.hit_share(|machine| (0..4).for_each(|_| machine.step(LENGTH))) > 0.999);
+    assert!(second.policy.take_job().is_none());
+}
+
+#[test]
+fn a_plan_of_another_run_is_dropped_and_replaced() {
+    let mut plan = suite::reckless_plan(3);
+    for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
+        // Sizes that never come.
+        (entry.size_min, entry.size_max) = (77_777, 77_777);
+    }
+    plan.sequences[0].role = Role::Opening;
+    let plan = Arc::new(plan);
+    let mut machine =
+        Machine::new(|fallback| Auto::with_plan(plan, fallback, SimDevice::GRANULARITY));
+    for _ in 0..30 {
+        machine.step(LENGTH);
+        machine.plan();
+    }
+    assert!(machine.hit_share(|machine| machine.step(LENGTH)) > 0.999);
+}
+
+#[test]
+fn a_plan_in_which_nothing_repeats_is_left_alone() {
+    let mut machine = Machine::new(new_auto);
+    for step in 0..12 {
+        // Every step is another program.
+        for block in
+            (0..60).map(|k| machine.alloc(512 * (1 + (k * k + 31 * step) % 97))).collect::<Vec<_>>()
+        {
+            machine.free(block);
+        }
+        let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
+        machine.with(|policy, env| policy.mark(env, &mark)).expect("no fault");
+        if let Some(job) = machine.policy.take_job() {
+            machine.policy.offer(Arc::new(Plan { sequences: Vec::new(), ..job.run() }));
+        }
+    }
+    assert!(machine.policy.switches().is_empty());
+}
+
+#[test]
+fn learning_passes_the_suite() {
+    suite::check_policy(16, &mut suite::auto);
+}

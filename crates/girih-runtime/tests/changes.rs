@@ -1,0 +1,238 @@
+//! `planned` with plans that come and go, under a limit, and during graph captures.
+
+use std::sync::Arc;
+
+use girih_plan::{Entry, Place, Plan, Role, Sequence};
+use girih_runtime::caching::{Caching, Config};
+use girih_runtime::sim::{Call, SimDevice};
+use girih_runtime::suite;
+use girih_runtime::{AllocError, BlockId, Env, Granted, Planned, Policy, Request};
+use girih_trace::{Event, PoolId, StreamId};
+
+const MIB: u64 = 1 << 20;
+const POOL: PoolId = PoolId(1);
+
+fn expandable(more: &str) -> Box<dyn Policy> {
+    let text = format!("expandable_segments:True{more}");
+    Box::new(Caching::new(Config::parse(&text).expect("the settings are right")))
+}
+
+/// A steady iteration of blocks of so many MiB, one after the other in the arena.
+fn plan(sizes: &[u64]) -> Arc<Plan> {
+    let mut offset = 0;
+    let entries: Vec<Entry> = (1..)
+        .zip(sizes)
+        .map(|(until, &mib)| {
+            let size = mib * MIB;
+            let place = Place::Arena(offset);
+            offset += size;
+            Entry { size_min: size, size_max: size, stream: StreamId(0), place, until }
+        })
+        .collect();
+    let sequence = Sequence { role: Role::Steady, entries, boundaries: Vec::new() };
+    let reckless = suite::reckless_plan(1);
+    Arc::new(Plan {
+        arena_bytes: offset,
+        persistent_bytes: 0,
+        sequences: vec![sequence],
+        ..reckless
+    })
+}
+
+struct Machine {
+    policy: Planned,
+    device: SimDevice,
+    log: Vec<Event>,
+}
+
+impl Machine {
+    fn new(policy: Planned, bytes: u64) -> Machine {
+        Machine { policy, device: SimDevice::new(bytes), log: Vec::new() }
+    }
+
+    fn empty(bytes: u64) -> Machine {
+        Machine::new(Planned::empty(expandable(""), SimDevice::GRANULARITY), bytes)
+    }
+
+    fn with<T>(&mut self, call: impl FnOnce(&mut Planned, &mut Env<'_>) -> T) -> T {
+        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let result = call(&mut self.policy, &mut env);
+        self.policy.check().expect("a sound policy");
+        result
+    }
+
+    fn ask(&mut self, size: u64, stream: u16, pool: PoolId) -> Result<Granted, AllocError> {
+        let request = Request { size, stream: StreamId(stream), pool };
+        self.with(|policy, env| policy.allocate(env, request))
+    }
+
+    fn alloc(&mut self, size: u64) -> Granted {
+        self.ask(size, 0, PoolId::DEFAULT).expect("memory")
+    }
+
+    fn free(&mut self, block: BlockId) {
+        self.with(|policy, env| policy.free(env, block)).expect("a block in use");
+    }
+
+    fn follow(&mut self, plan: &Arc<Plan>) -> bool {
+        self.with(|policy, env| policy.follow(env, Arc::clone(plan))).expect("no fault")
+    }
+
+    fn reserved(&self) -> u64 {
+        self.policy.stats().reserved_bytes.all.current
+    }
+}
+
+#[test]
+fn blocks_of_an_old_plan_stay_where_they_are_and_their_region_goes_with_the_last() {
+    let mut machine = Machine::empty(1 << 30);
+    assert!(machine.follow(&plan(&[64, 64])));
+    let old: Vec<Granted> = (0..2).map(|_| machine.alloc(64 * MIB)).collect();
+    assert_eq!(machine.policy.following().hits, 2);
+    assert!(machine.follow(&plan(&[32])));
+    let new = machine.alloc(32 * MIB);
+    assert!(
+        old.iter()
+            .all(|old| new.address + new.size <= old.address
+                || old.address + old.size <= new.address)
+    );
+    assert_eq!(machine.reserved(), 160 * MIB);
+    machine.free(old[0].block);
+    machine.free(old[1].block);
+    machine.free(new.block);
+    let again = machine.alloc(32 * MIB);
+    assert_eq!((again.address, machine.reserved()), (new.address, 32 * MIB));
+}
+
+#[test]
+fn a_new_plan_does_not_come_on_top_of_what_is_cached() {
+    let mut machine = Machine::empty(1 << 30);
+    let cached = machine.alloc(200 * MIB);
+    let stays = machine.alloc(20 * MIB);
+    machine.free(cached.block);
+    assert_eq!(machine.reserved(), 220 * MIB);
+    machine.follow(&plan(&[180]));
+    assert_eq!(machine.reserved(), 20 * MIB);
+    machine.alloc(180 * MIB);
+    assert_eq!(machine.policy.stats().reserved_bytes.all.peak, 220 * MIB);
+    machine.free(stays.block);
+}
+
+#[test]
+fn what_the_plan_leaves_idle_goes_back_before_the_fallback_grows() {
+    let mut machine = Machine::empty(1 << 30);
+    machine.follow(&plan(&[200]));
+    let planned = machine.alloc(200 * MIB);
+    machine.free(planned.block);
+    assert_eq!(machine.reserved(), 200 * MIB);
+    machine.alloc(180 * MIB);
+    assert_eq!(machine.policy.stats().reserved_bytes.all.peak, 200 * MIB);
+}
+
+#[test]
+fn a_plan_with_which_nothing_is_found_is_dropped() {
+    let plan = plan(&[3, 5, 7]);
+    let fallback = expandable("");
+    let planned = Planned::new(plan, fallback, SimDevice::GRANULARITY);
+    let mut machine = Machine::new(planned, 1 << 30);
+    for k in 0..2_000 {
+        let block = machine.alloc(4096 + k * 512);
+        machine.free(block.block);
+    }
+    assert!(!machine.policy.is_following());
+    assert!(machine.policy.following().misses < 2_000);
+}
+
+#[test]
+fn the_limit_bounds_the_regions_and_the_fallback_together() {
+    arbtest::arbtest(|u| {
+        let seed = u.int_in_range(0..=100)?;
+        let plan = Arc::new(suite::reckless_plan(seed));
+        let fallback = expandable(",per_process_memory_fraction:0.5");
+        let planned = Planned::new(plan, fallback, SimDevice::GRANULARITY);
+        assert_eq!(planned.memory_fraction(), 0.5);
+        let mut machine = Machine::new(planned, 128 * MIB);
+        let mut live = Vec::new();
+        while !u.is_empty() {
+            if u.ratio(1, 3)? && !live.is_empty() {
+                let at = u.choose_index(live.len())?;
+                machine.free(live.swap_remove(at));
+            } else {
+                let size = 512 << u.int_in_range(0..=15)?;
+                let stream = u.int_in_range(0..=2)?;
+                match machine.ask(size, stream, PoolId::DEFAULT) {
+                    Ok(granted) => live.push(granted.block),
+                    Err(AllocError::OutOfMemory { limit, .. }) => assert_eq!(limit, 64 * MIB),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert!(machine.reserved() <= 64 * MIB, "{}", machine.reserved());
+        }
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(2000)
+    .budget_ms(2_000);
+}
+
+#[test]
+fn while_a_graph_is_captured_no_event_is_recorded_or_asked_for() {
+    arbtest::arbtest(|u| {
+        let plan = Arc::new(suite::reckless_plan(u.int_in_range(0..=100)?));
+        let planned = Planned::new(plan, expandable(""), SimDevice::GRANULARITY);
+        let mut machine = Machine::new(planned, 1 << 30);
+        machine.device.check_order();
+        let (mut live, mut captures) = (Vec::<BlockId>::new(), false);
+        let events = |machine: &Machine| {
+            let of = |call| machine.device.totals().of(call).calls;
+            of(Call::RecordEvent) + of(Call::QueryEvent) + of(Call::SynchronizeEvent)
+        };
+        while !u.is_empty() {
+            let before = events(&machine);
+            let op = u.int_in_range(0..=9)?;
+            match op {
+                0 if captures => machine.policy.end_pool(POOL, true),
+                0 => machine.policy.begin_pool(POOL, true),
+                1..=5 => {
+                    let pool = if captures && u.ratio(1, 2)? { POOL } else { PoolId::DEFAULT };
+                    let size = 512 << u.int_in_range(0..=15)?;
+                    let stream = u.int_in_range(0..=2)?;
+                    live.push(machine.ask(size, stream, pool).expect("memory").block);
+                }
+                6 if !live.is_empty() => {
+                    let block = *u.choose(&live)?;
+                    let stream = StreamId(u.int_in_range(0..=3)?);
+                    machine.with(|p, env| p.record_stream(env, block, stream)).expect("in use");
+                }
+                7 => machine.with(|p, env| p.empty_cache(env)).expect("no fault"),
+                _ if !live.is_empty() => {
+                    let at = u.choose_index(live.len())?;
+                    machine.free(live.swap_remove(at));
+                }
+                _ => machine.with(|p, env| p.process_events(env)).expect("no fault"),
+            }
+            captures ^= op == 0;
+            if captures && op != 0 {
+                assert_eq!(events(&machine), before, "operation {op}");
+                assert!(!machine.follow(&plan_of_nothing()), "a plan waits for the capture's end");
+            }
+        }
+        if captures {
+            machine.policy.end_pool(POOL, true);
+        }
+        live.into_iter().for_each(|block| machine.free(block));
+        while machine.policy.pool_users(POOL) > 0 {
+            machine.with(|p, env| p.release_pool(env, POOL)).expect("a pool");
+        }
+        machine.with(|p, env| p.empty_cache(env)).expect("no fault");
+        assert_eq!(machine.reserved(), 0);
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(2000)
+    .budget_ms(3_000);
+}
+
+fn plan_of_nothing() -> Arc<Plan> {
+    plan(&[])
+}

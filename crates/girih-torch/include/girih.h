@@ -1,0 +1,223 @@
+/* The C interface of Girih's heaps.
+ *
+ * One heap for each device. Every function may be called from any thread, with or without Python's
+ * global lock, and none of them unwinds: a panic inside is caught and comes back as GIRIH_BUG.
+ * Sizes are bytes. Streams are driver handles (CUstream, cudaStream_t) as numbers. Pools are
+ * PyTorch's MempoolId_t; {0, 0} is the default pool.
+ *
+ * A heap keeps its lock while it calls an event sink or a visitor: these must not call back.
+ */
+#ifndef GIRIH_H
+#define GIRIH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Changes whenever anything below does. girih_abi() returns that of the library. */
+#define GIRIH_ABI 1
+uint32_t girih_abi(void);
+
+typedef enum girih_status {
+  GIRIH_OK = 0,
+  /* Nothing that is free serves the request and the device gives no more. */
+  GIRIH_OUT_OF_MEMORY = 1,
+  /* The pointer is of no live block of any heap, or the device or pool does not exist. */
+  GIRIH_UNKNOWN = 2,
+  /* The driver refused a call for another reason than memory. */
+  GIRIH_DRIVER = 3,
+  /* What was asked for cannot be done with this kind of memory. */
+  GIRIH_UNSUPPORTED = 4,
+  /* A panic inside Girih. The heap refuses all further work. */
+  GIRIH_BUG = 5,
+} girih_status;
+
+/* What went wrong in the last call of this thread that did not return GIRIH_OK, as text for a
+ * user. Valid until the next call of this thread. Never null. */
+const char *girih_last_error(void);
+
+typedef struct girih_pool {
+  uint64_t first;
+  uint64_t second;
+} girih_pool;
+
+/* ---- life ---- */
+
+/* The process has `device_count` devices. Idempotent. */
+girih_status girih_init(int32_t device_count);
+/* True once girih_init was called. */
+bool girih_is_initialized(void);
+
+/* ---- blocks ---- */
+
+/* Gives `size` bytes for work on `stream` of `device`. A size of 0 gives null and GIRIH_OK. */
+girih_status girih_alloc(int32_t device, uint64_t size, uint64_t stream, girih_pool pool,
+                         void **address);
+/* Takes a block back by its first address. Null is ignored. Work that is already on the block's
+ * stream may still use it; other streams must have been recorded. */
+girih_status girih_free(void *address);
+/* The block is used by `stream` too. An unknown pointer is GIRIH_UNKNOWN: PyTorch hands over
+ * foreign pointers (IPC), which the caller ignores. */
+girih_status girih_record_stream(void *address, uint64_t stream);
+/* The first address and the bytes of the driver's allocation, or of the mapped run, that `address`
+ * lies in. */
+girih_status girih_base(const void *address, void **base, uint64_t *size);
+/* The device of a live block. */
+girih_status girih_device_of(const void *address, int32_t *device);
+
+/* What is known of a failed request, for observers. Filled for this thread by a girih_alloc that
+ * returned GIRIH_OUT_OF_MEMORY. */
+typedef struct girih_oom {
+  int32_t device;
+  uint64_t requested;
+  uint64_t allocated;
+  uint64_t reserved;
+  uint64_t device_free;
+  uint64_t device_total;
+} girih_oom;
+void girih_last_oom(girih_oom *oom);
+
+/* ---- memory held ---- */
+
+/* Gives back what is free and whole: of the default pool and of dead pools if `pool` is {0, 0}, of
+ * that pool otherwise. All devices. */
+girih_status girih_empty_cache(girih_pool pool);
+girih_status girih_set_memory_fraction(int32_t device, double fraction);
+girih_status girih_memory_fraction(int32_t device, double *fraction);
+/* The largest block that is free or that the device could give at this moment. */
+girih_status girih_largest_free(int32_t device, uint64_t *size);
+/* `peer` may access the memory of `device`, present and future. */
+girih_status girih_enable_peer(int32_t device, int32_t peer);
+
+/* ---- pools ---- */
+
+/* Makes a pool, or adds a user to it. */
+girih_status girih_pool_create(int32_t device, girih_pool pool);
+girih_status girih_pool_release(int32_t device, girih_pool pool);
+girih_status girih_pool_use_count(int32_t device, girih_pool pool, int32_t *count);
+girih_status girih_pool_use_on_oom(int32_t device, girih_pool pool, bool use_on_oom);
+girih_status girih_pool_no_split(int32_t device, girih_pool pool);
+/* Opens and closes a scope. Which requests belong to it is the caller's to say, by the pool that
+ * it hands to girih_alloc. `captures` is true if a graph capture comes with it. */
+girih_status girih_pool_begin(int32_t device, girih_pool pool, bool captures);
+girih_status girih_pool_end(int32_t device, girih_pool pool, bool captures);
+
+/* The blocks of a pool, to be brought back later (graph trees). */
+typedef struct girih_checkpoint girih_checkpoint;
+girih_status girih_checkpoint_take(int32_t device, girih_pool pool, girih_checkpoint **checkpoint);
+void girih_checkpoint_drop(girih_checkpoint *checkpoint);
+/* Frees every live block of the pool and allocates again those of the checkpoint, each at its
+ * address. `freed` and `allocated` are told of each address. */
+girih_status girih_checkpoint_restore(int32_t device, const girih_checkpoint *checkpoint,
+                                      void (*freed)(void *user, void *address),
+                                      void (*allocated)(void *user, void *address), void *user);
+
+/* ---- statistics: the fields of c10::CachingDeviceAllocator::DeviceStats ---- */
+
+typedef struct girih_stat {
+  int64_t current;
+  int64_t peak;
+  int64_t allocated;
+  int64_t freed;
+} girih_stat;
+
+typedef struct girih_stats {
+  /* Each: both pools, small requests, large requests. */
+  girih_stat allocation[3];
+  girih_stat segment[3];
+  girih_stat active[3];
+  girih_stat inactive_split[3];
+  girih_stat allocated_bytes[3];
+  girih_stat reserved_bytes[3];
+  girih_stat active_bytes[3];
+  girih_stat inactive_split_bytes[3];
+  girih_stat requested_bytes[3];
+  girih_stat oversize_allocations;
+  girih_stat oversize_segments;
+  int64_t num_alloc_retries;
+  int64_t num_ooms;
+  int64_t num_sync_all_streams;
+  int64_t num_device_alloc;
+  int64_t num_device_free;
+  int64_t max_split_size;
+} girih_stats;
+
+girih_status girih_get_stats(int32_t device, girih_stats *stats);
+girih_status girih_reset_peak_stats(int32_t device);
+girih_status girih_reset_accumulated_stats(int32_t device);
+
+/* ---- what happened and what is ---- */
+
+/* Codes of `action`. The first seven are those of TraceEntry::Action. */
+typedef enum girih_action {
+  GIRIH_ALLOC = 0,
+  GIRIH_FREE_REQUESTED = 1,
+  GIRIH_FREE_COMPLETED = 2,
+  GIRIH_SEGMENT_ALLOC = 3,
+  GIRIH_SEGMENT_FREE = 4,
+  GIRIH_SEGMENT_MAP = 5,
+  GIRIH_SEGMENT_UNMAP = 6,
+  GIRIH_OOM = 7,
+} girih_action;
+
+typedef struct girih_event {
+  /* For GIRIH_OOM the device's free bytes. */
+  uint64_t address;
+  uint64_t size;
+  uint64_t stream;
+  girih_pool pool;
+  int32_t device;
+  int32_t action;
+} girih_event;
+
+typedef void (*girih_sink)(void *user, const girih_event *event);
+/* Each event of every heap goes to `sink`, on the thread that caused it, while the heap's lock is
+ * held. Null takes the sink away; after the call it is not called any more. */
+void girih_set_sink(girih_sink sink, void *user);
+
+typedef struct girih_segment {
+  uint64_t address;
+  uint64_t size;
+  uint64_t stream;
+  girih_pool pool;
+  int32_t device;
+  bool is_large;
+  bool is_expandable;
+} girih_segment;
+
+typedef struct girih_block {
+  uint64_t address;
+  uint64_t size;
+  /* 0 for a free block. */
+  uint64_t requested;
+  bool allocated;
+  /* Allocated, or freed and still in use by a stream. */
+  bool active;
+} girih_block;
+
+/* Called for each segment by address, with its blocks, which tile it. */
+typedef void (*girih_visitor)(void *user, const girih_segment *segment, const girih_block *blocks,
+                              size_t block_count);
+girih_status girih_visit(int32_t device, girih_visitor visitor, void *user);
+
+/* ---- other processes ---- */
+
+#define GIRIH_IPC_BYTES 128
+/* Describes the memory that `address` lies in, for another process of this machine; `offset` is
+ * that of the address from its beginning. */
+girih_status girih_ipc_export(void *address, uint8_t handle[GIRIH_IPC_BYTES], size_t *handle_bytes,
+                              uint64_t *offset);
+/* Maps memory of another process. The same memory may be opened several times; each opening is
+ * closed once. */
+girih_status girih_ipc_open(int32_t device, const uint8_t *handle, size_t handle_bytes,
+                            void **address);
+girih_status girih_ipc_close(void *address);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,312 @@
+// Blocks: how they come, go, and fail to come. See allocator.h.
+//
+// The usual request finds no flag set and nobody watching: then it costs the current device, the
+// current stream and one call into the heap, and its free one call. No lock of the shim's is taken.
+#include "allocator.h"
+
+#include "error.h"
+#include "profiler.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+namespace girih {
+
+namespace {
+
+// No device has this much; a request for it is a size that has overflowed.
+constexpr size_t kOneExbibyte = size_t{1} << 60;
+
+// True if somebody listens to allocations who is not a flag of ours: the profiler of this thread,
+// or Python's hooks of the CUDA sanitizer.
+bool is_watched() {
+  return c10::memoryProfilingEnabled() || c10::impl::GPUTrace::get_trace() != nullptr;
+}
+
+void trace_allocation(void* address) {
+  if (const auto* interpreter = c10::impl::GPUTrace::get_trace()) {
+    (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+  }
+}
+
+void trace_deallocation(void* address) {
+  if (const auto* interpreter = c10::impl::GPUTrace::get_trace()) {
+    (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+  }
+}
+
+// Lets other parts of the process give back what they hold of ours, such as tensors that another
+// process is done with. True if one of them did.
+bool run_free_callbacks() {
+  bool freed = false;
+  for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+  }
+  return freed;
+}
+
+// For frees from destructors, which must not throw.
+void warn_of_lost_block(void* address, const std::string& reason) noexcept {
+  try {
+    TORCH_WARN_ONCE(
+        "Girih could not take back the block at ", address, ": ", reason,
+        " (Its memory is lost to this process. This warning is given once.)");
+  } catch (...) {
+    // A warning that a filter turned into an error: there is no one to throw it to.
+  }
+}
+
+} // namespace
+
+c10::DeviceIndex GirihAllocator::current_device() {
+  c10::DeviceIndex device = 0;
+  const cudaError_t error = c10::cuda::GetDevice(&device);
+  // The check is a call even when nothing is wrong, and this is the hot path.
+  if (C10_UNLIKELY(error != cudaSuccess)) {
+    C10_CUDA_CHECK(error);
+  }
+  return device;
+}
+
+// ---- blocks come ----
+
+c10::DataPtr GirihAllocator::allocate(size_t size) {
+  const c10::DeviceIndex device = current_device();
+  const c10::Device where(c10::DeviceType::CUDA, device);
+  if (C10_UNLIKELY(size == 0)) {
+    return {nullptr, nullptr, raw_deleter(), where};
+  }
+  if (C10_UNLIKELY((flags() & kUncached) != 0)) {
+    void* address = nullptr;
+    C10_CUDA_CHECK(cudaMalloc(&address, size));
+    trace_allocation(address);
+    return {address, address, &release_uncached, where};
+  }
+  void* address = take(device, size, c10::cuda::getCurrentCUDAStream(device).stream());
+  return {address, address, &release, where};
+}
+
+void* GirihAllocator::raw_alloc(size_t size) {
+  if (size == 0) {
+    return nullptr;
+  }
+  const c10::DeviceIndex device = current_device();
+  return take(device, size, c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
+void* GirihAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
+  return size == 0 ? nullptr : take(current_device(), size, stream);
+}
+
+#if GIRIH_TORCH_FROM(2, 13)
+c10::DataPtr GirihAllocator::allocateWithAddress(size_t size, void* address) {
+  TORCH_CHECK(
+      false,
+      "Girih cannot allocate ", size, " bytes at the address ", address,
+      " that was asked for: it decides itself where a block goes. Run without Girih where this is "
+      "needed.");
+}
+#endif
+
+void* GirihAllocator::take(c10::DeviceIndex device, size_t size, cudaStream_t stream) {
+  const uint32_t flags_now = flags();
+  const Request request{device, size, stream, kDefaultPool};
+  if (C10_UNLIKELY(flags_now != 0 || size >= kOneExbibyte || is_watched())) {
+    return take_watched(request, flags_now);
+  }
+  void* address = nullptr;
+  const girih_status status = girih_alloc(device, size, to_girih(stream), kDefaultPool, &address);
+  if (C10_UNLIKELY(status != GIRIH_OK)) {
+    return after_failure(status, request);
+  }
+  return address;
+}
+
+void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
+  if (request.size >= kOneExbibyte) {
+    throw_out_of_memory(
+        "CUDA out of memory. Tried to allocate " + std::to_string(request.size) +
+        " bytes, which is more than 1 EiB: the size is likely to have overflowed.");
+  }
+  if ((flags_now & kScopes) != 0) {
+    request.pool = scopes_.pool_for(request.device, request.stream);
+  }
+  std::optional<History::Call> call;
+  if ((flags_now & kHistory) != 0) {
+    call.emplace(history_, RecordContext::STATE);
+  }
+  void* address = nullptr;
+  const girih_status status = ask(request, &address);
+  if (C10_UNLIKELY(status != GIRIH_OK)) {
+    address = after_failure(status, request);
+  }
+  if (call.has_value() && History::Call::failed()) {
+    girih_free(address);
+    History::Call::rethrow();
+  }
+  trace_allocation(address);
+  return address;
+}
+
+// One try, which the profiler is told of.
+girih_status GirihAllocator::ask(const Request& request, void** address) {
+  std::optional<ProfiledCall> profiled;
+  if (c10::memoryProfilingEnabled()) {
+    profiled.emplace(request.device);
+  }
+  const girih_status status =
+      girih_alloc(request.device, request.size, to_girih(request.stream), request.pool, address);
+  if (profiled.has_value() && status == GIRIH_OK) {
+    profiled->report(*address);
+  }
+  return status;
+}
+
+// Tries once more if memory is short and somebody can give some back; otherwise tells those who
+// want to know, and throws.
+void* GirihAllocator::after_failure(girih_status status, const Request& request) {
+  std::string text = girih_last_error();
+  if (status == GIRIH_OUT_OF_MEMORY && run_free_callbacks()) {
+    void* address = nullptr;
+    status = ask(request, &address);
+    if (status == GIRIH_OK) {
+      return address;
+    }
+    text = girih_last_error();
+  }
+  if (status != GIRIH_OUT_OF_MEMORY) {
+    TORCH_CHECK(false, text);
+  }
+  girih_oom oom{};
+  girih_last_oom(&oom);
+  c10::reportOutOfMemoryToProfiler(
+      static_cast<int64_t>(request.size),
+      oom.allocated,
+      oom.reserved,
+      c10::Device(c10::DeviceType::CUDA, request.device));
+  // The second argument is called `allocated`; PyTorch's own allocator gives the bytes of the
+  // request there, and observers have come to expect it.
+  oom_observers_.call(
+      int64_t{request.device},
+      static_cast<size_t>(oom.requested),
+      static_cast<size_t>(oom.device_total),
+      static_cast<size_t>(oom.device_free));
+  throw_out_of_memory(text);
+}
+
+// ---- blocks go ----
+
+c10::DeleterFnPtr GirihAllocator::raw_deleter() const {
+  return (flags() & kUncached) != 0 ? &release_uncached : &release;
+}
+
+void GirihAllocator::raw_delete(void* address) {
+  if (address == nullptr || (flags() & kExiting) != 0) {
+    return;
+  }
+  const girih_status status = instance().give_back(address);
+  TORCH_CHECK(status != GIRIH_UNKNOWN, "invalid device pointer: ", address);
+  check(status);
+}
+
+// The deleter of every DataPtr that a heap gave. It runs in destructors, at any time: a failure is
+// a warning, and at the end of the process nothing is done at all, for the driver may be gone.
+void GirihAllocator::release(void* address) {
+  if (address == nullptr || (flags() & kExiting) != 0) {
+    return;
+  }
+  try {
+    if (C10_UNLIKELY(instance().give_back(address) != GIRIH_OK)) {
+      warn_of_lost_block(address, girih_last_error());
+    }
+  } catch (const std::exception& error) {
+    warn_of_lost_block(address, error.what());
+  }
+}
+
+void GirihAllocator::release_uncached(void* address) {
+  if (address == nullptr || (flags() & kExiting) != 0) {
+    return;
+  }
+  trace_deallocation(address);
+  if (cudaFree(address) != cudaSuccess) {
+    // Taken, so that the next check of the program does not find it.
+    (void)cudaGetLastError();
+  }
+}
+
+girih_status GirihAllocator::give_back(void* address) {
+  const uint32_t flags_now = flags();
+  if (C10_UNLIKELY((flags_now & kHistory) != 0 || is_watched())) {
+    return give_back_watched(address, flags_now);
+  }
+  return girih_free(address);
+}
+
+girih_status GirihAllocator::give_back_watched(void* address, uint32_t flags_now) {
+  std::optional<History::Call> call;
+  if ((flags_now & kHistory) != 0) {
+    try {
+      call.emplace(history_, RecordContext::ALL);
+    } catch (const std::exception&) {
+      // A block is freed even if nobody can say where from.
+    }
+  }
+  trace_deallocation(address);
+  const girih_status status = free_and_report(address);
+  if ((flags_now & kHistory) != 0) {
+    History::Call::rethrow();
+    history_.settle();
+  }
+  return status;
+}
+
+girih_status GirihAllocator::free_and_report(void* address) {
+  int32_t device = 0;
+  if (!c10::memoryProfilingEnabled() || girih_device_of(address, &device) != GIRIH_OK) {
+    return girih_free(address);
+  }
+  ProfiledCall profiled(static_cast<c10::DeviceIndex>(device));
+  const girih_status status = girih_free(address);
+  if (status == GIRIH_OK) {
+    profiled.report(address);
+  }
+  return status;
+}
+
+// ---- what is done with blocks ----
+
+void GirihAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  // An empty tensor has no block. Memory of another process, or of no cache, has another deleter
+  // and is not ours to keep.
+  if (data.get() == nullptr || data.get_deleter() != &release) {
+    return;
+  }
+  const girih_status status = girih_record_stream(data.get(), to_girih(stream.stream()));
+  if (status != GIRIH_UNKNOWN) {
+    check(status);
+  }
+}
+
+void GirihAllocator::copy_data(void* destination, const void* source, std::size_t count) const {
+  C10_CUDA_CHECK(cudaMemcpy(destination, source, count, cudaMemcpyDeviceToDevice));
+}
+
+void* GirihAllocator::getBaseAllocation(void* address, size_t* size) {
+  void* base = nullptr;
+  uint64_t bytes = 0;
+  const girih_status status = girih_base(address, &base, &bytes);
+  TORCH_CHECK(status != GIRIH_UNKNOWN, "invalid device pointer: ", address);
+  check(status);
+  if (size != nullptr) {
+    *size = bytes;
+  }
+  return base;
+}
+
+} // namespace girih

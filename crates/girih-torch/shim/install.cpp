@@ -1,0 +1,95 @@
+// The doors of the shared object: what Python calls after it has loaded it.
+//
+// Installing puts the allocator where PyTorch looks for one. There are two such places: the CUDA
+// code's own, and the registry by device type, which torch.accelerator asks. It must happen before
+// CUDA starts, for a block is freed by whoever gave it and statistics do not move over.
+#include "allocator.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+namespace girih {
+
+GirihAllocator& GirihAllocator::instance() {
+  // Never destroyed: tensors that live in static variables are freed after all destructors.
+  static auto* allocator = new GirihAllocator();
+  return *allocator;
+}
+
+namespace {
+
+// Empty if the allocator may be installed now, and the reason why not otherwise.
+std::string objection() {
+  if (girih_abi() != GIRIH_ABI) {
+    return "the shim was compiled for version " + std::to_string(GIRIH_ABI) +
+        " of Girih's C interface, and the library that is loaded has version " +
+        std::to_string(girih_abi()) + "; delete the cached shim, so that it is compiled again";
+  }
+  torch_cuda::CUDAAllocator* current = torch_cuda::allocator.load();
+  if (current == nullptr) {
+    return "torch has no CUDA allocator to replace; is this a build of torch with CUDA?";
+  }
+  if (current->initialized()) {
+    return "CUDA has been started already, with the allocator \"" + current->name() +
+        "\": what it has given out cannot be taken over. Enable Girih before the first use of "
+        "CUDA, best right after `import torch`";
+  }
+  return "";
+}
+
+void note_exit() {
+  set_flag(kExiting, true);
+}
+
+void install() {
+  GirihAllocator& allocator = GirihAllocator::instance();
+  if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
+    allocator.enable(false);
+  }
+  std::atexit(&note_exit);
+  torch_cuda::allocator.store(&allocator);
+  // 1 is above the priority of torch's own, which is there already.
+  c10::SetAllocator(c10::DeviceType::CUDA, &allocator, 1);
+}
+
+} // namespace
+} // namespace girih
+
+#define GIRIH_STRING_OF(text) #text
+#define GIRIH_STRING(value) GIRIH_STRING_OF(value)
+
+extern "C" {
+
+// "major.minor.patch" of the torch whose headers the shim was compiled with.
+__attribute__((visibility("default"))) const char* girih_shim_torch_version() {
+  return GIRIH_STRING(TORCH_VERSION_MAJOR) "." GIRIH_STRING(TORCH_VERSION_MINOR) "." GIRIH_STRING(
+      TORCH_VERSION_PATCH);
+}
+
+// Makes Girih PyTorch's CUDA allocator. Returns 0 if it is, now or already, and 1 otherwise; then
+// the reason is in `error`, cut off at `error_bytes` bytes with the closing zero.
+__attribute__((visibility("default"))) int girih_shim_install(char* error, size_t error_bytes) {
+  std::string reason;
+  try {
+    if (girih::torch_cuda::allocator.load() == &girih::GirihAllocator::instance()) {
+      return 0;
+    }
+    reason = girih::objection();
+    if (reason.empty()) {
+      girih::install();
+      return 0;
+    }
+  } catch (const std::exception& failure) {
+    reason = failure.what();
+  } catch (...) {
+    reason = "an unknown exception was thrown";
+  }
+  if (error != nullptr && error_bytes > 0) {
+    std::snprintf(error, error_bytes, "%s", reason.c_str());
+  }
+  return 1;
+}
+
+} // extern "C"

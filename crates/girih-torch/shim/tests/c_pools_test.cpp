@@ -1,0 +1,165 @@
+// Scopes of pools, captures, checkpoints.
+#include "../compat.h"
+#include "fake_heap.h"
+#include "testing.h"
+
+#include <memory>
+#include <unordered_set>
+
+using girih::MempoolId_t;
+using girih::torch_cuda::get;
+
+namespace {
+
+bool everything(cudaStream_t) {
+  return true;
+}
+
+// The pool that a request on `stream` is sent to.
+uint64_t pool_of(uint64_t stream) {
+  get()->raw_delete(get()->raw_alloc_with_stream(1, girih::to_stream(stream)));
+  return fake::heap().requests.back().pool.second;
+}
+
+std::string calls() {
+  std::string text;
+  for (const std::string& call : fake::heap().pool_calls) {
+    text += (text.empty() ? "" : ", ") + call;
+  }
+  fake::heap().pool_calls.clear();
+  return text;
+}
+
+} // namespace
+
+TEST("the newest scope whose filter takes the stream has the request") {
+  get()->beginAllocateToPool(0, {0, 1}, everything);
+  get()->beginAllocateToPool(0, {0, 2}, [](cudaStream_t stream) {
+    return girih::to_girih(stream) == 5;
+  });
+  EXPECT_EQ(pool_of(5), uint64_t{2});
+  EXPECT_EQ(pool_of(6), uint64_t{1});
+  get()->endAllocateToPool(0, {0, 1});
+  EXPECT_EQ(pool_of(6), uint64_t{0});
+  EXPECT_EQ(pool_of(5), uint64_t{2});
+  get()->endAllocateToPool(0, {0, 2});
+  EXPECT_EQ(pool_of(5), uint64_t{0});
+#if GIRIH_TORCH_FROM(2, 13)
+  EXPECT_EQ(calls(), std::string("begin 0.1, begin 0.2, end 0.1, end 0.2"));
+#else
+  EXPECT_EQ(
+      calls(),
+      std::string("begin 0.1 captures, begin 0.2 captures, end 0.1 captures, end 0.2 captures"));
+#endif
+}
+
+TEST("a scope of one device takes nothing of another") {
+  get()->beginAllocateToPool(1, {0, 1}, everything);
+  EXPECT_EQ(pool_of(0), uint64_t{0});
+  get()->endAllocateToPool(1, {0, 1});
+  calls();
+}
+
+TEST("a scope that is not open cannot be closed") {
+  EXPECT_THROWS(c10::Error, "no scope of the pool (0, 9)", get()->endAllocateToPool(0, {0, 9}));
+  EXPECT_EQ(calls(), std::string(""));
+}
+
+#if GIRIH_TORCH_FROM(2, 13)
+TEST("a marked capture is a scope of its own, and the pool has as many users after it") {
+  get()->beginAllocateToPool(0, {0, 1}, everything);
+  get()->markCaptureBegin(0);
+  get()->markCaptureEnd(0);
+  get()->endAllocateToPool(0, {0, 1});
+  EXPECT_EQ(
+      calls(),
+      std::string("begin 0.1, begin 0.1 captures, end 0.1 captures, release 0.1, end 0.1"));
+  EXPECT_THROWS(c10::Error, "no pool is open", get()->markCaptureBegin(0));
+}
+
+TEST("an address that was asked for is refused with the reason") {
+  EXPECT_THROWS(c10::Error, "decides itself", get()->allocateWithAddress(1, nullptr));
+}
+#endif
+
+#if GIRIH_TORCH_FROM(2, 8)
+TEST("a pool with an allocator of its own is refused, and says what to do") {
+#if GIRIH_TORCH_FROM(2, 11)
+  const std::shared_ptr<girih::torch_cuda::CUDAAllocator> none;
+  // Another object than ours is enough; it is never called.
+  const std::shared_ptr<girih::torch_cuda::CUDAAllocator> other(
+      std::shared_ptr<void>(), reinterpret_cast<girih::torch_cuda::CUDAAllocator*>(0x10));
+#else
+  girih::torch_cuda::CUDAAllocator* none = nullptr;
+  auto* other = reinterpret_cast<girih::torch_cuda::CUDAAllocator*>(0x10);
+#endif
+  get()->createOrIncrefPool(0, {0, 3}, none);
+  EXPECT_THROWS(
+      c10::Error, "Make the MemPool without an allocator",
+      get()->createOrIncrefPool(0, {0, 3}, other));
+  EXPECT_EQ(calls(), std::string("create 0.3"));
+}
+#endif
+
+#if GIRIH_TORCH_FROM(2, 11)
+TEST("what a pool may do reaches the heap") {
+  get()->setUseOnOOM(0, {0, 3}, true);
+  get()->setUseOnOOM(0, {0, 3}, false);
+  get()->setNoSplit(0, {0, 3});
+  get()->releasePool(0, {0, 3});
+  EXPECT_EQ(
+      calls(),
+      std::string("use on oom 0.3 yes, use on oom 0.3 no, no split 0.3, release 0.3"));
+  EXPECT_EQ(get()->getPoolUseCount(0, {0, 3}), 7);
+}
+#endif
+
+TEST("the live blocks of a pool are compared with those expected") {
+  get()->beginAllocateToPool(0, {0, 4}, everything);
+  c10::DataPtr first = get()->allocate(1);
+  c10::DataPtr second = get()->allocate(1);
+  get()->endAllocateToPool(0, {0, 4});
+  const c10::DataPtr elsewhere = get()->allocate(1);
+  EXPECT(get()->checkPoolLiveAllocations(0, {0, 4}, {first.get(), second.get()}));
+  EXPECT(!get()->checkPoolLiveAllocations(0, {0, 4}, {first.get()}));
+  EXPECT(!get()->checkPoolLiveAllocations(0, {0, 4}, {first.get(), elsewhere.get()}));
+  calls();
+}
+
+#if GIRIH_TORCH_FROM(2, 8)
+TEST("a snapshot of one pool shows that pool alone") {
+  get()->beginAllocateToPool(0, {0, 5}, everything);
+  const c10::DataPtr block = get()->allocate(1);
+  get()->endAllocateToPool(0, {0, 5});
+  const auto segments = get()->snapshot({0, 5}).segments;
+  EXPECT_EQ(segments.size(), size_t{1});
+  EXPECT(segments[0].owner_private_pool_id == (MempoolId_t{0, 5}));
+  EXPECT(get()->snapshot().segments.size() > 1);
+  calls();
+}
+#endif
+
+TEST("a pool comes back from a checkpoint with blocks that free themselves") {
+  get()->beginAllocateToPool(0, {0, 6}, everything);
+  c10::DataPtr block = get()->allocate(1);
+  get()->endAllocateToPool(0, {0, 6});
+  const auto state = get()->getCheckpointState(0, {0, 6});
+  auto delta = get()->setCheckpointPoolState(0, state);
+  EXPECT_EQ(delta.ptrs_freed.size(), size_t{1});
+  EXPECT(delta.ptrs_freed[0] == block.get());
+  EXPECT_EQ(delta.dataptrs_allocd.size(), size_t{1});
+  EXPECT(delta.dataptrs_allocd[0].get() == block.get());
+  // The old owner has nothing to free any more; the new one has.
+  const size_t before = fake::live_blocks();
+  block.release_context();
+  delta.dataptrs_allocd.clear();
+  EXPECT_EQ(fake::live_blocks(), before - 1);
+  calls();
+}
+
+TEST("a state that another allocator took is refused") {
+  struct Foreign : girih::torch_cuda::AllocatorState {};
+  EXPECT_THROWS(
+      c10::Error, "not taken by Girih",
+      get()->setCheckpointPoolState(0, std::make_shared<Foreign>()));
+}

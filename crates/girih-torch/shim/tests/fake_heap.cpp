@@ -1,0 +1,334 @@
+// girih.h on top of malloc: two devices, one segment of 2 MiB around every block, events in order.
+//
+// It does no more than the shim's tests need. Granted sizes are multiples of 512 bytes.
+#include "fake_heap.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <unistd.h>
+
+namespace {
+
+constexpr int kDevices = 2;
+constexpr uint64_t kSegmentBytes = 2 << 20;
+
+struct Block {
+  fake::Request request;
+  uint64_t granted;
+};
+
+std::mutex g_mutex;
+std::map<void*, Block> g_blocks;
+girih_stats g_stats[kDevices];
+bool g_initialized = false;
+std::atomic<bool> g_frees_forbidden{false};
+girih_sink g_sink = nullptr;
+void* g_sink_user = nullptr;
+thread_local std::string t_error = "nothing failed";
+thread_local girih_oom t_oom;
+
+girih_status fail(girih_status status, const std::string& text) {
+  t_error = text;
+  return status;
+}
+
+void tell(int32_t action, uint64_t address, uint64_t size, const fake::Request& request) {
+  if (g_sink != nullptr) {
+    const girih_event event{address, size, request.stream, request.pool, request.device, action};
+    g_sink(g_sink_user, &event);
+  }
+}
+
+uint64_t number(const void* address) {
+  return reinterpret_cast<uintptr_t>(address);
+}
+
+std::string pool_name(const char* call, girih_pool pool) {
+  return std::string(call) + " " + std::to_string(pool.first) + "." + std::to_string(pool.second);
+}
+
+girih_status log_pool(const char* call, girih_pool pool, const char* suffix = "") {
+  fake::heap().pool_calls.push_back(pool_name(call, pool) + suffix);
+  return GIRIH_OK;
+}
+
+} // namespace
+
+struct girih_checkpoint {
+  std::vector<std::pair<void*, Block>> blocks;
+};
+
+namespace fake {
+
+Heap& heap() {
+  static Heap heap;
+  return heap;
+}
+
+size_t live_blocks() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  return g_blocks.size();
+}
+
+void forbid_frees() {
+  g_frees_forbidden = true;
+}
+
+} // namespace fake
+
+extern "C" {
+
+uint32_t girih_abi(void) {
+  return fake::heap().abi;
+}
+
+const char* girih_last_error(void) {
+  return t_error.c_str();
+}
+
+girih_status girih_init(int32_t) {
+  g_initialized = true;
+  return GIRIH_OK;
+}
+
+bool girih_is_initialized(void) {
+  return g_initialized;
+}
+
+girih_status girih_alloc(
+    int32_t device, uint64_t size, uint64_t stream, girih_pool pool, void** address) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  fake::Heap& heap = fake::heap();
+  const fake::Request request{device, size, stream, pool};
+  heap.requests.push_back(request);
+  if (heap.failures > 0) {
+    --heap.failures;
+    t_oom = {device, size, 1000, 2000, 3000, 4000};
+    if (heap.failure == GIRIH_OUT_OF_MEMORY) {
+      tell(GIRIH_OOM, t_oom.device_free, size, request);
+    }
+    return fail(heap.failure, heap.text);
+  }
+  *address = std::aligned_alloc(512, kSegmentBytes);
+  const uint64_t granted = (size + 511) / 512 * 512;
+  tell(GIRIH_SEGMENT_ALLOC, number(*address), kSegmentBytes, request);
+  tell(GIRIH_ALLOC, number(*address), size, request);
+  g_blocks[*address] = {request, granted};
+  g_stats[device].allocated_bytes[0].current += static_cast<int64_t>(granted);
+  g_stats[device].reserved_bytes[0].current += kSegmentBytes;
+  return GIRIH_OK;
+}
+
+girih_status girih_free(void* address) {
+  if (g_frees_forbidden) {
+    std::fputs("a block was freed after the end\n", stderr);
+    _exit(3);
+  }
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const auto found = g_blocks.find(address);
+  if (found == g_blocks.end()) {
+    return fail(GIRIH_UNKNOWN, "no such block");
+  }
+  const auto [request, granted] = found->second;
+  tell(GIRIH_FREE_REQUESTED, number(address), request.size, request);
+  tell(GIRIH_FREE_COMPLETED, number(address), request.size, request);
+  tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
+  g_stats[request.device].allocated_bytes[0].current -= static_cast<int64_t>(granted);
+  g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
+  g_blocks.erase(found);
+  std::free(address);
+  ++fake::heap().frees;
+  return GIRIH_OK;
+}
+
+girih_status girih_record_stream(void* address, uint64_t stream) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  if (g_blocks.count(address) == 0) {
+    return fail(GIRIH_UNKNOWN, "no such block");
+  }
+  fake::heap().recorded_streams.push_back(stream);
+  return GIRIH_OK;
+}
+
+girih_status girih_base(const void* address, void** base, uint64_t* size) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  for (const auto& [first, block] : g_blocks) {
+    if (number(first) <= number(address) && number(address) < number(first) + kSegmentBytes) {
+      *base = first;
+      *size = kSegmentBytes;
+      return GIRIH_OK;
+    }
+  }
+  return fail(GIRIH_UNKNOWN, "no such block");
+}
+
+girih_status girih_device_of(const void* address, int32_t* device) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  const auto found = g_blocks.find(const_cast<void*>(address));
+  if (found == g_blocks.end()) {
+    return fail(GIRIH_UNKNOWN, "no such block");
+  }
+  *device = found->second.request.device;
+  return GIRIH_OK;
+}
+
+void girih_last_oom(girih_oom* oom) {
+  *oom = t_oom;
+}
+
+girih_status girih_empty_cache(girih_pool) {
+  ++fake::heap().empties;
+  return GIRIH_OK;
+}
+
+girih_status girih_set_memory_fraction(int32_t, double) {
+  return GIRIH_OK;
+}
+
+girih_status girih_memory_fraction(int32_t, double* fraction) {
+  *fraction = 0.5;
+  return GIRIH_OK;
+}
+
+girih_status girih_largest_free(int32_t, uint64_t* size) {
+  *size = 12345;
+  return GIRIH_OK;
+}
+
+girih_status girih_enable_peer(int32_t device, int32_t peer) {
+  fake::heap().peer_calls.push_back(
+      std::to_string(peer) + " sees " + std::to_string(device));
+  return GIRIH_OK;
+}
+
+girih_status girih_pool_create(int32_t, girih_pool pool) {
+  return log_pool("create", pool);
+}
+
+girih_status girih_pool_release(int32_t, girih_pool pool) {
+  return log_pool("release", pool);
+}
+
+girih_status girih_pool_use_count(int32_t, girih_pool, int32_t* count) {
+  *count = 7;
+  return GIRIH_OK;
+}
+
+girih_status girih_pool_use_on_oom(int32_t, girih_pool pool, bool use_on_oom) {
+  return log_pool("use on oom", pool, use_on_oom ? " yes" : " no");
+}
+
+girih_status girih_pool_no_split(int32_t, girih_pool pool) {
+  return log_pool("no split", pool);
+}
+
+girih_status girih_pool_begin(int32_t, girih_pool pool, bool captures) {
+  return log_pool("begin", pool, captures ? " captures" : "");
+}
+
+girih_status girih_pool_end(int32_t, girih_pool pool, bool captures) {
+  return log_pool("end", pool, captures ? " captures" : "");
+}
+
+girih_status girih_checkpoint_take(int32_t, girih_pool pool, girih_checkpoint** checkpoint) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  *checkpoint = new girih_checkpoint;
+  for (const auto& [address, block] : g_blocks) {
+    if (block.request.pool.first == pool.first && block.request.pool.second == pool.second) {
+      (*checkpoint)->blocks.emplace_back(address, block);
+    }
+  }
+  return GIRIH_OK;
+}
+
+void girih_checkpoint_drop(girih_checkpoint* checkpoint) {
+  delete checkpoint;
+}
+
+// Only for a pool that still has all blocks of the checkpoint.
+girih_status girih_checkpoint_restore(
+    int32_t,
+    const girih_checkpoint* checkpoint,
+    void (*freed)(void*, void*),
+    void (*allocated)(void*, void*),
+    void* user) {
+  for (const auto& [address, block] : checkpoint->blocks) {
+    freed(user, address);
+    allocated(user, address);
+  }
+  return GIRIH_OK;
+}
+
+// Each field gets a number of its own, so that none can be mistaken for another.
+girih_status girih_get_stats(int32_t device, girih_stats* stats) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  *stats = g_stats[device];
+  stats->segment[1] = {1, 2, 3, 4};
+  stats->requested_bytes[2] = {5, 6, 7, 8};
+  stats->oversize_segments = {9, 10, 11, 12};
+  stats->num_alloc_retries = 13;
+  stats->num_ooms = 14;
+  stats->num_sync_all_streams = 15;
+  stats->num_device_alloc = 16;
+  stats->num_device_free = 17;
+  stats->max_split_size = 18;
+  return GIRIH_OK;
+}
+
+girih_status girih_reset_peak_stats(int32_t) {
+  return GIRIH_OK;
+}
+
+girih_status girih_reset_accumulated_stats(int32_t) {
+  return GIRIH_OK;
+}
+
+void girih_set_sink(girih_sink sink, void* user) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  g_sink = sink;
+  g_sink_user = user;
+  fake::heap().listening = sink != nullptr;
+}
+
+girih_status girih_visit(int32_t device, girih_visitor visitor, void* user) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  for (const auto& [address, block] : g_blocks) {
+    if (block.request.device != device) {
+      continue;
+    }
+    const auto& [owner, size, stream, pool] = block.request;
+    const girih_segment segment{number(address), kSegmentBytes, stream, pool, owner, true, true};
+    (void)size;
+    const girih_block blocks[] = {
+        {number(address), block.granted, block.request.size, true, true},
+        {number(address) + block.granted, kSegmentBytes - block.granted, 0, false, false},
+    };
+    visitor(user, &segment, blocks, 2);
+  }
+  return GIRIH_OK;
+}
+
+girih_status girih_ipc_export(void*, uint8_t* handle, size_t* handle_bytes, uint64_t* offset) {
+  std::memcpy(handle, "a\0b", 3);
+  *handle_bytes = 3;
+  *offset = 4096;
+  return GIRIH_OK;
+}
+
+girih_status girih_ipc_open(int32_t, const uint8_t*, size_t handle_bytes, void** address) {
+  ++fake::heap().ipc_opened;
+  *address = reinterpret_cast<void*>(0x1000 * handle_bytes);
+  return GIRIH_OK;
+}
+
+girih_status girih_ipc_close(void*) {
+  ++fake::heap().ipc_closed;
+  return GIRIH_OK;
+}
+
+} // extern "C"

@@ -1,0 +1,46 @@
+// What the tests may ask of the heaps that stand in for Girih's, and tell them to do.
+#ifndef GIRIH_SHIM_TESTS_FAKE_HEAP_H
+#define GIRIH_SHIM_TESTS_FAKE_HEAP_H
+
+#include <girih.h>
+
+#include <string>
+#include <vector>
+
+namespace fake {
+
+struct Request {
+  int32_t device;
+  uint64_t size;
+  uint64_t stream;
+  girih_pool pool;
+};
+
+struct Heap {
+  uint32_t abi = GIRIH_ABI;
+  // The next requests that fail, how, and with which text.
+  int failures = 0;
+  girih_status failure = GIRIH_OUT_OF_MEMORY;
+  std::string text = "the fake heap is full";
+
+  // What was asked, newest last.
+  std::vector<Request> requests;
+  std::vector<uint64_t> recorded_streams;
+  std::vector<std::string> pool_calls;
+  std::vector<std::string> peer_calls;
+  int frees = 0;
+  int empties = 0;
+  int ipc_opened = 0;
+  int ipc_closed = 0;
+  bool listening = false;
+};
+
+Heap& heap();
+// The blocks that were given and not freed, over all devices.
+size_t live_blocks();
+// From now on a free ends the process with an error.
+void forbid_frees();
+
+} // namespace fake
+
+#endif

@@ -1,0 +1,242 @@
+//! The types that both sides of the C interface share, field by field as in the header.
+
+use std::ffi::c_void;
+
+use girih_runtime::{Counter, Counters};
+
+use crate::error::HeapError;
+
+/// `girih_status`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// Nothing that is free serves the request and the device gives no more.
+    OutOfMemory = 1,
+    /// The pointer is of no live block of any heap, or the device or pool does not exist.
+    Unknown = 2,
+    /// The driver refused a call for another reason than memory.
+    Driver = 3,
+    /// What was asked for cannot be done with this kind of memory.
+    Unsupported = 4,
+    /// A panic inside Girih. The heap refuses all further work.
+    Bug = 5,
+}
+
+impl From<&HeapError> for Status {
+    fn from(error: &HeapError) -> Status {
+        match error {
+            HeapError::OutOfMemory(_) => Status::OutOfMemory,
+            HeapError::Unknown(_) => Status::Unknown,
+            HeapError::Driver(_) => Status::Driver,
+            HeapError::Unsupported(_) => Status::Unsupported,
+            HeapError::Bug(_) => Status::Bug,
+        }
+    }
+}
+
+/// `girih_pool`: PyTorch's `MempoolId_t`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pool {
+    /// The first number.
+    pub first: u64,
+    /// The second number.
+    pub second: u64,
+}
+
+impl From<Pool> for (u64, u64) {
+    fn from(pool: Pool) -> (u64, u64) {
+        (pool.first, pool.second)
+    }
+}
+
+/// `girih_oom`: what is known of a failed request. Bytes.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Oom {
+    /// The device.
+    pub device: i32,
+    /// Asked for.
+    pub requested: u64,
+    /// In use by the program.
+    pub allocated: u64,
+    /// Held by the heap.
+    pub reserved: u64,
+    /// Free on the device.
+    pub device_free: u64,
+    /// Of the device.
+    pub device_total: u64,
+}
+
+/// `girih_stat`: one counter.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stat {
+    /// The present value.
+    pub current: i64,
+    /// The highest value since the last reset.
+    pub peak: i64,
+    /// The sum of all increases since the last reset.
+    pub allocated: i64,
+    /// The sum of all decreases since the last reset.
+    pub freed: i64,
+}
+
+impl Stat {
+    /// A counter, with what came and went before `baseline` left out.
+    fn of(counter: &Counter, baseline: &Counter) -> Stat {
+        Stat {
+            current: counter.current as i64,
+            peak: counter.peak as i64,
+            allocated: (counter.allocated - baseline.allocated) as i64,
+            freed: (counter.freed() - baseline.freed()) as i64,
+        }
+    }
+
+    fn all_of(counters: &Counters, baseline: &Counters) -> [Stat; 3] {
+        [
+            Stat::of(&counters.all, &baseline.all),
+            Stat::of(&counters.small, &baseline.small),
+            Stat::of(&counters.large, &baseline.large),
+        ]
+    }
+}
+
+/// `girih_stats`: the fields of PyTorch's `DeviceStats`. Arrays: both pools, small, large.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Blocks in use by the program.
+    pub allocation: [Stat; 3],
+    /// Segments taken whole from the device.
+    pub segment: [Stat; 3],
+    /// Blocks not yet reusable.
+    pub active: [Stat; 3],
+    /// Free blocks that cannot be given back alone.
+    pub inactive_split: [Stat; 3],
+    /// Bytes of `allocation`.
+    pub allocated_bytes: [Stat; 3],
+    /// Bytes held of the device.
+    pub reserved_bytes: [Stat; 3],
+    /// Bytes of `active`.
+    pub active_bytes: [Stat; 3],
+    /// Bytes of `inactive_split`.
+    pub inactive_split_bytes: [Stat; 3],
+    /// Bytes asked for, of the active blocks.
+    pub requested_bytes: [Stat; 3],
+    /// Blocks of at least `max_split_size`.
+    pub oversize_allocations: Stat,
+    /// Segments of at least `max_split_size`.
+    pub oversize_segments: Stat,
+    /// Requests that were tried again after cached memory was given back.
+    pub num_alloc_retries: i64,
+    /// Requests that failed.
+    pub num_ooms: i64,
+    /// Times that all recorded streams were waited for.
+    pub num_sync_all_streams: i64,
+    /// Calls that took memory from the device.
+    pub num_device_alloc: i64,
+    /// Calls that gave memory back.
+    pub num_device_free: i64,
+    /// Bytes from which on blocks are not split; -1 without a limit.
+    pub max_split_size: i64,
+}
+
+impl Stats {
+    /// The counters of a policy. What came and went before `baseline` is left out, and of the
+    /// counts those that PyTorch resets with it.
+    pub(crate) fn of(
+        now: &girih_runtime::Stats,
+        baseline: &girih_runtime::Stats,
+        max_split_size: u64,
+    ) -> Stats {
+        let three = Stat::all_of;
+        Stats {
+            allocation: three(&now.allocation, &baseline.allocation),
+            segment: three(&now.segment, &baseline.segment),
+            active: three(&now.active, &baseline.active),
+            inactive_split: three(&now.inactive_split, &baseline.inactive_split),
+            allocated_bytes: three(&now.allocated_bytes, &baseline.allocated_bytes),
+            reserved_bytes: three(&now.reserved_bytes, &baseline.reserved_bytes),
+            active_bytes: three(&now.active_bytes, &baseline.active_bytes),
+            inactive_split_bytes: three(&now.inactive_split_bytes, &baseline.inactive_split_bytes),
+            requested_bytes: three(&now.requested_bytes, &baseline.requested_bytes),
+            oversize_allocations: Stat::of(
+                &now.oversize_allocations,
+                &baseline.oversize_allocations,
+            ),
+            oversize_segments: Stat::of(&now.oversize_segments, &baseline.oversize_segments),
+            num_alloc_retries: now.num_alloc_retries.saturating_sub(baseline.num_alloc_retries)
+                as i64,
+            num_ooms: now.num_ooms.saturating_sub(baseline.num_ooms) as i64,
+            num_sync_all_streams: now.num_sync_all_streams as i64,
+            num_device_alloc: now.num_device_alloc as i64,
+            num_device_free: now.num_device_free as i64,
+            max_split_size: max_split_size as i64,
+        }
+    }
+}
+
+/// `girih_event`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Event {
+    /// Of the block or segment; for an out-of-memory event the device's free bytes.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The driver's handle of the stream.
+    pub stream: u64,
+    /// The pool.
+    pub pool: Pool,
+    /// The device.
+    pub device: i32,
+    /// The code of the action (`girih_action`), which is that of [`girih_trace::Action`].
+    pub action: i32,
+}
+
+/// `girih_segment`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Of its first byte.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The driver's handle of the stream.
+    pub stream: u64,
+    /// The pool.
+    pub pool: Pool,
+    /// The device.
+    pub device: i32,
+    /// True if it serves requests of more than 1 MiB.
+    pub is_large: bool,
+    /// True if it is mapped page by page.
+    pub is_expandable: bool,
+}
+
+/// `girih_block`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Of its first byte.
+    pub address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes asked for; 0 for a free block.
+    pub requested: u64,
+    /// In use by the program.
+    pub allocated: bool,
+    /// In use by the program, or freed and still in use by a stream.
+    pub active: bool,
+}
+
+/// `girih_visitor`.
+pub type Visitor = unsafe extern "C" fn(
+    user: *mut c_void,
+    segment: *const Segment,
+    blocks: *const Block,
+    block_count: usize,
+);

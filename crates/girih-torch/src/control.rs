@@ -1,0 +1,156 @@
+//! Control: what the Python package asks of the heaps, besides memory.
+//!
+//! Settings before the first request; marks of the program while it runs; and what came of it, as
+//! JSON, as a trace file, or as a plan. Errors are sentences for a user.
+
+mod files;
+mod report;
+
+use std::path::Path;
+use std::time::Instant;
+
+use girih_plan::{Budget, Plan, file, profile, solve};
+use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
+use serde::Serialize;
+
+pub(crate) use self::files::write_whole;
+use crate::heap::Heap;
+use crate::heaps;
+use crate::settings::Settings;
+
+/// Sets how the heaps behave, from a JSON object: see [`Settings::parse`].
+///
+/// # Errors
+/// If something in it is wrong, or if it is too late: settings are chosen once, before the first
+/// request.
+pub fn configure(options_json: &str) -> Result<(), String> {
+    heaps::configure(Settings::parse(options_json)?)
+}
+
+/// Tells every heap that a step, a phase or a module begins or ends. `kind` is a name of the marks
+/// file (`step`, `forward`, `optimizer`, ...); another becomes an annotation. `name` is the
+/// microbatch, the module, or the text; it may be empty.
+///
+/// # Errors
+/// What the driver refused.
+pub fn mark(kind: &str, name: &str) -> Result<(), String> {
+    let kind = MarkKind::from_name(kind);
+    heaps::each(|heap| heap.mark(kind, name)).map_err(|error| error.to_string())
+}
+
+/// What came of the run so far: of one device, an object; of all that were used, an object with
+/// `devices`. The fields are those of `report`'s types.
+///
+/// # Errors
+/// If the device was not used.
+pub fn report(device: Option<i32>) -> Result<String, String> {
+    let text = match device {
+        Some(device) => return report_of(used(device)?),
+        None => {
+            let devices: Result<Vec<_>, String> =
+                heaps::all().map(|(_, heap)| report::of(heap)).collect();
+            serde_json::to_string(&report::Whole::of(devices?))
+        }
+    };
+    text.map_err(|error| format!("the report cannot be written: {error}"))
+}
+
+/// The report of one heap.
+///
+/// # Errors
+/// After a panic inside the heap.
+pub fn report_of(heap: &Heap) -> Result<String, String> {
+    let report = report::of(heap)?;
+    serde_json::to_string(&report).map_err(|error| format!("the report cannot be written: {error}"))
+}
+
+/// What users should be told and were not yet: each sentence comes once.
+pub fn take_warnings() -> Vec<String> {
+    let take = |heap: &Heap| {
+        heap.with(|state| {
+            let mut warnings = std::mem::take(&mut state.warnings);
+            warnings.extend(state.background.take_warnings());
+            Ok(warnings)
+        })
+    };
+    heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default()).collect()
+}
+
+/// Writes what was recorded of a device to a trace file. Returns the number of events.
+///
+/// # Errors
+/// If nothing is recorded, or the file cannot be written.
+pub fn save_trace(device: i32, path: &str) -> Result<u64, String> {
+    let trace = used(device)?.trace().map_err(|error| error.to_string())?;
+    let events = trace.events.len() as u64;
+    let recording = Recording { traces: vec![trace] };
+    write_whole(Path::new(path), |output| {
+        girih_trace::file::write(&recording, output).map_err(|error| error.to_string())
+    })?;
+    Ok(events)
+}
+
+/// Makes a plan of what was recorded of a device and writes it to a plan file. Returns what it
+/// amounts to, as a JSON object.
+///
+/// # Errors
+/// If nothing is recorded, if nothing was asked of the device, or if the file cannot be written.
+pub fn plan(device: i32, path: &str) -> Result<String, String> {
+    plan_of(used(device)?, path)
+}
+
+/// As [`plan`], of one heap.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
+    let trace = heap.trace().map_err(|error| error.to_string())?;
+    if trace.events.is_empty() {
+        return Err("the device was asked for nothing yet: there is nothing to plan".to_owned());
+    }
+    let (plan, seconds) = timed(|| make_plan(&trace));
+    save_plan(&plan, Path::new(path))?;
+    let summary = Planned { seconds, plan: report::PlanSummary::of(&plan) };
+    serde_json::to_string(&summary).map_err(|error| error.to_string())
+}
+
+/// The process ends: frees do nothing from now on. To be called once CUDA is about to go.
+pub fn finish() {
+    heaps::finish();
+}
+
+/// What [`plan`] returns.
+#[derive(Serialize)]
+struct Planned {
+    /// Seconds that planning took.
+    seconds: f64,
+    #[serde(flatten)]
+    plan: report::PlanSummary,
+}
+
+fn used(device: i32) -> Result<&'static Heap, String> {
+    heaps::existing(device).ok_or_else(|| format!("device {device} was not used yet"))
+}
+
+/// A plan of a trace.
+fn make_plan(trace: &Trace) -> Plan {
+    let lives = Lifetimes::of(trace);
+    let iterations = Iterations::of(trace, &lives);
+    profile::plan(trace, &lives, &iterations, |problem| {
+        let budget = Budget::interactive(problem.buffers.len());
+        solve(problem, budget).expect("a problem made from a trace has a meaning")
+    })
+}
+
+/// Writes a plan file whole or not at all. The plan is verified first.
+pub(crate) fn save_plan(plan: &Plan, path: &Path) -> Result<(), String> {
+    write_whole(path, |output| file::write(plan, output).map_err(|error| error.to_string()))
+}
+
+/// Measures how long something takes. Seconds.
+#[expect(clippy::disallowed_methods, reason = "reports say how long planning took")]
+pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,150 @@
+//! A GPU, and the phantom of one, as the device of a heap.
+
+use girih_cuda::ipc::IpcError;
+use girih_cuda::{Calls, CudaDevice, OpenError, Phantom};
+use girih_runtime::{Address, DeviceError};
+
+use crate::device::{Exported, HeapDevice};
+use crate::error::{HeapError, Outcome, unsupported};
+
+/// Bytes that a phantom has if the user does not say: 4 TiB.
+const PHANTOM: u64 = 1 << 42;
+
+/// Opens the GPU of number `ordinal`.
+///
+/// # Errors
+/// If there is none, or no driver; with what is missing.
+pub(crate) fn open(ordinal: u32) -> Outcome<CudaDevice> {
+    CudaDevice::new(ordinal).map_err(|error| {
+        let text = error.to_string();
+        Box::new(match error {
+            OpenError::NoSuchDevice { .. } => HeapError::Unknown(text),
+            OpenError::Load(_) | OpenError::Refused { .. } => HeapError::Driver(text),
+        })
+    })
+}
+
+/// Opens the GPU of number `ordinal` as a phantom of `capacity` bytes, or of 4 TiB.
+///
+/// # Errors
+/// As [`open`], and if there is no memory at all.
+pub(crate) fn open_phantom(ordinal: u32, capacity: Option<u64>) -> Outcome<Phantom> {
+    Ok(Phantom::new(open(ordinal)?, capacity.unwrap_or(PHANTOM))?)
+}
+
+impl From<IpcError> for Box<HeapError> {
+    fn from(error: IpcError) -> Box<HeapError> {
+        let text = error.to_string();
+        match error {
+            IpcError::Device(error) => error.into(),
+            IpcError::Unsupported(_) => Box::new(HeapError::Unsupported(text)),
+            _ => Box::new(HeapError::Unknown(text)),
+        }
+    }
+}
+
+impl HeapDevice for CudaDevice {
+    fn add_stream(&mut self, handle: u64) -> Outcome<()> {
+        CudaDevice::add_stream(self, handle);
+        Ok(())
+    }
+
+    fn enable_peer(&mut self, peer: i32) -> Outcome<()> {
+        Ok(CudaDevice::enable_peer(self, ordinal(peer)?)?)
+    }
+
+    fn export(&mut self, address: Address, size: u64) -> Outcome<Exported> {
+        let exported = CudaDevice::export(self, address, size)?;
+        Ok(Exported { bytes: exported.bytes, offset: exported.offset })
+    }
+
+    fn import(&mut self, description: &[u8]) -> Outcome<Address> {
+        Ok(CudaDevice::import(self, description)?.address)
+    }
+
+    fn close(&mut self, address: Address) -> Outcome<bool> {
+        // Kernels that still read the memory would lose it.
+        CudaDevice::synchronize(self)?;
+        match CudaDevice::close(self, address) {
+            Ok(()) => Ok(true),
+            Err(IpcError::Unknown { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        by_name(CudaDevice::calls(self))
+    }
+}
+
+impl HeapDevice for Phantom {
+    fn add_stream(&mut self, handle: u64) -> Outcome<()> {
+        self.device_mut().add_stream(handle);
+        Ok(())
+    }
+
+    fn enable_peer(&mut self, peer: i32) -> Outcome<()> {
+        Ok(self.device_mut().enable_peer(ordinal(peer)?)?)
+    }
+
+    fn export(&mut self, _address: Address, _size: u64) -> Outcome<Exported> {
+        Err(unsupported("memory of a phantom device cannot be shared with another process"))
+    }
+
+    fn import(&mut self, description: &[u8]) -> Outcome<Address> {
+        HeapDevice::import(self.device_mut(), description)
+    }
+
+    fn close(&mut self, address: Address) -> Outcome<bool> {
+        HeapDevice::close(self.device_mut(), address)
+    }
+
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        by_name(self.device().calls())
+    }
+}
+
+fn ordinal(device: i32) -> Result<u32, DeviceError> {
+    u32::try_from(device).map_err(|_| DeviceError::Driver {
+        call: "cuDeviceGet",
+        reason: format!("there is no device {device}"),
+    })
+}
+
+/// The counters by the names of the methods of [`Device`](girih_runtime::Device), where there is one.
+fn by_name(calls: Calls) -> Vec<(&'static str, u64)> {
+    let Calls {
+        alloc,
+        free,
+        reserve,
+        unreserve,
+        create,
+        release,
+        map,
+        unmap,
+        set_access,
+        memory_info,
+        event_create,
+        event_record,
+        event_query,
+        stream_wait,
+        synchronize,
+    } = calls;
+    vec![
+        ("alloc", alloc),
+        ("free", free),
+        ("reserve", reserve),
+        ("unreserve", unreserve),
+        ("create", create),
+        ("release", release),
+        ("map", map),
+        ("unmap", unmap),
+        ("set_access", set_access),
+        ("memory_info", memory_info),
+        ("create_event", event_create),
+        ("record_event", event_record),
+        ("query_event", event_query),
+        ("wait_event", stream_wait),
+        ("synchronize", synchronize),
+    ]
+}

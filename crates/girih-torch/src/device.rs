@@ -1,0 +1,167 @@
+//! What a heap needs of its device besides memory: streams by the driver's handles, peers, other
+//! processes, and how often the driver was called.
+
+use girih_runtime::sim::{Call, SimDevice};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use girih_trace::StreamId;
+
+use crate::cuda;
+use crate::error::{Outcome, unsupported};
+use crate::settings::{Mode, Settings};
+
+/// A device for a heap.
+pub trait HeapDevice: Device + Send {
+    /// Makes a stream known by the driver's handle. The first has id 0, the next 1, and so on.
+    fn add_stream(&mut self, handle: u64) -> Outcome<()>;
+
+    /// Lets `peer` read and write the memory of this device, present and future.
+    fn enable_peer(&mut self, peer: i32) -> Outcome<()>;
+
+    /// Describes the memory in which `size` bytes at `address` lie, for another process.
+    fn export(&mut self, address: Address, size: u64) -> Outcome<Exported>;
+
+    /// Maps what another process described.
+    fn import(&mut self, description: &[u8]) -> Outcome<Address>;
+
+    /// Unmaps what [`HeapDevice::import`] gave, once for each time that it did. False if it gave
+    /// no such address.
+    fn close(&mut self, address: Address) -> Outcome<bool>;
+
+    /// Calls of the driver so far, by the name of the method of [`Device`].
+    fn calls(&self) -> Vec<(&'static str, u64)>;
+}
+
+/// Memory, described for another process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exported {
+    /// The description: at most [`IPC_BYTES`](crate::abi::IPC_BYTES).
+    pub bytes: Vec<u8>,
+    /// Where the address that was exported is in the memory that is described.
+    pub offset: u64,
+}
+
+/// Opens the device of number `ordinal`: simulated, a phantom, or a GPU.
+///
+/// # Errors
+/// If there is no such device, or no driver.
+pub(crate) fn open(ordinal: u32, settings: &Settings) -> Outcome<Box<dyn HeapDevice>> {
+    if let Some(simulated) = settings.sim {
+        return Ok(Box::new(Simulated::new(ordinal, simulated.capacity)));
+    }
+    if settings.mode == Mode::Phantom {
+        return Ok(Box::new(cuda::open_phantom(ordinal, settings.phantom_capacity)?));
+    }
+    Ok(Box::new(cuda::open(ordinal)?))
+}
+
+/// The simulated device in the place of a GPU. Addresses of different devices differ, as they do
+/// on GPUs: a heap is found by an address alone.
+pub(crate) struct Simulated {
+    device: SimDevice,
+    /// What is added to every address.
+    base: Address,
+}
+
+impl Simulated {
+    /// The device of number `ordinal`, of `capacity` bytes.
+    pub(crate) fn new(ordinal: u32, capacity: u64) -> Simulated {
+        Simulated { device: SimDevice::new(capacity), base: u64::from(ordinal) << 52 }
+    }
+}
+
+impl HeapDevice for Simulated {
+    fn add_stream(&mut self, _handle: u64) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn enable_peer(&mut self, _peer: i32) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn export(&mut self, _address: Address, _size: u64) -> Outcome<Exported> {
+        Err(unsupported("memory of the simulated device cannot be shared with another process"))
+    }
+
+    fn import(&mut self, _description: &[u8]) -> Outcome<Address> {
+        Err(unsupported("the simulated device cannot map memory of another process"))
+    }
+
+    fn close(&mut self, _address: Address) -> Outcome<bool> {
+        Ok(false)
+    }
+
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        let totals = self.device.totals();
+        Call::ALL.into_iter().map(|call| (call.name(), totals.of(call).calls)).collect()
+    }
+}
+
+impl Device for Simulated {
+    fn memory_info(&mut self) -> MemoryInfo {
+        self.device.memory_info()
+    }
+
+    fn granularity(&self) -> u64 {
+        self.device.granularity()
+    }
+
+    fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
+        Ok(self.device.alloc(size)? + self.base)
+    }
+
+    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
+        self.device.free(address - self.base)
+    }
+
+    fn reserve(&mut self, size: u64) -> Result<Address, DeviceError> {
+        Ok(self.device.reserve(size)? + self.base)
+    }
+
+    fn unreserve(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.device.unreserve(address - self.base, size)
+    }
+
+    fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {
+        self.device.create(size)
+    }
+
+    fn release(&mut self, handle: Handle) -> Result<(), DeviceError> {
+        Device::release(&mut self.device, handle)
+    }
+
+    fn map(&mut self, address: Address, handle: Handle) -> Result<(), DeviceError> {
+        self.device.map(address - self.base, handle)
+    }
+
+    fn set_access(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.device.set_access(address - self.base, size)
+    }
+
+    fn unmap(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
+        self.device.unmap(address - self.base, size)
+    }
+
+    fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
+        self.device.record_event(stream)
+    }
+
+    fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
+        self.device.query_event(event)
+    }
+
+    fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        self.device.wait_event(stream, event)
+    }
+
+    fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        self.device.synchronize_event(event)
+    }
+
+    fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
+        self.device.destroy_event(event)
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.device.synchronize_stream(stream)
+    }
+}

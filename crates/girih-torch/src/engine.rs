@@ -1,0 +1,208 @@
+//! The policy of a heap, and what only some policies have: how well a plan is followed, and the
+//! planning of `auto`.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use girih_plan::{Plan, file};
+use girih_runtime::auto::{Auto, Job};
+use girih_runtime::caching::Caching;
+use girih_runtime::direct::Direct;
+use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
+
+use crate::background::plan_file;
+use crate::device::HeapDevice;
+use crate::settings::{Mode, Settings};
+use crate::units::exact;
+
+/// A policy. The hot calls go to it without a table of functions.
+pub(crate) enum Engine {
+    Caching(Box<Caching>),
+    Direct(Box<Direct>),
+    Planned(Box<Planned>),
+    Auto(Box<Auto>),
+}
+
+impl Engine {
+    /// The policy of `settings` for a device, which has the number `ordinal`; and what a user
+    /// should be told.
+    pub(crate) fn new(
+        settings: &Settings,
+        ordinal: u32,
+        device: &mut dyn HeapDevice,
+    ) -> (Engine, Vec<String>) {
+        let (granularity, room) = (device.granularity(), device.memory_info().total);
+        let caching = || Box::new(Caching::new(settings.config.clone()));
+        let auto = |plan: Option<Plan>| {
+            Engine::Auto(Box::new(match plan {
+                Some(plan) => Auto::with_plan(Arc::new(plan), caching(), granularity),
+                None => Auto::new(caching(), granularity),
+            }))
+        };
+        let mut warnings = Vec::new();
+        let engine = match settings.mode {
+            Mode::Native | Mode::Expandable => Engine::Caching(caching()),
+            Mode::Profile | Mode::Phantom => Engine::Direct(Box::default()),
+            Mode::Auto => {
+                let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
+                let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
+                auto(plan.transpose().unwrap_or_else(|(path, error)| {
+                    warnings.push(format!(
+                        "device {ordinal}: the kept plan {} is not used: {error}. A new one will \
+                         be made.",
+                        path.display()
+                    ));
+                    None
+                }))
+            }
+            Mode::Plan => {
+                let path = plan_path(settings, ordinal);
+                match read_plan(&path, room) {
+                    Ok(plan) => {
+                        let planned = Planned::new(Arc::new(plan), caching(), granularity);
+                        Engine::Planned(Box::new(planned))
+                    }
+                    Err(error) => {
+                        warnings.push(format!(
+                            "device {ordinal}: the plan {} is not followed: {error}. The run goes \
+                             on in the mode `auto`.",
+                            path.display()
+                        ));
+                        auto(None)
+                    }
+                }
+            }
+        };
+        (engine, warnings)
+    }
+
+    /// The policy, for all that is not hot.
+    pub(crate) fn policy(&self) -> &dyn Policy {
+        match self {
+            Engine::Caching(policy) => &**policy,
+            Engine::Direct(policy) => &**policy,
+            Engine::Planned(policy) => &**policy,
+            Engine::Auto(policy) => &**policy,
+        }
+    }
+
+    /// The policy, for all that is not hot.
+    pub(crate) fn policy_mut(&mut self) -> &mut dyn Policy {
+        match self {
+            Engine::Caching(policy) => &mut **policy,
+            Engine::Direct(policy) => &mut **policy,
+            Engine::Planned(policy) => &mut **policy,
+            Engine::Auto(policy) => &mut **policy,
+        }
+    }
+
+    /// [`Policy::allocate`].
+    #[inline]
+    pub(crate) fn allocate(
+        &mut self,
+        env: &mut Env<'_>,
+        request: Request,
+    ) -> Result<Granted, AllocError> {
+        match self {
+            Engine::Caching(policy) => policy.allocate(env, request),
+            Engine::Direct(policy) => policy.allocate(env, request),
+            Engine::Planned(policy) => policy.allocate(env, request),
+            Engine::Auto(policy) => policy.allocate(env, request),
+        }
+    }
+
+    /// [`Policy::free`].
+    #[inline]
+    pub(crate) fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
+        match self {
+            Engine::Caching(policy) => policy.free(env, block),
+            Engine::Direct(policy) => policy.free(env, block),
+            Engine::Planned(policy) => policy.free(env, block),
+            Engine::Auto(policy) => policy.free(env, block),
+        }
+    }
+
+    /// Says which driver handle each stream has: some policies walk streams in that order.
+    pub(crate) fn set_stream_handles(&mut self, handles: &[u64]) {
+        if let Engine::Caching(policy) = self {
+            policy.set_stream_handles(handles.to_vec());
+        }
+    }
+
+    /// The recording that is to be planned, if the policy wants a plan.
+    pub(crate) fn take_job(&mut self) -> Option<Job> {
+        if let Engine::Auto(policy) = self { policy.take_job() } else { None }
+    }
+
+    /// Hands the policy the plan of a job.
+    pub(crate) fn offer(&mut self, plan: Arc<Plan>) {
+        if let Engine::Auto(policy) = self {
+            policy.offer(plan);
+        }
+    }
+
+    /// What follows a plan, if something does.
+    fn planned(&self) -> Option<&Planned> {
+        match self {
+            Engine::Planned(policy) => Some(policy),
+            Engine::Auto(policy) => Some(policy.planned()),
+            Engine::Caching(_) | Engine::Direct(_) => None,
+        }
+    }
+
+    /// What the policy does now, as a word: `caching`, `direct`, `learning`, `following`, or
+    /// `outgrown` if the plan was given up.
+    pub(crate) fn stage(&self) -> &'static str {
+        match self {
+            Engine::Caching(_) => "caching",
+            Engine::Direct(_) => "direct",
+            Engine::Planned(policy) if policy.is_following() => "following",
+            Engine::Planned(_) => "outgrown",
+            Engine::Auto(policy) if policy.planned().is_following() => "following",
+            Engine::Auto(_) => "learning",
+        }
+    }
+
+    /// How often `auto` has changed its plan.
+    pub(crate) fn switches(&self) -> u64 {
+        if let Engine::Auto(policy) = self { policy.switches().len() as u64 } else { 0 }
+    }
+
+    /// How well a plan is followed, if one is.
+    pub(crate) fn following(&self) -> Option<Following> {
+        self.planned().map(Planned::following)
+    }
+
+    /// The plan that is followed, if one is.
+    pub(crate) fn plan(&self) -> Option<&Plan> {
+        self.planned().filter(|planned| planned.is_following()).map(|planned| &**planned.plan())
+    }
+}
+
+/// The plan file of a device in the mode `plan`.
+fn plan_path(settings: &Settings, ordinal: u32) -> PathBuf {
+    let path = settings.plan.as_deref().unwrap_or(Path::new(""));
+    PathBuf::from(path.to_string_lossy().replace("{device}", &ordinal.to_string()))
+}
+
+/// Where `auto` keeps the plan of a device, if it keeps plans.
+pub(crate) fn kept_plan_file(settings: &Settings, ordinal: u32) -> Option<PathBuf> {
+    settings.plan_dir.as_deref().map(|folder| plan_file(folder, &settings.key, ordinal))
+}
+
+/// Reads a plan for a device of `room` bytes. It is verified by the reader.
+fn read_plan(path: &Path, room: u64) -> Result<Plan, String> {
+    let file = File::open(path).map_err(|error| format!("it cannot be opened ({error})"))?;
+    let plan = file::read(BufReader::new(file)).map_err(|error| error.to_string())?;
+    let needed = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+    if needed > room {
+        return Err(format!(
+            "it lays out {}, and the device has {}: it was made for another run",
+            exact(needed),
+            exact(room)
+        ));
+    }
+    Ok(plan)
+}

@@ -1,0 +1,136 @@
+//! A heap: one device, the policy that shares it out, and the lock around both.
+//!
+//! ```text
+//!  any thread ─► lock ─► ids of stream and pool ─► policy ─► device        rarely
+//!                                                   │
+//!                             first address ─► block id ─► journal         if someone listens
+//! ```
+//!
+//! The lock is the standard one: not contended, it costs one atomic operation to take and one to
+//! give back. Nothing that waits is done under it, but for the driver's own calls and the sink's.
+//! After a panic inside, the lock is poisoned and the heap refuses all further work: what it
+//! believes of its memory may be wrong, and a wrong answer would corrupt a training run.
+
+mod memory;
+mod pools;
+mod state;
+mod view;
+
+use std::sync::{Mutex, MutexGuard};
+
+use girih_runtime::Address;
+use girih_trace::MarkKind;
+
+pub(crate) use self::memory::check_fraction;
+pub use self::pools::HeapCheckpoint;
+pub(crate) use self::state::State;
+use crate::abi::Sink;
+use crate::device::HeapDevice;
+use crate::error::{Outcome, bug};
+use crate::settings::Settings;
+
+/// The heap of one device. One lock around a policy and its device.
+pub struct Heap {
+    state: Mutex<State>,
+}
+
+impl Heap {
+    /// A heap for the device of number `ordinal`. Opens the device.
+    ///
+    /// # Errors
+    /// If there is no such device, or no driver.
+    pub fn new(ordinal: u32, settings: &Settings) -> Outcome<Heap> {
+        let device = crate::device::open(ordinal, settings)?;
+        Ok(Heap::over(device, ordinal, settings))
+    }
+
+    /// A heap over a device that is open already.
+    pub fn over(device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> Heap {
+        Heap { state: Mutex::new(State::new(device, ordinal, settings)) }
+    }
+
+    /// Runs `work` with the heap to itself.
+    ///
+    /// # Errors
+    /// After a panic inside the heap; and those of `work`.
+    #[inline]
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
+        work(&mut *self.lock()?)
+    }
+
+    #[inline]
+    fn lock(&self) -> Outcome<MutexGuard<'_, State>> {
+        self.state.lock().map_err(|_| {
+            bug("an earlier call failed inside Girih's heap of this device, which therefore \
+                 refuses all further work; the first error says what happened")
+        })
+    }
+
+    /// Gives `size` bytes, not 0, for work on the stream of that handle.
+    ///
+    /// # Errors
+    /// Out of memory, with its story; or what the driver refused.
+    #[inline]
+    pub fn allocate(&self, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
+        self.with(|state| state.allocate(size, stream, pool))
+    }
+
+    /// Takes a block back by its first address. False if no block of this heap begins there.
+    ///
+    /// # Errors
+    /// What the driver refused; the block is then still in use.
+    #[inline]
+    pub fn free(&self, address: Address) -> Outcome<bool> {
+        self.with(|state| state.free(address))
+    }
+
+    /// Says that the stream of that handle uses the block too. False if no block of this heap
+    /// begins there.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn record_stream(&self, address: Address, stream: u64) -> Outcome<bool> {
+        self.with(|state| state.record_stream(address, stream))
+    }
+
+    /// True if a live block of this heap begins at `address`.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn holds(&self, address: Address) -> Outcome<bool> {
+        self.with(|state| Ok(state.blocks.find(address).is_some()))
+    }
+
+    /// Tells the policy and the recorder of a mark of the program.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn mark(&self, kind: MarkKind, name: &str) -> Outcome<()> {
+        self.with(|state| state.mark(kind, name))
+    }
+
+    /// Sends the events to another sink from now on, or to none.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub(crate) fn set_sink(&self, sink: Option<Sink>) -> Outcome<()> {
+        self.with(|state| {
+            state.journal.set_sink(sink);
+            Ok(())
+        })
+    }
+
+    /// Walks everything and compares it: see [`Policy::check`](girih_runtime::Policy::check).
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let state = self.lock().map_err(|error| error.to_string())?;
+        state.engine.policy().check()?;
+        let blocks = state.engine.policy().stats().allocation.all.current;
+        if blocks != state.blocks.len() as u64 {
+            return Err(format!("{blocks} blocks are in use, {} are known", state.blocks.len()));
+        }
+        Ok(())
+    }
+}

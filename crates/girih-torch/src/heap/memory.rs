@@ -1,0 +1,131 @@
+//! The memory that a heap holds: giving it back, limits, peers, other processes.
+
+use girih_runtime::{Address, BlockView, SegmentView};
+
+use super::Heap;
+use crate::device::Exported;
+use crate::error::{Outcome, unknown, unsupported};
+use crate::oom;
+
+impl Heap {
+    /// Gives back what is free and whole: of the default pool and of pools without users if `pool`
+    /// is `(0, 0)`, of that pool otherwise (`emptyCache`).
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn empty_cache(&self, pool: (u64, u64)) -> Outcome<()> {
+        self.with(|state| {
+            let Some(pool) = state.journal.pools.find(pool) else { return Ok(()) };
+            let (policy, mut env) = state.parts();
+            Ok(policy.empty_pool(&mut env, girih_trace::PoolId(pool))?)
+        })
+    }
+
+    /// Limits what the heap may hold to a share of the device (`setMemoryFraction`).
+    ///
+    /// # Errors
+    /// If the share is not from 0 to 1.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Outcome<()> {
+        check_fraction(fraction)?;
+        self.with(|state| {
+            state.engine.policy_mut().set_memory_fraction(fraction);
+            Ok(())
+        })
+    }
+
+    /// The share of the device that the heap may hold (`getMemoryFraction`).
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn memory_fraction(&self) -> Outcome<f64> {
+        self.with(|state| Ok(state.engine.policy().memory_fraction()))
+    }
+
+    /// The largest block that is free or that the device could give now (`cacheInfo`). Bytes.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn largest_free(&self) -> Outcome<u64> {
+        self.with(|state| {
+            let info = state.device.memory_info();
+            let policy = state.engine.policy();
+            let allowed = (policy.memory_fraction() * info.total as f64) as u64;
+            let reserved = policy.stats().reserved_bytes.all.current;
+            let obtainable = info.free.min(allowed.saturating_sub(reserved));
+            Ok(obtainable.max(oom::largest_free(policy)))
+        })
+    }
+
+    /// The first address and the bytes of the segment or mapped run that `address` lies in; None
+    /// if it lies in no memory of this heap.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn segment_of(&self, address: Address) -> Outcome<Option<(Address, u64)>> {
+        self.with(|state| {
+            let mut found = None;
+            state.engine.policy().visit(&mut |segment: SegmentView, _| {
+                if (segment.address..segment.address + segment.size).contains(&address) {
+                    found = Some((segment.address, segment.size));
+                }
+            });
+            Ok(found)
+        })
+    }
+
+    /// Lets `peer` read and write the memory of this device (`enablePeerAccess`).
+    ///
+    /// # Errors
+    /// If the two cannot reach each other.
+    pub fn enable_peer(&self, peer: i32) -> Outcome<()> {
+        self.with(|state| state.device.enable_peer(peer))
+    }
+
+    /// Describes the memory of the block that `address` lies in for another process.
+    ///
+    /// # Errors
+    /// If it is not in a block of this heap, or in memory that cannot leave the process.
+    pub fn export(&self, address: Address) -> Outcome<Exported> {
+        self.with(|state| {
+            let mut size = None;
+            state.engine.policy().visit(&mut |_, blocks| {
+                let around = |block: &&BlockView| {
+                    (block.address..block.address + block.size).contains(&address)
+                };
+                let block = blocks.iter().find(around);
+                size = size.or(block.map(|block| block.address + block.size - address));
+            });
+            let Some(size) = size else {
+                return Err(unknown(format!("{address:#x} is no memory of this heap")));
+            };
+            state.device.export(address, size)
+        })
+    }
+
+    /// Maps memory of another process.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn import(&self, description: &[u8]) -> Outcome<Address> {
+        self.with(|state| state.device.import(description))
+    }
+
+    /// Unmaps memory of another process. False if it was not mapped through this heap.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn close(&self, address: Address) -> Outcome<bool> {
+        self.with(|state| state.device.close(address))
+    }
+}
+
+/// # Errors
+/// If a share is not from 0 to 1.
+pub(crate) fn check_fraction(fraction: f64) -> Outcome<()> {
+    if (0.0..=1.0).contains(&fraction) {
+        return Ok(());
+    }
+    Err(unsupported(format!(
+        "a memory fraction of {fraction} makes no sense: it must be from 0 to 1"
+    )))
+}

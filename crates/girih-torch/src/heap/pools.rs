@@ -1,0 +1,145 @@
+//! Private pools: their users, how they behave, and bringing them back to what they were.
+
+use girih_runtime::{Address, Checkpoint, PoolOptions};
+use girih_trace::PoolId;
+
+use super::{Heap, State};
+use crate::error::{Outcome, unknown};
+
+/// The blocks of a pool at one moment, to be brought back later.
+pub struct HeapCheckpoint {
+    pub(super) checkpoint: Checkpoint,
+}
+
+impl State {
+    /// The id of a private pool that has been seen.
+    fn known_pool(&self, pool: (u64, u64)) -> Outcome<PoolId> {
+        self.journal
+            .pools
+            .find(pool)
+            .map(PoolId)
+            .ok_or_else(|| unknown(format!("device {} has no memory pool {pool:?}", self.ordinal)))
+    }
+
+    fn options(&mut self, pool: PoolId) -> &mut PoolOptions {
+        let index = usize::from(pool.0);
+        if self.pool_options.len() <= index {
+            self.pool_options.resize(index + 1, PoolOptions::default());
+        }
+        &mut self.pool_options[index]
+    }
+}
+
+impl Heap {
+    /// Makes a pool, or adds a user to it (`createOrIncrefPool`).
+    ///
+    /// # Errors
+    /// If there are too many pools.
+    pub fn create_pool(&self, pool: (u64, u64)) -> Outcome<()> {
+        self.with(|state| {
+            let pool = state.pool(pool)?;
+            state.engine.policy_mut().create_pool(pool);
+            Ok(())
+        })
+    }
+
+    /// A user of the pool is done with it (`releasePool`).
+    ///
+    /// # Errors
+    /// If there is no such pool.
+    pub fn release_pool(&self, pool: (u64, u64)) -> Outcome<()> {
+        self.with(|state| {
+            let pool = state.known_pool(pool)?;
+            let (policy, mut env) = state.parts();
+            Ok(policy.release_pool(&mut env, pool)?)
+        })
+    }
+
+    /// The users of a pool (`getPoolUseCount`); 0 if there is no such pool.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn pool_users(&self, pool: (u64, u64)) -> Outcome<u32> {
+        self.with(|state| {
+            let pool = state.journal.pools.find(pool);
+            Ok(pool.map_or(0, |pool| state.engine.policy().pool_users(PoolId(pool))))
+        })
+    }
+
+    /// Changes how a pool behaves (`setUseOnOOM`, `setNoSplit`). The pool may be made later.
+    ///
+    /// # Errors
+    /// If there are too many pools.
+    pub fn set_pool_options(
+        &self,
+        pool: (u64, u64),
+        change: impl FnOnce(&mut PoolOptions),
+    ) -> Outcome<()> {
+        self.with(|state| {
+            let pool = state.pool(pool)?;
+            let options = state.options(pool);
+            change(options);
+            let options = *options;
+            state.engine.policy_mut().set_pool_options(pool, options);
+            Ok(())
+        })
+    }
+
+    /// Opens a scope of a pool, and with it a graph capture if `captures` (`beginAllocateToPool`).
+    ///
+    /// # Errors
+    /// If there are too many pools.
+    pub fn begin_pool(&self, pool: (u64, u64), captures: bool) -> Outcome<()> {
+        self.with(|state| {
+            let pool = state.pool(pool)?;
+            state.engine.policy_mut().begin_pool(pool, captures);
+            Ok(())
+        })
+    }
+
+    /// Closes the newest scope of a pool (`endAllocateToPool`).
+    ///
+    /// # Errors
+    /// If there is no such pool.
+    pub fn end_pool(&self, pool: (u64, u64), captures: bool) -> Outcome<()> {
+        self.with(|state| {
+            let pool = state.known_pool(pool)?;
+            state.engine.policy_mut().end_pool(pool, captures);
+            Ok(())
+        })
+    }
+
+    /// What a pool holds now (`getCheckpointState`).
+    ///
+    /// # Errors
+    /// If there is no such pool.
+    pub fn checkpoint(&self, pool: (u64, u64)) -> Outcome<HeapCheckpoint> {
+        self.with(|state| {
+            let pool = state.known_pool(pool)?;
+            Ok(HeapCheckpoint { checkpoint: state.engine.policy().checkpoint(pool)? })
+        })
+    }
+
+    /// Frees every live block of the checkpoint's pool and allocates those of the checkpoint again,
+    /// each at its address (`setCheckpointPoolState`). Returns the addresses that were freed and
+    /// those that were allocated.
+    ///
+    /// # Errors
+    /// If the memory is not held any more. Nothing has changed then.
+    pub fn restore(&self, checkpoint: &HeapCheckpoint) -> Outcome<(Vec<Address>, Vec<Address>)> {
+        self.with(|state| {
+            let (policy, mut env) = state.parts();
+            let restored = policy.restore(&mut env, &checkpoint.checkpoint)?;
+            for &(_, address) in &restored.freed {
+                if let Some((place, _)) = state.blocks.find(address) {
+                    state.blocks.remove(place);
+                }
+            }
+            for granted in &restored.allocated {
+                state.blocks.insert(granted.address, granted.block);
+            }
+            let freed = restored.freed.into_iter().map(|(_, address)| address).collect();
+            Ok((freed, restored.allocated.into_iter().map(|granted| granted.address).collect()))
+        })
+    }
+}

@@ -1,0 +1,277 @@
+//! The heaps of the process: one for each device, made at the first request of the device, never
+//! given up.
+//!
+//! A free names no device. The thread's last device is tried first, which is right but for
+//! programs that use several devices from one thread; then the others. The driver is not asked.
+//!
+//! ```text
+//!  set up ─► init(count) ─► first request of device 1 ─► heap 1 ... ─► finish ─► frees do nothing
+//! ```
+//!
+//! Nothing here has a destructor. Blocks are freed from any thread until the very end of a process,
+//! after its other statics are gone; after [`finish`] such a free is not passed on to a driver that
+//! may be gone too: the process's memory goes back with it.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use girih_runtime::Address;
+
+use crate::abi::Sink;
+use crate::error::{Outcome, unknown};
+use crate::heap::{Heap, check_fraction};
+use crate::settings::Settings;
+
+/// Devices that a process may have: as many as PyTorch can number are never seen.
+pub const DEVICES: usize = 64;
+
+static HEAPS: [OnceLock<Heap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+/// Devices of the process; -1 before [`init`].
+static COUNT: AtomicI32 = AtomicI32::new(-1);
+/// The share that each device's heap may hold, as bits: it may be set before the heap is made. No
+/// number as long as it was not set.
+static FRACTIONS: [AtomicU64; DEVICES] = [const { AtomicU64::new(f64::NAN.to_bits()) }; DEVICES];
+static FINISHED: AtomicBool = AtomicBool::new(false);
+/// Where events go. Held while a heap is made too, so that none misses a change of it.
+static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+
+thread_local! {
+    /// The device of this thread's last request. It has no destructor: threads free while they die.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Sets how the heaps behave.
+///
+/// # Errors
+/// If they were set before, or if a heap exists already.
+pub(crate) fn configure(settings: Settings) -> Result<(), String> {
+    let too_late = "Girih is configured already; its settings can be chosen once, before the first \
+                    request for GPU memory";
+    SETTINGS.set(settings).map_err(|_| too_late.to_owned())
+}
+
+/// The settings, which can no longer change.
+pub(crate) fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(Settings::default)
+}
+
+/// The process has `count` devices.
+///
+/// # Errors
+/// If Girih does not have as many.
+pub fn init(count: i32) -> Outcome<()> {
+    if !(0..=DEVICES as i32).contains(&count) {
+        return Err(unknown(format!("{count} devices; Girih has heaps for 0 to {DEVICES}")));
+    }
+    COUNT.fetch_max(count, Ordering::Relaxed);
+    Ok(())
+}
+
+/// True once [`init`] was called.
+pub fn is_initialized() -> bool {
+    COUNT.load(Ordering::Relaxed) >= 0
+}
+
+/// The heap of a device, made now if this is its first request.
+///
+/// # Errors
+/// If there is no such device, or if it cannot be opened.
+#[inline]
+pub fn heap(device: i32) -> Outcome<&'static Heap> {
+    match HEAPS.get(device as usize).and_then(OnceLock::get) {
+        Some(heap) => Ok(heap),
+        None => make(device),
+    }
+}
+
+/// The heap of a device if it was made. To look at a device must not open it: that takes memory.
+///
+/// # Errors
+/// If there is no such device.
+pub(crate) fn look(device: i32) -> Outcome<Option<&'static Heap>> {
+    Ok(HEAPS[number(device)?].get())
+}
+
+/// Limits what the heap of a device may hold to a share of it, now or when it is made.
+///
+/// # Errors
+/// If there is no such device, or the share is not from 0 to 1.
+pub(crate) fn set_memory_fraction(device: i32, fraction: f64) -> Outcome<()> {
+    let number = number(device)?;
+    check_fraction(fraction)?;
+    // Held, so that a heap which is being made gets this share or the heap is found below.
+    let _making = sink();
+    FRACTIONS[number].store(fraction.to_bits(), Ordering::Relaxed);
+    HEAPS[number].get().map_or(Ok(()), |heap| heap.set_memory_fraction(fraction))
+}
+
+/// The share of a device that its heap may hold.
+///
+/// # Errors
+/// If there is no such device.
+pub(crate) fn memory_fraction(device: i32) -> Outcome<f64> {
+    if let Some(heap) = look(device)? {
+        return heap.memory_fraction();
+    }
+    let set = f64::from_bits(FRACTIONS[number(device)?].load(Ordering::Relaxed));
+    Ok(if set.is_nan() { 1.0 } else { set })
+}
+
+/// A device as an index.
+fn number(device: i32) -> Outcome<usize> {
+    let count = COUNT.load(Ordering::Relaxed);
+    if device < 0 || device >= count {
+        return Err(unknown(match count {
+            -1 => "Girih's heaps are not initialized: call girih_init first".to_owned(),
+            _ => format!("there is no device {device}: this process has {count}"),
+        }));
+    }
+    Ok(device as usize)
+}
+
+#[cold]
+fn make(device: i32) -> Outcome<&'static Heap> {
+    let number = number(device)?;
+    let (sink, place) = (sink(), &HEAPS[number]);
+    if place.get().is_none() {
+        let heap = Heap::new(device as u32, settings())?;
+        heap.set_sink(*sink)?;
+        let fraction = f64::from_bits(FRACTIONS[number].load(Ordering::Relaxed));
+        if !fraction.is_nan() {
+            heap.set_memory_fraction(fraction)?;
+        }
+        // Nobody else makes heaps while the sink is held.
+        let _ = place.set(heap);
+    }
+    place.get().ok_or_else(|| unknown(format!("the heap of device {device} was not made")))
+}
+
+fn sink() -> MutexGuard<'static, Option<Sink>> {
+    // What it holds is written whole: a panic of another holder leaves it right.
+    SINK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The heap of a device, if it has had a request.
+pub fn existing(device: i32) -> Option<&'static Heap> {
+    HEAPS.get(usize::try_from(device).ok()?)?.get()
+}
+
+/// The heaps that were made, with their devices.
+pub fn all() -> impl Iterator<Item = (i32, &'static Heap)> {
+    (0..).zip(&HEAPS).filter_map(|(device, place)| Some((device, place.get()?)))
+}
+
+/// Runs `work` on every heap that was made; the first error comes back after all were tried.
+pub(crate) fn each(mut work: impl FnMut(&Heap) -> Outcome<()>) -> Outcome<()> {
+    all().map(|(_, heap)| work(heap)).fold(Ok(()), Outcome::and)
+}
+
+/// Gives memory of a device.
+///
+/// # Errors
+/// See [`Heap::allocate`].
+#[inline]
+pub fn allocate(device: i32, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
+    let heap = heap(device)?;
+    LAST.set(device as usize);
+    heap.allocate(size, stream, pool)
+}
+
+/// Takes a block back. After [`finish`] it does nothing.
+///
+/// # Errors
+/// If no live block of any heap begins there; or what the driver refused.
+#[inline]
+pub fn free(address: Address) -> Outcome<()> {
+    if FINISHED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    if let Some(heap) = HEAPS[LAST.get()].get()
+        && heap.free(address)?
+    {
+        return Ok(());
+    }
+    find(address, |heap| heap.free(address))
+}
+
+/// Says that a stream uses a block too.
+///
+/// # Errors
+/// If no live block of any heap begins there; or what the driver refused.
+pub fn record_stream(address: Address, stream: u64) -> Outcome<()> {
+    find(address, |heap| heap.record_stream(address, stream))
+}
+
+/// The device of a live block.
+///
+/// # Errors
+/// If no live block of any heap begins there.
+pub fn device_of(address: Address) -> Outcome<i32> {
+    for (device, heap) in all() {
+        if heap.holds(address)? {
+            return Ok(device);
+        }
+    }
+    Err(no_block(address))
+}
+
+/// The segment that an address lies in.
+///
+/// # Errors
+/// If it lies in no memory of any heap.
+pub fn segment_of(address: Address) -> Outcome<(Address, u64)> {
+    Ok(heap_around(address)?.0)
+}
+
+/// The segment that an address lies in, and the heap that holds it.
+///
+/// # Errors
+/// If it lies in no memory of any heap.
+pub(crate) fn heap_around(address: Address) -> Outcome<((Address, u64), &'static Heap)> {
+    for (_, heap) in all() {
+        if let Some(segment) = heap.segment_of(address)? {
+            return Ok((segment, heap));
+        }
+    }
+    Err(unknown(format!("{address:#x} lies in no memory of Girih's heaps")))
+}
+
+/// Tries `work` on the heaps, the thread's last device first, until one says that the address is
+/// its own.
+pub(crate) fn find(address: Address, mut work: impl FnMut(&Heap) -> Outcome<bool>) -> Outcome<()> {
+    let last = LAST.get();
+    let first = HEAPS[last].get().map(|heap| (last as i32, heap));
+    let others = all().filter(|&(device, _)| device as usize != last);
+    for (_, heap) in first.into_iter().chain(others) {
+        if work(heap)? {
+            return Ok(());
+        }
+    }
+    Err(no_block(address))
+}
+
+#[cold]
+fn no_block(address: Address) -> Box<crate::error::HeapError> {
+    unknown(format!(
+        "no live block of Girih's heaps begins at {address:#x}; it was freed already, or another \
+         allocator gave it"
+    ))
+}
+
+/// Sends the events of all heaps, present and future, to another sink, or to none. After this the
+/// former sink is not called any more.
+///
+/// # Errors
+/// After a panic inside one of the heaps.
+pub(crate) fn set_sink(new: Option<Sink>) -> Outcome<()> {
+    let mut sink = sink();
+    *sink = new;
+    each(|heap| heap.set_sink(new))
+}
+
+/// The process ends: frees do nothing from now on.
+pub fn finish() {
+    FINISHED.store(true, Ordering::Relaxed);
+}

@@ -1,0 +1,188 @@
+//! The log of a heap: where the events of its policy go, and the small ids that they carry.
+//!
+//! ```text
+//!  policy ─► event with ids ─► journal ─┬─► the recorder, if the run is recorded
+//!                                       └─► the sink, if one is set, with handles for ids
+//! ```
+//!
+//! Mostly there is neither, and an event costs one branch.
+
+use girih_runtime::Log;
+use girih_trace::{Event, PoolId, StreamId};
+
+use crate::abi::{self, Sink};
+use crate::error::{Outcome, unsupported};
+use crate::recorder::Recorder;
+
+/// A table of what has small ids: the things in the order in which they came.
+pub(crate) struct Table<T> {
+    things: Vec<T>,
+    /// The one that was asked for last, and its id.
+    recent: (T, u16),
+}
+
+impl<T: Copy + PartialEq> Table<T> {
+    /// A table in which `first` has id 0 as soon as it is asked for.
+    fn new(things: Vec<T>, first: T) -> Table<T> {
+        Table { things, recent: (first, u16::MAX) }
+    }
+
+    /// The id of a thing that has one.
+    #[inline]
+    pub(crate) fn find(&self, thing: T) -> Option<u16> {
+        if self.recent.0 == thing && self.recent.1 != u16::MAX {
+            return Some(self.recent.1);
+        }
+        self.things.iter().position(|&known| known == thing).map(|id| id as u16)
+    }
+
+    /// The id of a thing; true if it is new. `name` is what an error calls it.
+    #[inline]
+    pub(crate) fn id(&mut self, thing: T, name: &str) -> Outcome<(u16, bool)> {
+        if self.recent.0 == thing && self.recent.1 != u16::MAX {
+            return Ok((self.recent.1, false));
+        }
+        self.id_slow(thing, name)
+    }
+
+    #[cold]
+    fn id_slow(&mut self, thing: T, name: &str) -> Outcome<(u16, bool)> {
+        let found = self.find(thing);
+        let id = found.map_or(self.things.len(), usize::from);
+        if id >= usize::from(u16::MAX) {
+            return Err(unsupported(format!(
+                "this process has used {id} different {name}, which is the most that Girih can \
+                 tell apart; use fewer of them again and again"
+            )));
+        }
+        if found.is_none() {
+            self.things.push(thing);
+        }
+        self.recent = (thing, id as u16);
+        Ok((id as u16, found.is_none()))
+    }
+
+    /// Every thing, by id.
+    pub(crate) fn all(&self) -> &[T] {
+        &self.things
+    }
+
+    /// The thing of an id that was given.
+    pub(crate) fn thing(&self, id: u16) -> Option<T> {
+        self.things.get(usize::from(id)).copied()
+    }
+}
+
+/// See the [module](self).
+pub(crate) struct Journal {
+    device: i32,
+    /// The driver's handles of streams.
+    pub(crate) streams: Table<u64>,
+    /// PyTorch's ids of pools; the first is the default pool.
+    pub(crate) pools: Table<(u64, u64)>,
+    sink: Option<Sink>,
+    recorder: Option<Recorder>,
+    /// True if there is a sink or a recorder.
+    listens: bool,
+}
+
+impl Journal {
+    /// A journal that nobody listens to but `recorder`, if there is one.
+    pub(crate) fn new(device: i32, recorder: Option<Recorder>) -> Journal {
+        let listens = recorder.is_some();
+        Journal {
+            device,
+            streams: Table::new(Vec::new(), 0),
+            pools: Table::new(vec![(0, 0)], (0, 0)),
+            sink: None,
+            recorder,
+            listens,
+        }
+    }
+
+    /// Sends the events to another sink from now on, or to none.
+    pub(crate) fn set_sink(&mut self, sink: Option<Sink>) {
+        self.sink = sink;
+        self.listens = self.sink.is_some() || self.recorder.is_some();
+    }
+
+    /// The recorder, if the run is recorded.
+    pub(crate) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
+    }
+
+    /// The recorder, if the run is recorded.
+    pub(crate) fn recorder_mut(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_mut()
+    }
+
+    /// The driver's handle of a stream.
+    pub(crate) fn stream_handle(&self, stream: StreamId) -> u64 {
+        self.streams.thing(stream.0).unwrap_or(0)
+    }
+
+    /// PyTorch's id of a pool.
+    pub(crate) fn pool_pair(&self, pool: PoolId) -> abi::Pool {
+        let (first, second) = self.pools.thing(pool.0).unwrap_or((0, 0));
+        abi::Pool { first, second }
+    }
+
+    #[cold]
+    fn tell(&mut self, event: Event) {
+        if let Some(sink) = &self.sink {
+            sink.tell(&abi::Event {
+                address: event.address,
+                size: event.size,
+                stream: self.stream_handle(event.stream),
+                pool: self.pool_pair(event.pool),
+                device: self.device,
+                action: event.action as i32,
+            });
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(event);
+        }
+    }
+}
+
+impl Log for Journal {
+    #[inline]
+    fn record(&mut self, event: Event) {
+        if self.listens {
+            self.tell(event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_given_in_the_order_of_coming_and_kept() {
+        let mut table = Table::new(Vec::new(), 0);
+        assert_eq!(table.id(7, "streams").unwrap(), (0, true));
+        assert_eq!(table.id(0, "streams").unwrap(), (1, true));
+        assert_eq!(table.id(0, "streams").unwrap(), (1, false));
+        assert_eq!(table.id(7, "streams").unwrap(), (0, false));
+        assert_eq!((table.find(7), table.find(9)), (Some(0), None));
+    }
+
+    #[test]
+    fn the_default_pool_has_the_first_id_before_anyone_asks() {
+        let mut journal = Journal::new(0, None);
+        assert_eq!(journal.pools.id((0, 1), "pools").unwrap(), (1, true));
+        assert_eq!(journal.pools.id((0, 0), "pools").unwrap(), (0, false));
+    }
+
+    #[test]
+    fn too_many_are_refused_with_their_number() {
+        let mut table = Table::new(Vec::new(), 0_u32);
+        for thing in 0..u32::from(u16::MAX) {
+            table.id(thing, "streams").unwrap();
+        }
+        let error = table.id(70_000, "streams").unwrap_err().to_string();
+        assert!(error.contains("65535 different streams"), "{error}");
+        assert_eq!(table.id(3, "streams").unwrap(), (3, false), "those that are known still are");
+    }
+}

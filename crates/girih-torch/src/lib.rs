@@ -1,0 +1,33 @@
+//! PyTorch's door: a heap for each device, and the C interface over them (`include/girih.h`).
+//!
+//! ```text
+//!  PyTorch ─► C++ class ─► abi ─► heaps ─► heap ─► policy ─► device
+//!                                            │
+//!                                  control ──┴──► journal ─► sink, recorder
+//! ```
+//!
+//! This is the outermost room: the one that knows locks, threads, clocks and files, so that the
+//! policies inside know none of them. What a policy decides here is what it decides in a replay.
+
+pub mod abi;
+mod addresses;
+mod background;
+pub mod control;
+mod cuda;
+mod device;
+mod engine;
+mod error;
+mod heap;
+pub mod heaps;
+mod journal;
+mod oom;
+pub mod plug;
+mod recorder;
+mod settings;
+mod units;
+
+pub use device::{Exported, HeapDevice};
+pub use error::{HeapError, Outcome};
+pub use heap::{Heap, HeapCheckpoint};
+pub use oom::OutOfMemory;
+pub use settings::{Mode, Settings, Simulated};

@@ -1,0 +1,180 @@
+//! How the heaps of this process behave: what a user, or the Python package for him, chose.
+//!
+//! Settings come as one JSON object, are checked as a whole, and do not change after the first
+//! request. A key that is not known is an error: a typing mistake must not be ignored in silence.
+
+use std::path::PathBuf;
+
+use girih_runtime::caching::{Config, TieOrder};
+use serde::Deserialize;
+
+/// What decides where blocks go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// PyTorch's caching allocator.
+    Native,
+    /// The same with expandable segments.
+    Expandable,
+    /// Each request straight to the device, recorded.
+    Profile,
+    /// As `profile`, on a device that is larger than the card and whose memory holds garbage.
+    Phantom,
+    /// Follows a plan file from the first request.
+    Plan,
+    /// Learns while it caches, then follows a plan of its own.
+    #[default]
+    Auto,
+}
+
+impl Mode {
+    /// The name in the settings and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Native => "native",
+            Mode::Expandable => "expandable",
+            Mode::Profile => "profile",
+            Mode::Phantom => "phantom",
+            Mode::Plan => "plan",
+            Mode::Auto => "auto",
+        }
+    }
+
+    /// True for the modes whose purpose is the recording.
+    fn records(self) -> bool {
+        matches!(self, Mode::Profile | Mode::Phantom)
+    }
+}
+
+/// A simulated device in the place of a GPU, for tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Simulated {
+    /// Bytes of each device.
+    pub capacity: u64,
+}
+
+/// The settings of the process.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What decides where blocks go.
+    pub mode: Mode,
+    /// The settings of the caching allocator, for the modes that have one inside.
+    pub config: Config,
+    /// The plan file of the mode `plan`. `{device}` in it stands for the device's number.
+    pub plan: Option<PathBuf>,
+    /// Where `auto` keeps its plans; none are kept without it.
+    pub plan_dir: Option<PathBuf>,
+    /// What the run is, for `auto`: runs with the same key share their plans.
+    pub key: String,
+    /// True if what happens is kept, for [`save_trace`](crate::control::save_trace).
+    pub record: bool,
+    /// Bytes of the phantom device; None for as many as it can have.
+    pub phantom_capacity: Option<u64>,
+    /// A device without a GPU.
+    pub sim: Option<Simulated>,
+}
+
+/// The settings as they are written.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct Written {
+    mode: Mode,
+    conf: String,
+    torch: Option<String>,
+    plan: Option<PathBuf>,
+    plan_dir: Option<PathBuf>,
+    key: String,
+    record: Option<bool>,
+    phantom_capacity: Option<u64>,
+    sim: Option<Simulated>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings::from_written(Written::default()).expect("no settings are right settings")
+    }
+}
+
+impl Settings {
+    /// Reads the settings from a JSON object. Every key may be left out:
+    ///
+    /// | key | means |
+    /// |:--|:--|
+    /// | `mode` | `native`, `expandable`, `profile`, `phantom`, `plan`, `auto` (the default) |
+    /// | `conf` | settings as in `PYTORCH_CUDA_ALLOC_CONF` |
+    /// | `torch` | the version of torch, whose order of equal blocks is followed |
+    /// | `plan` | the plan file of the mode `plan` |
+    /// | `plan_dir` | where `auto` keeps its plans |
+    /// | `key` | what the run is, for `auto` |
+    /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
+    /// | `phantom_capacity` | bytes of the phantom device |
+    /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU |
+    ///
+    /// # Errors
+    /// What is wrong, where, and what is allowed there.
+    pub fn parse(json: &str) -> Result<Settings, String> {
+        let written: Written = serde_json::from_str(json)
+            .map_err(|error| format!("the settings of Girih: {error}"))?;
+        Settings::from_written(written)
+    }
+
+    fn from_written(written: Written) -> Result<Settings, String> {
+        let Written { mode, conf, torch, plan, plan_dir, key, record, phantom_capacity, sim } =
+            written;
+        let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
+        if let Some(torch) = torch {
+            config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
+                format!("the settings of Girih: torch is {torch:?}, must be a version like 2.11.0")
+            })?;
+        }
+        if !matches!(mode, Mode::Native) {
+            config.expandable_segments = true;
+        }
+        if mode == Mode::Plan && plan.is_none() {
+            return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
+                        make one with the mode `profile` and `girih plan`"
+                .to_owned());
+        }
+        let record = record.unwrap_or(false) || mode.records();
+        Ok(Settings { mode, config, plan, plan_dir, key, record, phantom_capacity, sim })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_settings_are_auto() {
+        let settings = Settings::parse("{}").unwrap();
+        assert_eq!(settings.mode, Mode::Auto);
+        assert!(!settings.record && settings.config.expandable_segments);
+    }
+
+    #[test]
+    fn the_modes_that_profile_record_without_being_asked() {
+        assert!(Settings::parse(r#"{"mode": "profile"}"#).unwrap().record);
+        assert!(Settings::parse(r#"{"mode": "native", "record": true}"#).unwrap().record);
+        assert!(!Settings::parse(r#"{"mode": "native"}"#).unwrap().record);
+    }
+
+    #[test]
+    fn native_takes_expandable_segments_only_if_the_user_wants_them() {
+        let expandable = |json: &str| Settings::parse(json).unwrap().config.expandable_segments;
+        assert!(!expandable(r#"{"mode": "native"}"#));
+        assert!(expandable(r#"{"mode": "native", "conf": "expandable_segments:True"}"#));
+        assert!(expandable(r#"{"mode": "expandable"}"#));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let refused = |json: &str| Settings::parse(json).expect_err(json);
+        assert!(refused(r#"{"mod": "native"}"#).contains("`mod`"));
+        assert!(refused(r#"{"mode": "fast"}"#).contains("`native`"));
+        assert!(refused(r#"{"mode": "plan"}"#).contains("needs a plan file"));
+        assert!(refused(r#"{"conf": "max_spilt:3"}"#).contains("max_spilt"));
+        assert!(refused(r#"{"torch": "nightly"}"#).contains("2.11.0"));
+        assert!(refused("[").contains("line 1"));
+    }
+}

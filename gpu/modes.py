@@ -1,0 +1,139 @@
+"""One workload under every allocator, one after the other, in one run: a table, a file of results.
+
+    python gpu/modes.py gpu/workloads/hf.py gpt2 --recompute --batch 64
+    python gpu/modes.py --gpus 2 gpu/workloads/fsdp.py --recompute --batch 12
+    python gpu/modes.py --only native,auto --repeat 2 -o result.json gpu/workloads/hf.py lora-13b
+
+Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a first launch that
+knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
+first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators. Ratios of step
+times are to native's of the same run.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MODES = ["native", "expandable", "girih-native", "girih-expandable", "auto", "again"]
+DEFAULT = "native,expandable,auto,again"
+MIB = 1 << 20
+
+
+def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
+    """The command line of one launch."""
+    program = [arguments.workload, *arguments.rest]
+    if mode not in ("native", "expandable"):
+        own = "auto" if mode == "again" else mode.removeprefix("girih-")
+        girih = ["-m", "girih", "run", "--mode", own, "--plan-dir", cache]
+        program = [*girih, "--report", str(Path(cache) / f"report-{mode}.json"), *program]
+    if arguments.gpus == 1 and not arguments.torchrun:
+        return [sys.executable, *program]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(arguments.gpus)]
+    return (
+        [*launcher, "--no-python", sys.executable, *program]
+        if program[0] == "-m"
+        else [*launcher, *program]
+    )
+
+
+def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, Any]:
+    """Runs the workload once. What it printed as RESULT, by rank, or how it failed."""
+    environment = dict(os.environ)
+    environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    environment.pop("PYTORCH_ALLOC_CONF", None)
+    if mode == "expandable":
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    try:
+        done = subprocess.run(
+            command(mode, arguments, cache),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=arguments.timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"mode": mode, "error": f"ran past {arguments.timeout} s"}
+    lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode != 0 or not lines:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-25:]
+        error = next((x for x in reversed(last) if "OutOfMemory" in x), "\n".join(last))
+        return {"mode": mode, "error": error.strip(), "exit": done.returncode}
+    results = [json.loads(line) for line in lines]
+    reports = {}
+    for path in sorted(Path(cache).glob(f"report-{mode}*.json")):
+        reports[path.stem] = json.loads(path.read_text())
+        path.unlink()
+    ranks = {str(result["rank"]): result for result in results}
+    return {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
+
+
+def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
+    """One line of the table for each rank."""
+    if "error" in run:
+        return f"{run['mode']:<17} FAILED {run['error'][-400:]}"
+    lines = []
+    for rank, seen in run["ranks"].items():
+        ratio = losses = ""
+        if native and rank in native.get("ranks", {}):
+            base = native["ranks"][rank]
+            ratio = f"{seen['median_step_s'] / base['median_step_s']:.4f}"
+            losses = "same" if seen["losses"] == base["losses"] else "DIFFER"
+        cells = [
+            f"{run['mode']:<17}{rank:>4}",
+            f"{seen['allocated_peak'] / MIB:>10.0f} {seen['reserved_peak'] / MIB:>10.0f}",
+            f"{seen['efficiency']:>8.4f} {seen['settled_efficiency']:>8.4f}",
+            f"{seen['device_used'] / MIB:>10.0f} {seen['first_step_s']:>8.3f}",
+            f"{seen['median_step_s']:>9.4f} {ratio:>8} {losses:>7} {seen['retries']:>4}",
+        ]
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs what the command line asks for. 1 if a launch failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default=DEFAULT, help=f"of {','.join(MODES)}")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--torchrun", action="store_true")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=280)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("workload")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    print(f"{arguments.workload} {' '.join(arguments.rest)}  ({datetime.date.today()})")
+    print(
+        f"{'allocator':<17}{'rank':>4} {'alloc MiB':>10} {'resv MiB':>10} {'eff':>8} {'settled':>8}"
+        f" {'device MiB':>10} {'first s':>8} {'median s':>9}"
+        f" {'/native':>8} {'losses':>7} {'retr':>4}",
+        flush=True,
+    )
+    runs: list[dict[str, Any]] = []
+    native = None
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(arguments.repeat):
+            for mode in arguments.only.split(","):
+                run = launch(mode, arguments, cache)
+                if mode == "native" and "error" not in run:
+                    native = run
+                runs.append(run)
+                print(row(run, native), flush=True)
+    if arguments.output:
+        workload = [arguments.workload, *arguments.rest]
+        summary = {"workload": workload, "gpus": arguments.gpus, "runs": runs}
+        arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
+    return int(any("error" in run for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

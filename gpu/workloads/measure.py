@@ -1,0 +1,99 @@
+"""What every workload measures: losses, step times and peaks, step by step.
+
+A workload is plain training code that knows no allocator. It makes a `Measure`, puts each step
+under `with measure.step():`, hands over the losses, and prints the result at its end. The peaks are
+taken twice: over the whole process, and over the steps from `settled` on, when an allocator that
+learns has learnt.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def deterministic() -> None:
+    """Makes equal runs give equal losses, bit by bit. To be called before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # cuDNN's attention is deterministic only if a warning is an error.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # Filling fresh memory would cost time, and hide what an allocator does wrong.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+class Measure:
+    """Times and peaks of one process's training."""
+
+    def __init__(self, name: str, settled: int) -> None:
+        self.name = name
+        self.settled = settled
+        self.seconds: list[float] = []
+        self.losses: list[float] = []
+        self.peaks: list[dict[str, int]] = []
+        self.device_used = 0
+        self.started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """One iteration, from an idle device to an idle device."""
+        if len(self.seconds) == self.settled:
+            self._note_peaks()
+            torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        yield
+        torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - start)
+        free, total = torch.cuda.mem_get_info()
+        self.device_used = max(self.device_used, total - free)
+
+    def loss(self, value: torch.Tensor) -> None:
+        """The loss of the step that has just ended."""
+        self.losses.append(float(value))
+
+    def _note_peaks(self) -> None:
+        stats = torch.cuda.memory_stats()
+        self.peaks.append(
+            {
+                "allocated": stats["allocated_bytes.all.peak"],
+                "reserved": stats["reserved_bytes.all.peak"],
+            }
+        )
+
+    def result(self) -> dict[str, Any]:
+        """Everything that was seen. Bytes and seconds."""
+        self._note_peaks()
+        stats = torch.cuda.memory_stats()
+        whole = {key: max(peak[key] for peak in self.peaks) for key in self.peaks[0]}
+        settled = self.peaks[-1]
+        steady = sorted(self.seconds[self.settled :]) or sorted(self.seconds)
+        return {
+            "name": self.name,
+            "rank": int(os.environ.get("RANK", "0")),
+            "losses": [f"{loss:.6f}" for loss in self.losses],
+            "allocated_peak": whole["allocated"],
+            "reserved_peak": whole["reserved"],
+            "efficiency": whole["allocated"] / max(1, whole["reserved"]),
+            "settled_allocated_peak": settled["allocated"],
+            "settled_reserved_peak": settled["reserved"],
+            "settled_efficiency": settled["allocated"] / max(1, settled["reserved"]),
+            "device_used": self.device_used,
+            "first_step_s": self.seconds[0],
+            "median_step_s": steady[len(steady) // 2],
+            "step_s": [round(seconds, 5) for seconds in self.seconds],
+            "requests": stats["allocation.all.allocated"],
+            "retries": stats["num_alloc_retries"],
+            "ooms": stats["num_ooms"],
+            "device_calls": stats["num_device_alloc"] + stats["num_device_free"],
+            "torch": torch.__version__,
+            "gpu": torch.cuda.get_device_name(),
+        }
+
+    def print(self) -> None:
+        """One line that `gpu/modes.py` looks for."""
+        print("RESULT " + json.dumps(self.result()), flush=True)

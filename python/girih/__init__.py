@@ -1,0 +1,178 @@
+"""GPU memory without gaps for people who train with PyTorch.
+
+    import girih
+    girih.enable()          # before CUDA starts; or: python -m girih run train.py
+
+From then on PyTorch takes its GPU memory from Girih. In the mode `auto` it watches the first
+iterations, plans where every tensor of an iteration goes, and follows the plan. Everything that
+PyTorch says and does about memory stays as it is.
+
+There is no way back: memory that was given cannot change hands, so a process that was enabled stays
+so until its end. `GIRIH_MODE=off` keeps Girih out of a process whose program enables it.
+
+With `GIRIH_MODE` in the environment, `import girih` is enough: Girih is enabled as soon as torch is
+imported. A program that does not import girih is not touched by the variable alone, for a library
+that changes processes which never asked for it is a surprise; `python -m girih run` asks for the
+program and for every Python process that it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from girih import _bootstrap, _process, _settings
+from girih._errors import GirihError, GirihWarning
+from girih._steps import Authority
+from girih._version import VERSION as __version__
+
+__all__ = [
+    "GirihError",
+    "GirihWarning",
+    "__version__",
+    "enable",
+    "is_enabled",
+    "mark",
+    "plan",
+    "stats",
+    "step",
+    "trace",
+]
+
+
+def enable(
+    mode: str = "auto",
+    *,
+    plan: str | os.PathLike[str] | None = None,
+    plan_dir: str | os.PathLike[str] | bool | None = None,
+    conf: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> None:
+    """Makes Girih the allocator of this process. Call it before CUDA starts.
+
+    Args:
+        mode: `auto`, `plan`, `expandable`, `native`, `profile`, `phantom`; `off` does nothing.
+        plan: the plan file that the mode `plan` follows; if None, the one that a run of the same
+            program in the mode `auto` has kept in `plan_dir`.
+        plan_dir: where `auto` keeps plans for later runs; the user's cache if None, nowhere if
+            False.
+        conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
+        trace: where the recording of the run is written at its end.
+        options: `modules=True` marks the passes of the model's first two levels; `hooks=False`
+            sets no hooks at all; others go to the heaps.
+
+    A second call with the same arguments does nothing. If the program was started by
+    `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.
+
+    Raises:
+        GirihError: if CUDA has started already, if Girih is enabled with other arguments, or if
+            something is missing. The text says what to do.
+    """
+    settings = _settings.make(
+        mode, plan=plan, plan_dir=plan_dir, conf=conf, trace=trace, options=options
+    )
+    _process.enable(settings)
+
+
+def is_enabled() -> bool:
+    """True if this process takes its GPU memory from Girih."""
+    process = _process.enabled()
+    return process is not None and process.settings.mode != "off"
+
+
+def stats(device: int | None = None) -> dict[str, Any]:
+    """What Girih did and holds: of one device, or of all under `devices`. Bytes and counts.
+
+    PyTorch's own numbers are in `torch.cuda.memory_stats()`, as ever.
+
+    Raises:
+        GirihError: if Girih is not enabled, or the device was not used.
+    """
+    found = _process.report(device)
+    if is_enabled():
+        _process.show_warnings()
+    return found
+
+
+def trace(path: str | os.PathLike[str], device: int | None = None) -> int:
+    """Writes what has been recorded so far to a trace file, for the command `girih`.
+
+    The modes `profile` and `phantom` record, and every mode does with `trace=` of `enable`. Without
+    `device`, the current one. Returns the number of events.
+
+    Raises:
+        GirihError: if nothing is recorded, or the file cannot be written.
+    """
+    from girih import _native
+
+    try:
+        return _native.save_trace(_device(device), str(Path(path).absolute()))
+    except RuntimeError as error:
+        raise GirihError(str(error)) from error
+
+
+def plan(path: str | os.PathLike[str] | None = None, device: int | None = None) -> dict[str, Any]:
+    """Plans from what has been recorded so far, and says what the plan amounts to.
+
+    With `path`, the plan is written there, for the mode `plan`. Without `device`, the current one.
+
+    Raises:
+        GirihError: if nothing is recorded, or the file cannot be written.
+    """
+    from girih import _native
+
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="girih-"))
+            path = Path(folder) / "plan"
+        try:
+            text = _native.plan(_device(device), str(Path(path).absolute()))
+        except RuntimeError as error:
+            raise GirihError(str(error)) from error
+    summary: dict[str, Any] = json.loads(text)
+    return summary
+
+
+@contextlib.contextmanager
+def step() -> Iterator[None]:
+    """One iteration of training, for loops that no hook understands.
+
+    Once it was used, its iterations count, and no others.
+    """
+    process = _process.enabled()
+    if process is None:
+        yield
+        return
+    steps = process.watch.steps
+    steps.begin(Authority.USER)
+    try:
+        yield
+    finally:
+        steps.end(Authority.USER)
+
+
+def mark(name: str) -> None:
+    """Notes that the program has come to a point, for traces. Does nothing if not enabled."""
+    process = _process.enabled()
+    if process is not None:
+        process.watch.mark("other", name)
+
+
+def _device(device: int | None) -> int:
+    """The device that is meant: the current one if it is not said."""
+    _process.report()  # raises if Girih is not enabled
+    if device is not None:
+        return device
+    import torch
+
+    current: int = torch.cuda.current_device()
+    return current
+
+
+_bootstrap.obey_environment()

@@ -1,0 +1,44 @@
+"""The command `python -m girih`.
+
+python -m girih run [options] (script.py | -m module | -c code) [arguments]
+python -m girih doctor [--json]
+"""
+
+from __future__ import annotations
+
+import sys
+
+USAGE = """\
+usage: python -m girih run [options] (script.py | -m module | -c code) [arguments]
+       python -m girih doctor [--json]
+       python -m girih --version
+
+run     runs a program on Girih, unchanged; `python -m girih run --help` shows the options
+doctor  says what works here and what does not, and why; exits 0 if training on Girih would work
+
+With torchrun: torchrun --nproc-per-node 8 -m girih run train.py ...
+"""
+
+
+def main(words: list[str]) -> int:
+    """Obeys the words after `python -m girih`. Gives the exit status."""
+    command, *rest = words or [""]
+    if command == "run":
+        from girih import _run
+
+        return _run.main(rest)
+    if command == "doctor":
+        from girih import _doctor
+
+        return _doctor.main(rest)
+    if command in ("-V", "--version"):
+        from girih._version import VERSION
+
+        print(f"girih {VERSION}")
+        return 0
+    print(USAGE, end="", file=sys.stdout if command in ("-h", "--help", "help") else sys.stderr)
+    return 0 if command in ("-h", "--help", "help") else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

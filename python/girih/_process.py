@@ -1,0 +1,245 @@
+"""Girih in this process: enabled once, by the program or by what launched it, until its end.
+
+```text
+ girih.enable(...)            ┐
+ python -m girih run ...      ├─► settings ─► configure ─► install ─► hooks ─► ... ─► finish
+ GIRIH_MODE, import girih     ┘                heaps        torch
+```
+
+A launcher outranks the program: where both speak, the launcher's settings hold, so that one can try
+another mode without an edit. It speaks before torch is imported, and is heard when it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from girih import _hooks, _integrations, _key, _modules, _paths
+from girih._errors import GirihError, GirihWarning
+from girih._imports import when_imported
+from girih._install import install
+from girih._settings import Settings
+from girih._version import VERSION
+from girih._watch import Watch
+
+log = logging.getLogger("girih")
+
+
+@dataclasses.dataclass
+class Enabled:
+    """Girih as it is in this process."""
+
+    settings: Settings
+    door: str
+    """How it came under torch: "shim", "plug", or "none" in the mode off."""
+    by_launcher: bool
+    watch: Watch
+    pid: int
+
+
+_enabled: Enabled | None = None
+_armed: Settings | None = None
+_at_exit: list[Callable[[], None]] = []
+
+
+def enabled() -> Enabled | None:
+    """Girih as it is in this process; None if it is not."""
+    return _enabled
+
+
+def enable(settings: Settings, *, by_launcher: bool = False) -> None:
+    """Makes Girih the allocator of this process, with these settings.
+
+    # Raises
+    GirihError, if it cannot be done. torch is then as it was.
+    """
+    global _enabled
+    if _enabled is not None:
+        _refuse_change(_enabled, settings)
+        return
+    if _armed is not None and not by_launcher:
+        log.debug("the launcher's settings hold: %s", _armed)
+        settings, by_launcher = _armed, True
+    watch, door = _NO_WATCH, "none"
+    if settings.mode != "off":
+        door = _put_under_torch(settings)
+        watch = _set_hooks(settings)
+    _enabled = Enabled(settings, door, by_launcher, watch, os.getpid())
+    atexit.register(_finish)
+
+
+def arm(settings: Settings, *, is_strict: bool) -> None:
+    """Enables Girih once torch is imported, which may be never.
+
+    If it then cannot be done, a strict launcher's program ends with the error; another's goes on
+    with torch's own allocator, and a warning says so.
+    """
+    global _armed
+    _armed = settings
+
+    def ready(_torch: Any) -> None:
+        try:
+            enable(settings, by_launcher=True)
+        except GirihError as error:
+            if is_strict and has_driver():
+                raise
+            warnings.warn(
+                f"Girih is not enabled, the program runs on torch's own allocator: {error}",
+                GirihWarning,
+                stacklevel=2,
+            )
+
+    when_imported("torch", ready)
+
+
+def at_exit(callback: Callable[[], None]) -> None:
+    """Calls `callback` at the end of the process, while the heaps can still be asked."""
+    _at_exit.append(callback)
+
+
+def report(device: int | None = None) -> dict[str, Any]:
+    """What the heaps did and hold."""
+    from girih import _native
+
+    process = _require()
+    if process.settings.mode == "off":
+        return {"mode": "off", "devices": []}
+    try:
+        found: dict[str, Any] = json.loads(_native.report(device))
+    except RuntimeError as error:
+        raise GirihError(str(error)) from error
+    found["door"] = process.door
+    found["steps"] = process.watch.steps.count
+    return found
+
+
+def used_devices() -> list[int]:
+    """The devices that the program has asked for memory."""
+    return [device["device"] for device in report().get("devices", [])]
+
+
+def _require() -> Enabled:
+    if _enabled is None:
+        raise GirihError(
+            "Girih is not enabled in this process: call girih.enable() before CUDA starts, "
+            "or start the program with `python -m girih run`"
+        )
+    return _enabled
+
+
+def _refuse_change(process: Enabled, settings: Settings) -> None:
+    if process.by_launcher:
+        log.debug("the launcher's settings hold: %s", process.settings)
+    elif process.settings != settings:
+        raise GirihError(
+            "Girih is enabled already, with other settings: "
+            f"{process.settings}; it cannot change while the process lives, call enable() once"
+        )
+
+
+def _put_under_torch(settings: Settings) -> str:
+    if not sys.platform.startswith("linux"):
+        raise GirihError(f"Girih needs Linux; this is {sys.platform}")
+    from girih import _native
+
+    is_simulated = "sim" in settings.options
+    if not is_simulated and not has_driver():
+        raise GirihError(
+            "there is no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded); "
+            "`python -m girih doctor` says what is missing"
+        )
+    try:
+        import torch
+    except ImportError as error:
+        raise GirihError(f"torch cannot be imported: {error}") from error
+    _refuse_late(torch)
+    key = _key.of_process(str(torch.__version__), VERSION)
+    version = str(torch.__version__).partition("+")[0]
+    try:
+        _native.configure(settings.with_plan(key).for_heaps(key=key, torch=version))
+    except ValueError as error:
+        raise GirihError(str(error)) from error
+    return install(torch)
+
+
+def _refuse_late(torch: Any) -> None:
+    """Memory that another allocator gave cannot be taken over."""
+    if torch.cuda.is_initialized():
+        raise GirihError(
+            "CUDA has started already, and its memory cannot change hands: call girih.enable() "
+            "before the first use of CUDA, right after `import torch`"
+        )
+    # A program that forks after CUDA has started cannot use CUDA in the child at all.
+    if torch.cuda._is_in_bad_fork():
+        raise GirihError(
+            "this process was forked from one that uses CUDA, and cannot use it; spawn"
+        )
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        raise GirihError(
+            "another allocator is in torch already (CUDAPluggableAllocator, RMM or the like); "
+            "there can be one: remove it, or Girih"
+        )
+
+
+def has_driver() -> bool:
+    """True if there is an NVIDIA driver. CUDA is not started for it."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _set_hooks(settings: Settings) -> Watch:
+    import torch
+
+    from girih import _native
+
+    watch = Watch(_native.mark)
+    if settings.option("hooks", True):
+        _hooks.install(torch, watch)
+        _integrations.install(watch)
+    if settings.option("modules", False):
+        _modules.install(torch, watch)
+    return watch
+
+
+def _finish() -> None:
+    """The end of the process."""
+    if _enabled is None or _enabled.pid != os.getpid():
+        return
+    from girih import _native
+
+    if _enabled.settings.mode == "off":
+        return
+    for callback in _at_exit:
+        callback()
+    if _enabled.settings.trace:
+        for device in used_devices():
+            path = _paths.own(_enabled.settings.trace, device)
+            try:
+                _native.save_trace(device, path)
+            except RuntimeError as error:
+                print(f"girih: the trace is not saved: {error}", file=sys.stderr)  # noqa: T201
+    show_warnings()
+    _native.finish()
+
+
+def show_warnings() -> None:
+    """Passes on what the heaps want a user to know."""
+    from girih import _native
+
+    for text in _native.take_warnings():
+        warnings.warn(text, GirihWarning, stacklevel=3)
+
+
+_NO_WATCH = Watch(lambda _kind, _name: None)

@@ -1,0 +1,247 @@
+"""`python -m girih run`: a program on Girih, unchanged.
+
+The program becomes `__main__` as Python itself would make it: its own module under that name, its
+`sys.argv`, the same first entry of `sys.path`. Girih is enabled in the moment in which the program
+imports torch. So a program that settles CUDA_VISIBLE_DEVICES before that may do so, and one that
+never imports torch runs as if nothing were there. What the program starts in other Python processes
+gets the same settings (see `_bootstrap`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from girih import _bootstrap, _key, _process, _settings, _summary
+from girih._errors import GirihError
+
+_USAGE = "python -m girih run [options] (script.py | -m module | -c code) [arguments]"
+
+
+def main(words: list[str]) -> int:
+    """Runs what the words say. Gives the exit status, or raises what the program raises."""
+    own, program = split(words)
+    options = _parser().parse_args(own)
+    if not program:
+        _parser().error("no program: name a script, -m and a module, or -c and code")
+    try:
+        settings = _settings_of(options)
+    except GirihError as error:
+        print(f"girih: {error}", file=sys.stderr)
+        return 2
+    _settings.to_environ(settings, os.environ)
+    _bootstrap.reach_children()
+    report = str(Path(options.report).absolute()) if options.report else None
+    _process.at_exit(lambda: _summary.show(settings, report=report, is_quiet=options.quiet))
+    _process.arm(settings, is_strict=True)
+    execute(program)
+    return 0
+
+
+# Options with a value, and those without; both before the program.
+_VALUED = ("--mode", "--plan", "--plan-dir", "--trace", "--conf", "--report", "--option")
+_PLAIN = ("--modules", "--no-hooks", "--no-plan-dir", "--quiet", "-q", "--help", "-h")
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Divides the words into Girih's and the program's, which begin with the first of its own.
+
+    The program's words are its own: an option of Girih's name behind the program is the program's.
+    """
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return words[:index], words[index + 1 :]
+        if word in _VALUED:
+            index += 2
+        elif word in _PLAIN or word.partition("=")[0] in _VALUED:
+            index += 1
+        elif word.startswith("-") and word[:2] not in ("-m", "-c"):
+            # The parser refuses it, and says what there is.
+            return words, []
+        else:
+            break
+    return words[:index], words[index:]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m girih run",
+        usage=_USAGE,
+        description="Runs a program on Girih, unchanged.",
+        epilog="modes:\n" + "\n".join(f"  {name:<11} {text}" for name, text in MODES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--mode", choices=list(MODES), metavar="M", help="how memory is given (auto); see below")
+    add("--plan", metavar="FILE", help="the plan file of the mode plan")
+    add("--plan-dir", metavar="DIR", help="where auto keeps plans (the user's cache)")
+    add("--no-plan-dir", action="store_true", help="auto keeps no plans and looks for none")
+    add("--trace", metavar="FILE", help="writes the recording of the run to a trace file")
+    add("--conf", metavar="TEXT", help="settings in the words of PYTORCH_CUDA_ALLOC_CONF")
+    add("--report", metavar="FILE", help="writes what came of the run as JSON")
+    add("--modules", action="store_true", help="marks the passes of the model's first two levels")
+    add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
+    add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")
+    add("--quiet", "-q", action="store_true", help="prints no line at the end")
+    return parser
+
+
+def _settings_of(options: argparse.Namespace) -> _settings.Settings:
+    further: dict[str, Any] = {}
+    for text in options.option:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise GirihError(f"--option {text}: write name=value")
+        further[name] = _json_or_text(value)
+    if options.modules:
+        further["modules"] = True
+    if options.no_hooks:
+        further["hooks"] = False
+    # What is not said here, the environment may say.
+    environ = os.environ
+    return _settings.make(
+        options.mode or environ.get("GIRIH_MODE") or "auto",
+        plan=options.plan or environ.get("GIRIH_PLAN") or None,
+        plan_dir=False if options.no_plan_dir else options.plan_dir or _environ_plan_dir(environ),
+        conf=options.conf if options.conf is not None else environ.get("GIRIH_CONF"),
+        trace=options.trace or environ.get("GIRIH_TRACE") or None,
+        options=further,
+    )
+
+
+def _environ_plan_dir(environ: Mapping[str, str]) -> str | bool | None:
+    folder = environ.get("GIRIH_PLAN_DIR")
+    return False if folder == "" else folder
+
+
+def _json_or_text(value: str) -> Any:
+    import json
+
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def execute(program: list[str]) -> None:
+    """Runs a program as `python` would with these words after it."""
+    kind, rest = program[0], program[1:]
+    if kind[:2] in ("-m", "-c"):
+        # -mmodule is as good as -m module.
+        operand, rest = (kind[2:], rest) if len(kind) > 2 else (rest[0] if rest else "", rest[1:])
+        if not operand:
+            raise SystemExit(f"girih: {kind} needs {'a module' if kind == '-m' else 'code'}")
+        if kind.startswith("-m"):
+            _execute_module(operand, rest)
+        else:
+            sys.argv = ["-c", *rest]
+            _key.code = operand
+            _set_first_path("")
+            _execute_code(compile(operand, "<string>", "exec"), _new_main())
+    else:
+        _execute_script(kind, rest)
+
+
+def _execute_script(path: str, arguments: list[str]) -> None:
+    sys.argv = [path, *arguments]
+    # Python names the file by its absolute path everywhere but in sys.argv.
+    path = str(Path(path).absolute())
+    if not Path(path).is_file() or not _is_source(path):
+        # A folder or an archive with a __main__ in it, compiled code, or a mistake.
+        if not Path(path).exists():
+            raise SystemExit(f"girih: can't open file '{path}'")
+        _execute_folder(path)
+        return
+    _set_first_path(str(Path(path).resolve().parent))
+    main = _new_main()
+    main.__file__ = path
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__loader__ = loader
+    _execute_code(loader.source_to_code(Path(path).read_bytes(), path), main)
+
+
+def _execute_folder(path: str) -> None:
+    """Runs a folder, an archive or compiled code: what Python looks for a `__main__` in."""
+    if path.endswith(".pyc"):
+        _set_first_path(str(Path(path).resolve().parent))
+        runpy.run_path(path, run_name="__main__")
+        return
+    # Python puts it first even if it was told to be safe, for there the program is.
+    if getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, path)
+    else:
+        _set_first_path(path)
+    spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
+    loader: Any = spec.loader if spec is not None else None
+    code = loader.get_code("__main__") if loader is not None else None
+    if spec is None or code is None:
+        raise SystemExit(f"girih: can't find '__main__' module in '{path}'")
+    main = _new_main()
+    main.__file__ = spec.origin
+    main.__loader__ = loader
+    main.__package__ = ""
+    main.__spec__ = spec
+    _execute_code(code, main)
+
+
+def _is_source(path: str) -> bool:
+    import zipfile
+
+    return not path.endswith(".pyc") and not zipfile.is_zipfile(path)
+
+
+def _execute_module(name: str, arguments: list[str]) -> None:
+    # The folder of `python -m` is the present one, and is there already as the first path.
+    _set_first_path(str(Path.cwd()))
+    sys.argv = ["-m", *arguments]
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    loader: Any = spec.loader if spec is not None else None
+    code = loader.get_code(name) if hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise SystemExit(f"girih: no module named {name} that could be run")
+    sys.argv[0] = spec.origin or name
+    main = _new_main()
+    main.__file__ = spec.origin
+    main.__loader__ = loader
+    main.__package__ = spec.parent
+    main.__spec__ = spec
+    _execute_code(code, main)
+
+
+def _set_first_path(path: str) -> None:
+    """Python puts the program's folder first, unless it was told to be safe (-P)."""
+    if not getattr(sys.flags, "safe_path", False) and sys.path:
+        sys.path[0] = path
+
+
+def _new_main() -> types.ModuleType:
+    """An empty `__main__` in the place of ours, to stay until the end of the process."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    # Who holds our module's functions must not see it vanish.
+    _replaced.append(sys.modules["__main__"])
+    sys.modules["__main__"] = main
+    return main
+
+
+_replaced: list[types.ModuleType] = []
+MODES = _settings.MODES
+
+
+def _execute_code(code: types.CodeType, main: types.ModuleType) -> None:
+    exec(code, main.__dict__)

@@ -1,0 +1,51 @@
+"""What a run is told of itself at its end: a line for its user, a file for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from girih import _paths, _process
+from girih._settings import Settings
+
+
+def show(settings: Settings, *, report: str | None, is_quiet: bool) -> None:
+    """Writes the report, and prints a line for each device if a person looks on."""
+    found = _process.report()
+    found["settings"] = json.loads(settings.for_heaps(key="", torch=""))
+    if report is not None:
+        try:
+            path = Path(_paths.own(report))
+            path.write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            print(f"girih: the report is not written: {error}", file=sys.stderr)
+    # One rank of a machine speaks for all.
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if is_first and not is_quiet and sys.stderr.isatty():
+        for device in found["devices"]:
+            print(line(device), file=sys.stderr)
+
+
+def line(device: dict[str, Any]) -> str:
+    """What came of a device, on one line."""
+    allocated, reserved = device["allocated_peak"], device["reserved_peak"]
+    parts = [f"peak {size(allocated)} allocated of {size(reserved)} reserved"]
+    if reserved > 0:
+        parts.append(f"efficiency {100 * allocated / reserved:.2f} %")
+    requests = device["hits"] + device["misses"]
+    if requests > 0:
+        parts.append(f"{100 * device['hits'] / requests:.1f} % of requests as planned")
+    if device["ooms"] > 0:
+        parts.append(f"{device['ooms']} requests out of memory")
+    return f"girih {device['mode']}, cuda:{device['device']}: " + ", ".join(parts)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, shift in (("GiB", 30), ("MiB", 20)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count / 1024:.1f} KiB"

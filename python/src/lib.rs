@@ -1,0 +1,88 @@
+//! The extension module `girih._native`.
+//!
+//! One shared object with two faces. To Python it is the few functions below: control of the heaps,
+//! and the source of the shim. To the shim it is the C interface of `girih.h`, whose `girih_*`
+//! symbols it exports; so control and allocator see the same heaps.
+//!
+//! ```text
+//!  girih (Python) ──► _native.so ◄── girih_shim.so ◄── torch
+//!                     control   C interface
+//! ```
+//!
+//! Every function gives Python's lock up while it works: a heap's lock may be held for as long as a
+//! driver call takes, and other Python threads must not wait for that.
+
+use girih_torch::control;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+/// Name and text of every source file of the shim and of `girih.h`, by name.
+static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_sources.rs"));
+
+/// The extension module.
+#[pymodule(name = "_native")]
+mod native {
+    #[pymodule_export]
+    use super::{
+        abi, configure, finish, mark, plan, report, save_trace, shim_sources, take_warnings,
+    };
+}
+
+/// Version of the C interface (`GIRIH_ABI` of girih.h) that this library implements.
+#[pyfunction]
+fn abi() -> u32 {
+    girih_torch::abi::girih_abi()
+}
+
+/// Settles how the heaps will work, before the first request. `options` is a JSON object; what is
+/// wrong with it is a ValueError.
+#[pyfunction]
+fn configure(py: Python<'_>, options: &str) -> PyResult<()> {
+    py.detach(|| control::configure(options)).map_err(PyValueError::new_err)
+}
+
+/// Tells every heap that the program has come to a point. `kind` is a name of the marks file
+/// ("step", "backward", ...); `name` says more. What the driver refuses is a RuntimeError.
+#[pyfunction]
+#[pyo3(signature = (kind, name = ""))]
+fn mark(py: Python<'_>, kind: &str, name: &str) -> PyResult<()> {
+    py.detach(|| control::mark(kind, name)).map_err(PyRuntimeError::new_err)
+}
+
+/// What the heaps did and hold, as JSON; of one device, or of all that were used.
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+fn report(py: Python<'_>, device: Option<i32>) -> PyResult<String> {
+    py.detach(|| control::report(device)).map_err(PyRuntimeError::new_err)
+}
+
+/// What users should be told and were not yet.
+#[pyfunction]
+fn take_warnings(py: Python<'_>) -> Vec<String> {
+    py.detach(control::take_warnings)
+}
+
+/// Writes what was recorded of a device to a trace file. Gives the number of events.
+#[pyfunction]
+fn save_trace(py: Python<'_>, device: i32, path: &str) -> PyResult<u64> {
+    py.detach(|| control::save_trace(device, path)).map_err(PyRuntimeError::new_err)
+}
+
+/// Plans from what was recorded of a device, and writes the plan to `path`. Gives a summary as
+/// JSON.
+#[pyfunction]
+fn plan(py: Python<'_>, device: i32, path: &str) -> PyResult<String> {
+    py.detach(|| control::plan(device, path)).map_err(PyRuntimeError::new_err)
+}
+
+/// The process ends: frees do nothing from now on.
+#[pyfunction]
+fn finish(py: Python<'_>) {
+    py.detach(control::finish);
+}
+
+/// The shim's source: pairs of file name and text.
+#[pyfunction]
+fn shim_sources() -> Vec<(&'static str, &'static str)> {
+    SHIM_SOURCES.to_vec()
+}

@@ -1,0 +1,145 @@
+"""What the tests share: a torch that is not there, and programs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from girih._watch import Watch
+
+# What the environment of the tests must not say.
+for _name in [name for name in os.environ if name.startswith("GIRIH_")]:
+    del os.environ[_name]
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests share, so that a shim is compiled once; apart from the user's."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def python(tmp_path: Path, cache: Path) -> Python:
+    """Runs Python with these words, in a folder of its own."""
+
+    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | {"GIRIH_CACHE": str(cache)} | environ,
+        )
+
+    return run
+
+
+class Marks(list[tuple[str, str]]):
+    """The marks that were set: pairs of kind and name."""
+
+    def __call__(self, kind: str, name: str) -> None:
+        self.append((kind, name))
+
+    def kinds(self) -> str:
+        """Only the kinds, in order, in one text."""
+        return " ".join(kind for kind, _ in self)
+
+
+@pytest.fixture
+def marks() -> Marks:
+    return Marks()
+
+
+@pytest.fixture
+def watch(marks: Marks) -> Watch:
+    return Watch(marks)
+
+
+class FakeTorch(types.SimpleNamespace):
+    """As much of torch as the hooks look at."""
+
+    def __init__(self) -> None:
+        fake = self
+
+        class Module:
+            def __init__(self, *children: Module, parameters: int = 0) -> None:
+                self.training = True
+                self._children = children
+                self._parameters = parameters
+
+            def children(self) -> tuple[Module, ...]:
+                return self._children
+
+            def parameters(self) -> list[object]:
+                own = [object()] * self._parameters
+                return own + [p for child in self._children for p in child.parameters()]
+
+            def train(self, mode: bool = True) -> Module:
+                self.training = mode
+                for child in self.children():
+                    child.train(mode)
+                return self
+
+            def eval(self) -> Module:
+                return self.train(False)
+
+        class Optimizer:
+            def __init__(self, parameters: int = 10) -> None:
+                self.param_groups = [{"params": [object()] * parameters}]
+
+            def step(self, closure: Callable[[], None] | None = None) -> None:
+                args = (self,) if closure is None else (self, closure)
+                for hook in fake.pre_hooks:
+                    hook(self, args, {})
+                if closure is not None:
+                    closure()
+                for hook in fake.post_hooks:
+                    hook(self, args, {})
+
+        class GradScaler:
+            overflows = False
+
+            def step(self, optimizer: Optimizer) -> None:
+                if not self.overflows:
+                    optimizer.step()
+
+        super().__init__(
+            pre_hooks=[],
+            post_hooks=[],
+            is_compiling=False,
+            optim_module=types.ModuleType("torch.optim.optimizer"),
+            Optimizer=Optimizer,
+            nn=types.SimpleNamespace(Module=Module),
+            amp=types.SimpleNamespace(grad_scaler=types.SimpleNamespace(GradScaler=GradScaler)),
+            autograd=types.SimpleNamespace(backward=self._backward),
+            compiler=types.SimpleNamespace(is_compiling=lambda: fake.is_compiling),
+        )
+        optim: Any = self.optim_module
+        optim.register_optimizer_step_pre_hook = self.pre_hooks.append
+        optim.register_optimizer_step_post_hook = self.post_hooks.append
+
+    def _backward(self, inner: Callable[[], None] | None = None) -> None:
+        if inner is not None:
+            inner()
+
+    def backward(self, inner: Callable[[], None] | None = None) -> None:
+        """What `Tensor.backward` does: it looks the function up."""
+        self.autograd.backward(inner)
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", fake.optim_module)
+    return fake

@@ -1,0 +1,158 @@
+"""`python -m girih run`: programs see what Python itself would show them."""
+
+import json
+import sys
+
+import pytest
+
+from girih import _run
+
+SHOW = """
+import json, sys
+spec = __spec__.name if __spec__ else None
+print(json.dumps([__name__, sys.argv, sys.path[0], spec, __package__, globals().get("__file__")]))
+print(sys.modules["__main__"].__dict__ is globals())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "program"),
+    [
+        ("train.py --mode x", "", "train.py --mode x"),
+        ("--mode plan --plan f train.py", "--mode plan --plan f", "train.py"),
+        ("--mode=auto -q -m pkg -q", "--mode=auto -q", "-m pkg -q"),
+        ("--trace t -c code", "--trace t", "-c code"),
+        ("-- --odd-name.py", "", "--odd-name.py"),
+        ("-mpkg x", "", "-mpkg x"),
+    ],
+)
+def test_words_before_the_program_are_ours_and_words_behind_it_are_not(words, own, program):
+    assert _run.split(words.split()) == (own.split(), program.split())
+
+
+@pytest.mark.parametrize("kind", ["script", "folder", "module", "package", "code", "joined"])
+def test_a_program_sees_the_same_as_under_python(python, tmp_path, kind):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/show.py").write_text(SHOW)
+    (tmp_path / "sub/__main__.py").write_text(SHOW)
+    (tmp_path / "sub/__init__.py").touch()
+    program = {
+        "script": ["sub/show.py"],
+        "folder": ["sub"],
+        "module": ["-m", "sub.show"],
+        "package": ["-m", "sub"],
+        "code": ["-c", SHOW],
+        "joined": ["-msub.show"],
+    }[kind]
+    words = [*program, "--mode", "-x", "last"]
+    plain, under = python(*words), python("-m", "girih", "run", *words)
+    assert plain.returncode == 0, plain.stderr
+    assert under.returncode == 0, under.stderr
+    assert under.stdout == plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("import sys; sys.exit(7)", 7), ("raise ValueError('mine')", 1), ("", 0)],
+)
+def test_the_exit_status_is_the_programs(python, code, status):
+    result = python("-m", "girih", "run", "-c", code or "pass")
+    assert result.returncode == status
+    assert ("mine" in result.stderr) == (status == 1)
+
+
+def test_classes_of_the_program_can_be_pickled(python, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__module__)\n"
+    )
+    result = python("-m", "girih", "run", "program.py")
+    assert result.stdout == "__main__\n", result.stderr
+
+
+def test_a_program_may_spawn_processes(python, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, sys\n"
+        "def work(queue): queue.put('girih' in sys.modules)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    process = context.Process(target=work, args=(queue,))\n"
+        "    process.start(); print(queue.get(timeout=60)); process.join()\n"
+    )
+    result = python("-m", "girih", "run", "program.py")
+    assert result.stdout == "True\n", result.stderr
+
+
+def test_what_the_program_starts_gets_the_same_settings(python):
+    code = (
+        "import subprocess, sys\n"
+        'show = \'import os, sys; print(os.environ["GIRIH_MODE"], "girih" in sys.modules)\'\n'
+        "subprocess.run([sys.executable, '-c', show], check=True)\n"
+    )
+    result = python("-m", "girih", "run", "--mode", "native", "-c", code)
+    assert result.stdout == "native True\n", result.stderr
+
+
+def test_the_sitecustomize_of_the_user_is_still_run(python, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/sitecustomize.py").write_text("import builtins; builtins.mine = 1\n")
+    code = (
+        "import os, subprocess, sys\n"
+        "os.environ['PYTHONPATH'] += os.pathsep + 'mine'\n"
+        "show = 'import sys; print(mine, \"girih\" in sys.modules)'\n"
+        "subprocess.run([sys.executable, '-c', show], check=True)\n"
+    )
+    result = python("-m", "girih", "run", "-c", code)
+    assert result.stdout == "1 True\n", result.stderr
+
+
+def test_a_program_that_does_not_import_girih_is_not_touched_by_the_variable(python):
+    result = python("-c", "import sys; print('girih' in sys.modules)", GIRIH_MODE="auto")
+    assert result.stdout == "False\n"
+
+
+def test_a_program_without_torch_never_loads_the_extension(python):
+    code = "import sys; print('girih._native' in sys.modules, 'torch' in sys.modules)"
+    result = python("-m", "girih", "run", "-c", code)
+    assert result.stdout == "False False\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "no program"),
+        (["--mode", "atuo", "x.py"], "atuo"),
+        (["--mode", "plan", "--no-plan-dir", "x.py"], "--plan"),
+        (["--no-such", "x.py"], "--no-such"),
+        (["--option", "x", "x.py"], "name=value"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(python, words, text):
+    result = python("-m", "girih", "run", *words)
+    assert result.returncode == 2
+    assert text in result.stderr
+
+
+@pytest.mark.parametrize("words", [["nowhere.py"], ["-m", "no_such_module_anywhere"]])
+def test_a_program_that_does_not_exist_is_named(python, words):
+    result = python("-m", "girih", "run", *words)
+    assert result.returncode == 1
+    assert words[-1] in result.stderr
+
+
+def test_the_command_says_what_it_can(python):
+    assert "doctor" in python("-m", "girih", "--help").stdout
+    assert python("-m", "girih", "nonsense").returncode == 2
+    assert "phantom" in python("-m", "girih", "run", "--help").stdout
+
+
+def test_the_doctor_says_what_is_missing_and_exits_by_it(python):
+    pytest.importorskip("girih._native", reason="the extension is not built")
+    result = python("-m", "girih", "doctor", "--json")
+    found = json.loads(result.stdout)
+    bad = [finding for finding in found["findings"] if finding["verdict"] == "bad"]
+    assert found["works"] == (not bad)
+    assert result.returncode == (1 if bad else 0)
+    assert sys.platform.startswith("linux") <= any(
+        finding["what"] == "girih" for finding in found["findings"]
+    )

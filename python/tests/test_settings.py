@@ -1,0 +1,147 @@
+"""Settings, keys and names of files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from girih import _key, _paths, _settings
+from girih._errors import GirihError
+
+HOME = {"HOME": "/home/someone"}
+
+
+def test_settings_go_through_the_environment_unchanged(tmp_path):
+    plan = tmp_path / "file.plan"
+    plan.touch()
+    settings = _settings.make(
+        "plan", plan=plan, conf="max_split_size_mb:64", trace="t", options={"modules": True}
+    )
+    environ: dict[str, str] = {}
+    _settings.to_environ(settings, environ)
+    assert _settings.from_environ(environ) == settings
+
+
+def test_no_plan_folder_stays_none_through_the_environment():
+    environ = dict(HOME)
+    _settings.to_environ(_settings.make(plan_dir=False), environ)
+    found = _settings.from_environ(environ)
+    assert found is not None
+    assert found.plan_dir is None
+
+
+def test_an_environment_without_a_mode_says_nothing():
+    assert _settings.from_environ({"GIRIH_CONF": "x"}) is None
+
+
+def test_what_was_written_for_pytorch_holds_unless_something_else_is_said():
+    environ = HOME | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert _settings.make(environ=environ).conf == "expandable_segments:True"
+    assert _settings.make(conf="", environ=environ).conf == ""
+
+
+def test_an_unknown_mode_is_refused_with_those_that_there_are():
+    with pytest.raises(GirihError, match=r"atuo.*auto, plan, expandable"):
+        _settings.make("atuo")
+
+
+def test_the_mode_plan_follows_what_an_earlier_run_has_kept(tmp_path):
+    settings = _settings.make("plan", plan_dir=tmp_path)
+    with pytest.raises(GirihError, match='run it once in the mode "auto"'):
+        settings.with_plan("key")
+    (tmp_path / "3dc94a19365b10ec-0.plan").touch()
+    assert settings.with_plan("key").plan == str(tmp_path / "3dc94a19365b10ec-{device}.plan")
+
+
+def test_the_mode_plan_needs_a_plan_that_exists(tmp_path):
+    with pytest.raises(GirihError, match="plan="):
+        _settings.make("plan", plan_dir=False)
+    with pytest.raises(GirihError, match=r"nothing\.plan"):
+        _settings.make("plan", plan=tmp_path / "nothing.plan")
+
+
+def test_options_of_python_do_not_reach_the_heaps():
+    settings = _settings.make(options={"modules": True, "sim": {"capacity": 1}}, environ=HOME)
+    heaps = json.loads(settings.for_heaps(key="k", torch="2.11.0"))
+    assert "modules" not in heaps
+    assert heaps["sim"] == {"capacity": 1}
+    assert (heaps["mode"], heaps["key"], heaps["torch"]) == ("auto", "k", "2.11.0")
+
+
+def test_a_trace_that_is_asked_for_is_recorded():
+    assert _settings.make(trace="run.girih").records
+    assert not _settings.make().records
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
+def test_options_that_are_no_object_are_refused_by_name(text):
+    with pytest.raises(GirihError, match="GIRIH_OPTIONS"):
+        _settings.from_environ({"GIRIH_MODE": "auto", "GIRIH_OPTIONS": text})
+
+
+def key(**changes: object) -> str:
+    known: dict[str, object] = {
+        "program": "/train.py",
+        "arguments": ["--layers", "4"],
+        "world": "8",
+        "rank": "3",
+        "gpus": ["NVIDIA H200"],
+        "torch_version": "2.11.0",
+        "girih_version": "0.1.0",
+    }
+    return _key.of(**(known | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"program": "/other.py"},
+        {"arguments": ["--layers", "5"]},
+        {"world": "4"},
+        {"rank": "2"},
+        {"gpus": ["NVIDIA H100"]},
+        {"torch_version": "2.12.0"},
+        {"girih_version": "0.2.0"},
+    ],
+)
+def test_a_key_changes_with_everything_that_a_plan_depends_on(change):
+    assert key(**change) != key()
+
+
+def test_a_key_does_not_change_with_where_results_go():
+    arguments = ["--output-dir", "/a", "--layers", "4", "--run_name=x", "--save-interval", "5"]
+    assert key(arguments=arguments) == key()
+    assert key(gpus=["NVIDIA H200"] * 8) == key()
+
+
+def test_an_option_without_a_value_does_not_swallow_the_next():
+    assert _key.important(["--log", "--layers", "4"]) == ["--layers", "4"]
+
+
+@pytest.mark.parametrize("argument", ["--layers", "--lr=1e-4", "--profile", "--renorm", "data.csv"])
+def test_what_may_change_memory_is_important(argument):
+    assert _key.important([argument]) == [argument]
+
+
+def test_the_models_of_the_gpus_are_read_from_the_kernels_driver(tmp_path):
+    for index in range(2):
+        folder = tmp_path / f"0000:0{index}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   42\n")
+    assert _key.gpu_models(tmp_path) == ["NVIDIA H200"] * 2
+    assert _key.gpu_models(tmp_path / "none") == []
+
+
+def test_each_rank_and_device_has_a_file_of_its_own():
+    ranks = {"RANK": "3", "WORLD_SIZE": "8"}
+    assert _paths.own("/t/run.girih", 0, {}) == "/t/run.girih"
+    assert _paths.own("/t/run.girih", 1, {}) == "/t/run.dev1.girih"
+    assert _paths.own("/t/run.girih", 0, ranks) == "/t/run.rank3.girih"
+    assert _paths.own("/t/{rank}/{device}.girih", 2, ranks) == "/t/3/2.girih"
+    assert _paths.absolute("/p/{rank}.plan", ranks) == "/p/3.plan"
+
+
+def test_the_cache_is_where_the_user_keeps_caches():
+    assert _settings.cache_dir(HOME) == Path("/home/someone/.cache/girih")
+    assert _settings.cache_dir(HOME | {"XDG_CACHE_HOME": "/x"}) == Path("/x/girih")
+    assert _settings.cache_dir(HOME | {"GIRIH_CACHE": "/y"}) == Path("/y")
