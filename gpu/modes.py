@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,8 +64,10 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
         return {"mode": mode, "error": f"ran past {arguments.timeout} s"}
     lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode != 0 or not lines:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-25:]
-        error = next((x for x in reversed(last) if "OutOfMemory" in x), "\n".join(last))
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        # Launchers add much below the error; the program's own word is what counts.
+        errors = [line for line in said if re.match(r"(\[.*?\]: ?)?[\w.]+Error\b", line)]
+        error = errors[0] if errors else "\n".join(said[-25:])
         return {"mode": mode, "error": error.strip(), "exit": done.returncode}
     results = [json.loads(line) for line in lines]
     reports = {}

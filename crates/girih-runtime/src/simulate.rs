@@ -9,7 +9,7 @@ use girih_plan::{Plan, granted};
 use girih_trace::{Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
-use crate::auto::{Auto, Planning, Switch};
+use crate::auto::{self, Auto, Planning, Switch};
 use crate::caching::config::ConfigError;
 use crate::caching::rounding::round_size;
 use crate::caching::{Caching, Config, TieOrder};
@@ -250,29 +250,10 @@ fn run(
             (replayed, policy.stats().clone())
         }
         Allocator::Auto => {
-            if let Ok(p) = std::env::var("PAGE") {
-                config.large_segment_size = p.parse::<u64>().unwrap() << 20;
-            }
-            let caching = || {
-                let mut caching = Caching::new(config.clone());
-                caching.set_stream_handles(trace.streams.clone());
-                caching
-            };
-            let mut auto = Auto::new(Box::new(caching()), SimDevice::GRANULARITY);
-            let at = if setup.plans_late { Planning::NextIteration } else { Planning::AtOnce };
-            auto.set_planning(at);
-            // The counters at each switch; their peaks begin anew there.
-            let mut earlier: Vec<Stats> = Vec::new();
-            let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
-                if auto.switches().len() > earlier.len() {
-                    earlier.push(auto.stats().clone());
-                    auto.reset_peak_stats();
-                }
-                Ok(())
-            });
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy, &config);
-            let Hooked { inner: auto, .. } = policy;
+            let config = auto::settings(config);
+            let (auto, replayed, earlier) =
+                run_auto(trace, lives, &config, setup, options, &mut device)?;
+            inspect(&auto, &config);
             following = Some(auto.planned().following());
             let mut stats = auto.stats().clone();
             let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
@@ -289,4 +270,32 @@ fn run(
     };
     let calls = device.totals().clone();
     Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls })
+}
+
+/// Replays under `auto`. Returns it, what was replayed, and the counters at each switch, after which
+/// their peaks began anew.
+fn run_auto(
+    trace: &Trace,
+    lives: &Lifetimes,
+    config: &Config,
+    setup: &Setup,
+    options: Options,
+    device: &mut SimDevice,
+) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
+    let mut fallback = Caching::new(config.clone());
+    fallback.set_stream_handles(trace.streams.clone());
+    let mut auto = Auto::new(Box::new(fallback), SimDevice::GRANULARITY);
+    let late = setup.plans_late;
+    auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
+    let mut earlier = Vec::new();
+    let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
+        if auto.switches().len() > earlier.len() {
+            earlier.push(auto.stats().clone());
+            auto.reset_peak_stats();
+        }
+        Ok(())
+    });
+    let replayed = replay(trace, lives, &mut policy, device, options)?;
+    let Hooked { inner, .. } = policy;
+    Ok((inner, replayed, earlier))
 }

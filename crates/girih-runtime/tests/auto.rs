@@ -15,14 +15,14 @@ use girih_trace::{Event, Lifetimes, Mark, MarkKind, PoolId, StreamId, Trace, mar
 mod common;
 
 /// A recording of the corpus, with its marks, whose steady iteration goes on for longer.
-fn recording(name: &str) -> Trace {
+fn recording(name: &str, times: usize) -> Trace {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");
     let file = std::fs::File::open(folder.join(format!("{name}.pickle.gz"))).expect("the corpus");
     let mut recording = open::detect_and_read(file, Limits::default()).expect("a snapshot");
     let mut trace = recording.traces.remove(0);
     let bytes = std::fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
     marks::apply(&mut trace, &bytes).expect("marks");
-    common::repeated(&trace, 6)
+    common::repeated(&trace, times)
 }
 
 fn run(trace: &Trace, allocator: Allocator, plans_late: bool) -> Simulation {
@@ -45,21 +45,21 @@ fn assert_learns(trace: &Trace, plans_late: bool, least: f64) {
 
 #[test]
 fn a_dense_run_is_learnt_from_its_first_steps() {
-    let trace = recording("megatron_gpt2-R_r3");
+    let trace = recording("megatron_gpt2-R_r3", 6);
     assert_learns(&trace, false, 0.99);
     assert_learns(&trace, true, 0.99);
 }
 
 #[test]
 fn a_run_on_three_streams_is_learnt() {
-    let trace = recording("fsdp2_R_r0");
+    let trace = recording("fsdp2_R_r0", 6);
     assert_learns(&trace, false, 0.97);
     assert_learns(&trace, true, 0.97);
 }
 
 #[test]
 fn without_marks_the_iterations_are_found_in_the_sequence() {
-    let mut trace = recording("fsdp2_R_r0");
+    let mut trace = recording("fsdp2_R_r0", 16);
     trace.marks.clear();
     assert_learns(&trace, false, 0.97);
 }

@@ -86,12 +86,12 @@ fn a_capacity_that_is_too_small_says_at_which_request_and_why() {
     let printed = text(&["compare", arg(&file), "--capacity", "16GiB"]);
     let (_, verdicts) = printed.split_once("on a device of 16.0 GiB:").expect("a verdict");
     let verdicts: Vec<&str> = verdicts.trim().lines().map(str::trim).collect();
-    let [native, expandable, planned] = verdicts[..] else { panic!("{printed}") };
+    let [native, expandable, planned, auto] = verdicts[..] else { panic!("{printed}") };
     assert!(
         native.starts_with("native stops at request 9,980 of 27,465, for 6.14 GiB: 6.14 GiB more"),
         "{native}"
     );
-    assert_eq!((expandable, planned), ("expandable fits", "planned fits"));
+    assert_eq!([expandable, planned, auto], ["expandable fits", "planned fits", "auto fits"]);
 
     let result = json(&["compare", arg(&file), "--capacity", "16GiB"]);
     let recording = &result["recordings"][0];

@@ -10,7 +10,7 @@ use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::suite::{self, Op, Scenario};
 use girih_runtime::{Address, AllocError, Device, DeviceError, Env, Granted, Policy, Request};
-use girih_trace::{Event, PoolId, StreamId};
+use girih_trace::{Event, Mark, MarkKind, PoolId, StreamId};
 
 use super::device_of;
 use crate::device::CudaDevice;
@@ -76,6 +76,11 @@ impl<D: Device> Run<D> {
             Op::Resume(stream) => fake::resume(u64::from(stream.0)),
             Op::ProcessEvents => drop(self.call(|policy, env| policy.process_events(env))),
             Op::EmptyCache => drop(self.call(|policy, env| policy.empty_cache(env))),
+            Op::Step => {
+                let (kind, name) = (MarkKind::Step, String::new());
+                let mark = Mark { before: 0, time_us: 0, kind, name };
+                self.call(|policy, env| policy.mark(env, &mark));
+            }
             Op::Free { .. } | Op::RecordStream { .. } => {}
         }
         self.policy.check().unwrap_or_else(|error| panic!("{op:?}: {error}"));

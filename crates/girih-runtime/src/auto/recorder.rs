@@ -70,7 +70,6 @@ impl Recorder {
         come.sort_unstable_by_key(|block| block.address);
         let start = self.events.len();
         for block in &gone {
-            self.push(Action::FreeRequested, block);
             self.push(Action::FreeCompleted, block);
         }
         come.iter().for_each(|block| self.push(Action::Alloc, block));
@@ -189,11 +188,10 @@ pub(super) struct Tee<'a> {
 impl Log for Tee<'_> {
     #[inline]
     fn record(&mut self, event: Event) {
-        use Action::{Alloc, FreeCompleted, FreeRequested};
-        // Private pools have their own memory, and no plan.
-        let is_planned = event.pool == PoolId::DEFAULT
-            && matches!(event.action, Alloc | FreeRequested | FreeCompleted);
-        if is_planned {
+        // Private pools have their own memory, and no plan. A block is alive until its free is
+        // completed, whenever that was asked for.
+        let is_planned = matches!(event.action, Action::Alloc | Action::FreeCompleted);
+        if is_planned && event.pool == PoolId::DEFAULT {
             self.events.push(event);
         }
         self.log.record(event);
@@ -215,7 +213,6 @@ mod tests {
     }
 
     fn free(recorder: &mut Recorder, address: u64, size: u64) {
-        recorder.push(Action::FreeRequested, &live(address, size));
         recorder.push(Action::FreeCompleted, &live(address, size));
     }
 

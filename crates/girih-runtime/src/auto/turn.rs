@@ -138,11 +138,9 @@ impl Scout {
             for (back, &(size, stream)) in (1..=count).zip(recent) {
                 let entry = &entries[(next + count - back) % count];
                 let fits = entry.size_min <= size && size <= entry.size_max;
-                if fits && entry.stream == stream {
-                    same += 1
-                } else {
-                    other += 1
-                }
+                let is_same = fits && entry.stream == stream;
+                same += u32::from(is_same);
+                other += u32::from(!is_same);
                 if other > 4 {
                     break;
                 }

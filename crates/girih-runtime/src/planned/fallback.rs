@@ -63,7 +63,7 @@ impl Planned {
         let reserved = after.reserved_bytes.all.current;
         let peak = &mut self.following.fallback_reserved_peak;
         *peak = reserved.max(*peak);
-        self.high = self.high.max(self.stats.reserved_bytes.all.current);
+        self.note_growth();
         result
     }
 

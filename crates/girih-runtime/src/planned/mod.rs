@@ -91,6 +91,10 @@ pub struct Planned {
     is_counting: bool,
     /// The most that was reserved since the plan is followed.
     high: u64,
+    /// The most that was ever reserved; 0 for a plan that is followed from the first request.
+    top: u64,
+    /// Bytes by which the fallback may still grow before idle chunks go back.
+    credit: u64,
     following: Following,
     is_following: bool,
     strain: Strain,
@@ -118,6 +122,8 @@ impl Planned {
         planned.layout = Layout::new(plan, granularity);
         planned.is_following = !planned.layout.places.is_empty();
         planned.begin_review();
+        planned.relax();
+        planned.extend_credit();
         planned
     }
 
@@ -140,6 +146,8 @@ impl Planned {
             stats: Stats::default(),
             is_counting: false,
             high: 0,
+            top: 0,
+            credit: 0,
             following: Following::default(),
             is_following: false,
             strain: Strain::default(),
@@ -184,7 +192,7 @@ impl Planned {
         };
         let Reserved { mut home, size_max } = self.layout.places[entry.0 as usize];
         if self.strain.is_suspended {
-            self.end_suspension(entry);
+            self.find_next_iteration(entry);
         }
         if request.size > size_max || self.strain.is_suspended {
             return Ok(None);
@@ -326,10 +334,10 @@ impl Policy for Planned {
             return Ok(granted);
         }
         self.judge(env)?;
+        self.suspend_under_strain();
         let granted = self.fall_back(env, request)?;
         self.following.misses += 1;
         self.following.miss_bytes += request.size;
-        self.suspend_under_strain();
         Ok(granted)
     }
 

@@ -15,6 +15,15 @@ use crate::pending::Limbo;
 use crate::policy::{AllocError, Env};
 use crate::stats::Stats;
 
+/// A plan is inflated if it needs more than was held before while so much of that, one part in so
+/// many, is idle.
+const INFLATED: u64 = 32;
+/// The fallback may grow by this share of the arena, one byte in so many, before idle chunks go
+/// back.
+const CREDIT: u64 = 256;
+/// The fallback grows by this much at least (`kSmallBuffer`).
+const SMALL_SEGMENT: u64 = 2 << 20;
+
 impl Planned {
     /// Maps the bytes of a place and orders them after whoever used them. False if that cannot be:
     /// the device or the limit has too little memory, or a capture is under way.
@@ -59,6 +68,10 @@ impl Planned {
             self.empty_fallback(env)?;
         }
         let after = self.stats.reserved_bytes.all.current + missing;
+        if self.is_inflated(after, bytes.1) {
+            self.strain.is_suspended = true;
+            return Ok(false);
+        }
         if self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(false);
         }
@@ -75,7 +88,7 @@ impl Planned {
         let result = region.map(env.device, &mut self.limbo, bytes, &mut note);
         self.stats.num_device_alloc += calls;
         self.stats.reserved_bytes.increase(false, region.mapped() - before);
-        self.high = self.high.max(self.stats.reserved_bytes.all.current);
+        self.note_growth();
         match result {
             Ok(()) => Ok(true),
             Err(DeviceError::OutOfMemory { .. }) => Ok(false),
@@ -83,14 +96,42 @@ impl Planned {
         }
     }
 
+    /// Keeps the most that was held in mind.
+    #[inline]
+    pub(super) fn note_growth(&mut self) {
+        self.high = self.high.max(self.stats.reserved_bytes.all.current);
+        if self.top > 0 {
+            self.top = self.top.max(self.high);
+        }
+    }
+
+    /// True if the plan, not the program, asks for more than was held before it was followed: the
+    /// envelope of iterations that were hard to align can be larger than any of them.
+    fn is_inflated(&self, after: u64, size: u64) -> bool {
+        let active = self.stats.active_bytes.all.current + size;
+        after > self.top && active < self.top - self.top / INFLATED
+    }
+
     /// The fallback is about to take `bytes` or more from the device: if that is more than was ever
-    /// held, idle chunks go back first.
+    /// held, idle chunks go back first. A little is let pass, for a page is not worth the wait.
     #[cold]
     pub(super) fn make_room(&mut self, env: &mut Env<'_>, bytes: u64) -> Result<(), AllocError> {
-        if self.stats.reserved_bytes.all.current + bytes > self.high {
-            self.trim(env)?;
+        if self.stats.reserved_bytes.all.current + bytes <= self.high {
+            return Ok(());
+        }
+        match self.credit.checked_sub(bytes.max(SMALL_SEGMENT)) {
+            Some(left) => self.credit = left,
+            None => {
+                self.trim(env)?;
+                self.extend_credit();
+            }
         }
         Ok(())
+    }
+
+    /// Lets the fallback grow by a little again.
+    pub(super) fn extend_credit(&mut self) {
+        self.credit = self.layout.plan.arena_bytes / CREDIT;
     }
 
     /// Gives back what the fallback holds free, if it holds anything free.

@@ -35,7 +35,7 @@ const PATIENCE: u64 = 1000;
 
 /// An iteration strains the plan if the fallback comes to serve this share of the arena's bytes, one
 /// in so many, more than when the iteration began.
-const STRAIN: u64 = 16;
+const STRAIN: u64 = 8;
 
 /// How far an iteration asks for what the plan does not have.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,6 +44,8 @@ pub(super) struct Strain {
     limit: u64,
     /// No places are given until the next iteration begins.
     pub(super) is_suspended: bool,
+    /// The entry that was found last while suspended.
+    last: u32,
 }
 
 /// When the plan is judged next.
@@ -89,12 +91,14 @@ impl Planned {
             }
         }
         self.unmap_retired(env);
+        self.top = self.top.max(self.stats.reserved_bytes.all.peak).max(self.high);
         self.high = self.stats.reserved_bytes.all.current;
         self.follower = Follower::new(&self.layout.plan);
         self.follower.join();
         self.is_following = !self.layout.places.is_empty();
         self.begin_review();
         self.relax();
+        self.extend_credit();
         Ok(true)
     }
 
@@ -140,21 +144,24 @@ impl Planned {
     pub(super) fn relax(&mut self) {
         let active = self.fallback.stats().active_bytes.all.current;
         let limit = active + self.layout.plan.arena_bytes / STRAIN;
-        self.strain = Strain { limit, is_suspended: false };
+        self.strain = Strain { limit, is_suspended: false, last: 0 };
     }
 
-    /// After a miss: gives no more places if this iteration asks for too much else.
+    /// At a miss, before it is served: gives no more places if what this iteration missed before
+    /// and still holds is too much. One large request alone is no strain.
     #[inline]
     pub(super) fn suspend_under_strain(&mut self) {
         let active = self.fallback.stats().active_bytes.all.current;
         self.strain.is_suspended |= active > self.strain.limit;
     }
 
-    /// Where no marks tell, an iteration begins with the first entry of the ring.
+    /// Where no marks tell, an iteration begins when the follower goes back to an earlier entry.
     #[cold]
-    pub(super) fn end_suspension(&mut self, entry: EntryId) {
-        if self.follower.steady_start() == Some(entry) {
+    pub(super) fn find_next_iteration(&mut self, entry: EntryId) {
+        if entry.0 < self.strain.last {
             self.relax();
+        } else {
+            self.strain.last = entry.0;
         }
     }
 

@@ -1,7 +1,7 @@
 """Megatron-core: GPT-2 345M, Llama2-7B and Qwen1.5-MoE-A2.7B, from random weights, with tensor,
 pipeline, virtual pipeline and expert parallelism.
 
-    P="torchrun --nproc-per-node 4 gpu/workloads/megatron.py"
+    P="torchrun --nproc-per-node 4 gpu/workloads/megatron_gpt.py"
     $P gpt2 --tensor 2 --pipeline 2 --batch 64 --recompute
     $P qwen-moe --tensor 2 --pipeline 2 --expert 2 --batch 4
 
