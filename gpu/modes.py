@@ -127,7 +127,7 @@ def main() -> int:
         for _ in range(arguments.repeat):
             for mode in arguments.only.split(","):
                 run = launch(mode, arguments, cache)
-                if mode == "native" and "error" not in run:
+                if native is None and mode == "native" and "error" not in run:
                     native = run
                 runs.append(run)
                 print(row(run, native), flush=True)

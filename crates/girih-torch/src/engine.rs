@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use girih_plan::{Plan, file};
-use girih_runtime::auto::{Auto, Job};
+use girih_runtime::auto::{self, Auto, Job};
 use girih_runtime::caching::Caching;
 use girih_runtime::direct::Direct;
 use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
@@ -35,10 +35,11 @@ impl Engine {
     ) -> (Engine, Vec<String>) {
         let (granularity, room) = (device.granularity(), device.memory_info().total);
         let caching = || Box::new(Caching::new(settings.config.clone()));
-        let auto = |plan: Option<Plan>| {
+        let learning = |plan: Option<Plan>| {
+            let caching = Box::new(Caching::new(auto::settings(settings.config.clone())));
             Engine::Auto(Box::new(match plan {
-                Some(plan) => Auto::with_plan(Arc::new(plan), caching(), granularity),
-                None => Auto::new(caching(), granularity),
+                Some(plan) => Auto::with_plan(Arc::new(plan), caching, granularity),
+                None => Auto::new(caching, granularity),
             }))
         };
         let mut warnings = Vec::new();
@@ -48,7 +49,7 @@ impl Engine {
             Mode::Auto => {
                 let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
                 let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
-                auto(plan.transpose().unwrap_or_else(|(path, error)| {
+                learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
                         "device {ordinal}: the kept plan {} is not used: {error}. A new one will \
                          be made.",
@@ -70,7 +71,7 @@ impl Engine {
                              on in the mode `auto`.",
                             path.display()
                         ));
-                        auto(None)
+                        learning(None)
                     }
                 }
             }
