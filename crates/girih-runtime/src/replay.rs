@@ -8,7 +8,9 @@
 //! What is older than the recording is asked for first, block by block. The allocator that made the
 //! recording can do better: it takes over what was held, free memory and all ([`begin`]).
 
-use girih_trace::{Action, Earlier, Event, Evidence, Lifetimes, StreamId, Tick, Trace};
+use girih_trace::{
+    Action, Contradiction, Earlier, Event, Evidence, Lifetimes, StreamId, Tick, Trace,
+};
 
 use crate::caching::{Adopted, Caching};
 use crate::device::{Address, Device};
@@ -104,8 +106,8 @@ pub struct Rebuilt {
 /// page would cost memory here.
 const MOST_HELD: u64 = 1 << 41;
 
-/// Rebuilds in `policy`, which holds nothing yet, what was held before the first event of `trace`,
-/// each segment at its recorded address. A device that has too little for that, in a replay that
+/// Rebuilds in `policy`, which holds nothing yet, what was held before the first event of `trace`
+/// as [`Earlier::of`] has `found` it, each segment at its recorded address. A device that has too little for that, in a replay that
 /// asks what would have been, begins with the older requests alone.
 ///
 /// The device is then ready to give segments at the recorded addresses, in any case.
@@ -114,7 +116,7 @@ const MOST_HELD: u64 = 1 << 41;
 /// What the device refuses, other than memory that it has not.
 pub fn begin(
     trace: &Trace,
-    lives: &Lifetimes,
+    found: &Result<Earlier, Contradiction>,
     policy: &mut Caching,
     device: &mut SimDevice,
 ) -> Result<(Beginning, Option<Adopted>), AllocError> {
@@ -123,9 +125,9 @@ pub fn begin(
     let info = device.memory_info();
     let found = match made_it {
         false => Ok(None),
-        true => Earlier::of(trace, lives).map_err(|error| error.to_string()).and_then(|earlier| {
+        true => found.as_ref().map_err(ToString::to_string).and_then(|earlier| {
             let fits = !earlier.is_empty() && earlier.reserved() <= info.free.min(MOST_HELD);
-            let checked = policy.check_adoption(info.total, &earlier);
+            let checked = policy.check_adoption(info.total, earlier);
             checked.map(|()| fits.then_some(earlier)).map_err(|error| error.to_string())
         }),
     };
@@ -138,7 +140,7 @@ pub fn begin(
     };
     let whole = earlier.segments.iter().filter(|segment| !segment.is_expandable);
     device.script_allocs(whole.map(|segment| segment.address));
-    let adopted = policy.adopt(device, &earlier)?;
+    let adopted = policy.adopt(device, earlier)?;
     device.script_allocs(recorded);
     let rebuilt = Rebuilt {
         evidence: earlier.evidence,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use girih_plan::{Plan, granted};
-use girih_trace::{Lifetimes, StreamId, Tick, Trace};
+use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
 use crate::auto::{self, Auto, Planning, Switch};
@@ -82,6 +82,8 @@ pub struct Setup {
     /// `auto` gets each plan an iteration after it wanted it, as from another thread; otherwise
     /// at once.
     pub plans_late: bool,
+    /// What [`Earlier::of`] says of the trace; None to have it asked each time.
+    pub earlier: Option<Arc<Result<Earlier, Contradiction>>>,
 }
 
 /// What `auto` learnt.
@@ -233,7 +235,9 @@ fn run(
         }
         Allocator::Native | Allocator::Expandable => {
             let mut policy = caching();
-            let (how, held) = begin(trace, lives, &mut policy, &mut device)?;
+            let asked = || Arc::new(Earlier::of(trace, lives));
+            let earlier = setup.earlier.clone().unwrap_or_else(asked);
+            let (how, held) = begin(trace, &earlier, &mut policy, &mut device)?;
             beginning = how;
             let held = held.as_ref();
             let replayed = replay_from(trace, lives, &mut policy, &mut device, options, held)?;

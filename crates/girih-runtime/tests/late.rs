@@ -138,7 +138,7 @@ fn replay_late(trace: &Trace, config: &Config) -> Late {
     let mut device = SimDevice::new(DEVICE);
     let mut policy = Caching::new(config.clone());
     policy.set_stream_handles(trace.streams.clone());
-    let (_, adopted) = begin(trace, &lives, &mut policy, &mut device).unwrap();
+    let (_, adopted) = begin(trace, &Earlier::of(trace, &lives), &mut policy, &mut device).unwrap();
     policy.check().unwrap();
     let at_first = look(&policy, config.expandable_segments);
     let options = Options { check_order: true, ..Options::default() };
@@ -460,7 +460,8 @@ fn any_events_and_segments_are_rebuilt_or_refused_and_the_allocator_is_sound() {
         let text = if trace.settings.expandable_segments { "expandable_segments:True" } else { "" };
         let mut policy = Caching::new(Config::parse(text).unwrap());
         let mut device = SimDevice::new(DEVICE);
-        let (beginning, adopted) = begin(&trace, &lives, &mut policy, &mut device).unwrap();
+        let (beginning, adopted) =
+            begin(&trace, &Earlier::of(&trace, &lives), &mut policy, &mut device).unwrap();
         policy.check().unwrap_or_else(|fault| panic!("{beginning:?}: {fault}"));
         let held = adopted.as_ref();
         let options = Options::default();

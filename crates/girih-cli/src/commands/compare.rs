@@ -111,7 +111,7 @@ fn compare(
     let shown = source.file.display();
     progress.say(format!("{shown}: reading"));
     let loaded = source.load()?;
-    let mut setup = what_if.setup(&loaded.trace)?;
+    let mut setup = what_if.setup(&loaded)?;
     progress.say(format!("{shown}: planning"));
     setup.plan = Some(what_if.plan(&loaded)?);
     let mut rows = Vec::with_capacity(COMPARED.len());

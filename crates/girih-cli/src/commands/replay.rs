@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let progress = Progress::new();
     progress.say(format!("reading {}", args.source.file.display()));
     let loaded = args.source.load()?;
-    let mut setup = args.what_if.setup(&loaded.trace)?;
+    let mut setup = args.what_if.setup(&loaded)?;
     setup.check_order = args.check_order;
     let allocator = args.allocator.allocator();
     if allocator == Allocator::Planned {

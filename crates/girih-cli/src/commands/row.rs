@@ -12,7 +12,7 @@ use girih_runtime::replay::{
     Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
 use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation};
-use girih_trace::{Evidence, Lifetimes, Trace};
+use girih_trace::{Earlier, Evidence, Lifetimes, Trace};
 use serde::Serialize;
 
 use super::earlier::JsonEarlier;
@@ -61,13 +61,14 @@ pub(crate) struct WhatIf {
 
 impl WhatIf {
     /// The setup of the simulations, for now without a plan.
-    pub(crate) fn setup(&self, trace: &Trace) -> anyhow::Result<Setup> {
+    pub(crate) fn setup(&self, loaded: &Loaded) -> anyhow::Result<Setup> {
         let Some(tie_order) = TieOrder::of_torch(&self.torch) else {
             bail!("{:?} is no release of torch: try 2.11, 2.12 or 2.13", self.torch);
         };
-        let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(trace));
+        let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(&loaded.trace));
         let capacity = self.capacity;
-        Ok(Setup { conf, tie_order, capacity, ..Setup::default() })
+        let earlier = Some(Arc::new(Earlier::of(&loaded.trace, &loaded.lives)));
+        Ok(Setup { conf, tie_order, capacity, earlier, ..Setup::default() })
     }
 
     /// The plan that was named, or one made from the recording.
