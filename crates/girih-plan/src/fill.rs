@@ -19,9 +19,12 @@ impl Fill {
     /// placed yet.
     pub(crate) fn new(mut buffers: Vec<Buffer>) -> Fill {
         // The planners set aside what is always alive. Here places are given, so nothing may be:
-        // a tick after all others, with a buffer of its own, sees to that.
+        // two ticks after all others, each with a buffer of its own, see to that, also where there
+        // are no others.
         let end = buffers.iter().map(|buffer| buffer.upper).max().unwrap_or(0);
-        buffers.push(Buffer { lower: end, upper: end + 1, size: ALIGNMENT });
+        for lower in [end, end + 1] {
+            buffers.push(Buffer { lower, upper: lower + 1, size: ALIGNMENT });
+        }
         let count = buffers.len();
         let problem = Problem { buffers, period: 0, alignment: ALIGNMENT };
         let instance = Instance::new(&problem).expect("lives and sizes come from a trace");
@@ -59,6 +62,11 @@ mod tests {
 
     fn buffer(lower: u32, upper: u32, units: u64) -> Buffer {
         Buffer { lower, upper, size: units * ALIGNMENT }
+    }
+
+    #[test]
+    fn there_may_be_nothing_to_fill() {
+        Fill::new(Vec::new());
     }
 
     #[test]

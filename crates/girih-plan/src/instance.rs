@@ -110,6 +110,23 @@ impl Instance {
         [(item.lower, end), (0, item.upper - end)]
     }
 
+    /// The offsets of the items in `solution`, in units. None if they are not whole units, or if
+    /// the residents do not lie where [`Instance::solution`] stacks them.
+    pub(crate) fn layout(&self, solution: &Solution) -> Option<Vec<u64>> {
+        let at = |buffer: u32| {
+            let offset = solution.offsets[buffer as usize];
+            offset.is_multiple_of(self.unit).then_some(offset / self.unit)
+        };
+        let stacked = self.residents.iter().all(|&(buffer, offset)| at(buffer) == Some(offset));
+        let items = self.buffers.iter().map(|&buffer| at(buffer)?.checked_sub(self.resident));
+        if stacked { items.collect() } else { None }
+    }
+
+    /// What is said `of` the buffers, for each item.
+    pub(crate) fn of_items<T: Copy>(&self, of: &[T]) -> Vec<T> {
+        self.buffers.iter().map(|&buffer| of[buffer as usize]).collect()
+    }
+
     /// The layout of the items, in units, as a solution of the problem of `buffers` buffers.
     pub(crate) fn solution(
         &self,

@@ -21,6 +21,7 @@ pub mod portfolio;
 pub mod problem;
 pub mod profile;
 pub mod skyline;
+pub mod streams;
 pub mod sweep;
 pub mod verify;
 

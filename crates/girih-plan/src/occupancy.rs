@@ -20,7 +20,8 @@
 //!
 //! An `any` is read only on behalf of items that have the node among their canonical ones. Each
 //! node counts those that are still to come; when none is left, its `any` is no longer kept up.
-//! Large items come first, so the wide unions near the root are soon done with.
+//! Large items come first, so the wide unions near the root are soon done with. Where items are not
+//! known beforehand, what may be asked is said instead ([`Occupancy::allow`]).
 
 use crate::instance::{Instance, Item};
 
@@ -64,11 +65,31 @@ impl Occupancy {
         }
     }
 
+    /// Empties the tree and makes it ready for any items that live in `sections` sections. What may
+    /// be asked about is then to be said by [`Occupancy::allow`], before anything is entered.
+    pub(crate) fn clear(&mut self, sections: u32) {
+        self.leaves = sections.max(1).next_power_of_two();
+        for node in &mut self.nodes {
+            node.cover.clear();
+            node.any.clear();
+            node.awaited = 0;
+        }
+        self.nodes.resize_with(2 * self.leaves as usize, Node::default);
+    }
+
+    /// From now on it may be asked, any number of times, what lives in one of the `pieces`.
+    pub(crate) fn allow(&mut self, pieces: [(u32, u32); 2]) {
+        for piece in pieces {
+            self.canonical(piece, |nodes, v| nodes[v].awaited = u32::MAX);
+        }
+    }
+
     /// The lowest unit at which `item` touches nothing that was entered; `None` if its top would
     /// then reach `limit`.
     pub(crate) fn first_fit(&self, instance: &Instance, item: &Item, limit: u64) -> Option<u64> {
         let mut lists: [&[Span]; MAX_LISTS] = [&[]; MAX_LISTS];
         let mut count = 0;
+        // Without [`Occupancy::gather`]: this is the innermost loop of all planners.
         let mut push = |list| {
             lists[count] = list;
             count += usize::from(!list.is_empty());
@@ -80,18 +101,47 @@ impl Occupancy {
         lowest_hole(&mut lists[..count], item.size, limit)
     }
 
+    /// The lowest unit from which `size` units touch nothing that was entered in any of `trees`
+    /// and lives in the sections given with it; `None` if their top would then reach `limit`.
+    pub(crate) fn first_fit_among<'t>(
+        trees: impl Iterator<Item = (&'t Occupancy, [(u32, u32); 2])>,
+        size: u64,
+        limit: u64,
+    ) -> Option<u64> {
+        let mut lists = Vec::with_capacity(MAX_LISTS);
+        for (tree, pieces) in trees {
+            tree.gather(pieces, |list| lists.push(list));
+        }
+        lowest_hole(&mut lists, size, limit)
+    }
+
+    /// Visits the unions, none of them empty, of all that lives in one of the `pieces`.
+    #[inline]
+    fn gather<'t>(&'t self, pieces: [(u32, u32); 2], mut visit: impl FnMut(&'t [Span])) {
+        let mut push = |list: &'t [Span]| {
+            if !list.is_empty() {
+                visit(list);
+            }
+        };
+        for piece in pieces {
+            for_canonical(self.leaves, piece, |v| push(&self.nodes[v].any));
+            for_above(self.leaves, piece, |v| push(&self.nodes[v].cover));
+        }
+    }
+
     /// Whether `item` would touch nothing at `offset`.
     pub(crate) fn is_free(&self, instance: &Instance, item: &Item, offset: u64) -> bool {
-        let end = offset + item.size;
+        self.is_free_during(instance.pieces(item), (offset, offset + item.size))
+    }
+
+    /// Whether nothing that was entered and lives in one of the `pieces` touches `span`.
+    pub(crate) fn is_free_during(&self, pieces: [(u32, u32); 2], span: Span) -> bool {
         let objects = |list: &[Span]| {
-            let first = list.partition_point(|span| span.1 <= offset);
-            list.get(first).is_some_and(|span| span.0 < end)
+            let first = list.partition_point(|other| other.1 <= span.0);
+            list.get(first).is_some_and(|other| other.0 < span.1)
         };
         let mut free = true;
-        for piece in instance.pieces(item) {
-            for_canonical(self.leaves, piece, |v| free &= !objects(&self.nodes[v].any));
-            for_above(self.leaves, piece, |v| free &= !objects(&self.nodes[v].cover));
-        }
+        self.gather(pieces, |list| free &= !objects(list));
         free
     }
 
@@ -101,7 +151,8 @@ impl Occupancy {
         for piece in instance.pieces(item) {
             self.canonical(piece, |nodes, v| {
                 let node = &mut nodes[v];
-                node.awaited -= 1;
+                // No less than 0 where the item was not announced, and never 0 from the maximum.
+                node.awaited = node.awaited.saturating_sub(1);
                 unite(&mut node.cover, span);
                 if node.awaited > 0 {
                     unite(&mut node.any, span);
@@ -159,6 +210,7 @@ fn for_above(leaves: u32, (from, to): (u32, u32), mut visit: impl FnMut(usize)) 
 
 /// The lowest unit from which `size` units are free in all `lists`; `None` if they would reach
 /// `limit`. The lists are used up: each loses what lies below the place under trial.
+#[inline]
 fn lowest_hole(mut lists: &mut [&[Span]], size: u64, limit: u64) -> Option<u64> {
     let mut offset = 0;
     // Asks the lists in turn until all of them, one after another, have nothing against `offset`.

@@ -79,10 +79,13 @@ impl Run {
 }
 
 fn plan() -> Plan {
-    let trace = run(5);
-    let lives = Lifetimes::of(&trace);
-    let iterations = Iterations::of(&trace, &lives);
-    profile::plan(&trace, &lives, &iterations, |problem| {
+    plan_of(&run(5))
+}
+
+fn plan_of(trace: &Trace) -> Plan {
+    let lives = Lifetimes::of(trace);
+    let iterations = Iterations::of(trace, &lives);
+    profile::plan(trace, &lives, &iterations, |problem| {
         solve(problem, Budget::interactive(problem.buffers.len())).unwrap()
     })
 }
@@ -107,6 +110,31 @@ fn a_plan_has_an_opening_a_ring_and_the_evaluation_in_between() {
     let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
     assert!(entries.clone().all(|entry| entry.place != Place::Outside));
     assert_eq!(plan.sequences[0].entries[8].place, plan.sequences[1].entries[0].place);
+}
+
+#[test]
+fn what_a_step_frees_at_its_end_is_not_in_the_way_of_an_evaluation_after_another_step() {
+    let mut run = Run::default();
+    for step in 0..3 {
+        run.mark(MarkKind::Step);
+        for layer in 0..80 {
+            run.alloc(layer, 1_000_000 + layer);
+        }
+        for layer in 0..80 {
+            run.free(layer);
+        }
+        if step == 1 {
+            for k in 100..120 {
+                run.alloc(k, 3_000_000);
+            }
+            (100..120).for_each(|k| run.free(k));
+        }
+    }
+    let plan = plan_of(&run.trace);
+    // The evaluation is a part of the ring, since that step is the model of the others.
+    assert_eq!(plan.iteration_requests(), 100);
+    let step: u64 = (0..80).map(|layer| granted(1_000_000 + layer)).sum();
+    assert_eq!(plan.arena_bytes, step, "the evaluation needs less than a step");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use girih_trace::Tick;
 
-use super::Profile;
+use super::{Profile, solve_apart};
 use crate::plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
 use crate::portfolio::Outcome;
 use crate::problem::{Buffer, Problem};
@@ -33,7 +33,8 @@ impl Profile<'_> {
             }
             entries.push(entry);
         }
-        let outcome = solve(&problem);
+        let streams = problem.buffers.iter().map(|buffer| entries[buffer.lower as usize].stream);
+        let outcome = solve_apart(&problem, &streams.collect::<Vec<_>>(), solve);
         for (buffer, &offset) in problem.buffers.iter().zip(&outcome.solution.offsets) {
             entries[buffer.lower as usize].place = Place::Arena(offset);
         }

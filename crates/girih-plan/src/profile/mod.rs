@@ -13,7 +13,8 @@
 //! What comes before is the opening. Its requests that have a place keep it; what lives across
 //! iterations is stacked in the persistent region; the rest goes into the gaps below the arena's
 //! height, or outside. Runs that come in between two places (evaluation) are interludes, laid
-//! around what is alive there.
+//! around what is alive there. Whatever the planner, blocks of different streams are then moved
+//! apart as far as the height allows ([`mod@crate::streams`]).
 
 mod interlude;
 mod line;
@@ -24,13 +25,14 @@ use std::ops::Range;
 
 use girih_trace::align::{Key, align, births_before, keys};
 use girih_trace::iterations::model_iteration;
-use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, Trace};
+use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Trace};
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
-use crate::plan::{Place, Plan, Role, Sequence};
+use crate::plan::{Entry, Place, Plan, Role, Sequence};
 use crate::portfolio::Outcome;
 use crate::problem::Problem;
+use crate::streams::keep_apart;
 
 /// Stands for a request that has no place in the steady iteration.
 const NO_PLACE: u32 = u32::MAX;
@@ -133,11 +135,14 @@ impl<'a> Profile<'a> {
     fn with_steady(self, steady: Steady, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
         let (mut ring, rounds) = unroll(self.envelope(steady));
         let mut interludes = self.interludes(steady);
-        let outcome = solve(&joint_problem(&ring, &interludes));
-        let height = outcome.solution.height;
+        let problem = joint_problem(&ring, &interludes);
         let rooms = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
-        let planned = ring.iter_mut().chain(rooms).filter(|entry| entry.until > 0);
-        for (entry, &offset) in planned.zip(&outcome.solution.offsets) {
+        let mut planned: Vec<&mut Entry> =
+            ring.iter_mut().chain(rooms).filter(|entry| entry.until > 0).collect();
+        let streams: Vec<StreamId> = planned.iter().map(|entry| entry.stream).collect();
+        let outcome = solve_apart(&problem, &streams, solve);
+        let height = outcome.solution.height;
+        for (entry, &offset) in planned.iter_mut().zip(&outcome.solution.offsets) {
             entry.place = Place::Arena(offset);
         }
         let (opening, persistent_bytes) = self.opening(steady, &ring, height);
@@ -187,6 +192,18 @@ impl<'a> Profile<'a> {
             })
             .collect()
     }
+}
+
+/// Solves `problem` by `solve`, and then keeps apart what its buffers' `streams` keep apart.
+fn solve_apart(
+    problem: &Problem,
+    streams: &[StreamId],
+    solve: impl FnOnce(&Problem) -> Outcome,
+) -> Outcome {
+    let Outcome { solution, bound, attempts } = solve(problem);
+    let solution = keep_apart(problem, streams, solution)
+        .expect("a problem that was solved is one that has a meaning");
+    Outcome { solution, bound, attempts }
 }
 
 /// Marks that bring a follower in step. Those of modules are too many to be worth it.

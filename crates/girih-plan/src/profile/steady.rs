@@ -64,15 +64,29 @@ impl Profile<'_> {
 
     /// The moment at which the block of a request of iteration `from` is gone, in places since that
     /// iteration began. None if it stays, or if the trace does not tell.
+    ///
+    /// That is right after the place of the request before the free, not right before the place of
+    /// the request after it: places in between did not come in this iteration, and what does not
+    /// come is in nobody's way. Only after a request without a place is the next one all there is.
     fn ring_time(&self, steady: Steady, from: usize, request: &Lifetime) -> Option<u32> {
         let end = self.end(request)?;
+        let gone = |request: u32, place: u32| {
+            let iteration = self.iterations.index_of(request).filter(|&it| it <= steady.last)?;
+            let rounds = (iteration - from) as u32;
+            Some((rounds <= ROUNDS_MAX).then(|| rounds * steady.places + place))
+        };
+        let last = end - 1;
+        let place = self.place_of[last as usize];
+        if place != NO_PLACE
+            && let Some(moment) = gone(last, place + 1)
+        {
+            return moment;
+        }
         if end as usize == self.lives.requests.len() {
             // Freed after the last request of the trace: the ring closes there.
             return Some(steady.places);
         }
-        let iteration = self.iterations.index_of(end).filter(|&index| index <= steady.last)?;
-        let rounds = (iteration - from) as u32;
-        (rounds <= ROUNDS_MAX).then(|| rounds * steady.places + self.next_place[end as usize])
+        gone(end, self.next_place[end as usize]).flatten()
     }
 }
 
