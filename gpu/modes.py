@@ -1,13 +1,16 @@
 """One workload under every allocator, one after the other, in one run: a table, a file of results.
 
-    python gpu/modes.py gpu/workloads/hf.py gpt2 --recompute --batch 64
+    python gpu/modes.py gpu/workloads/hf.py gpt2 --recompute --batch 64 --exact
     python gpu/modes.py --gpus 2 gpu/workloads/fsdp.py --recompute --batch 12
     python gpu/modes.py --only native,auto --repeat 2 -o result.json gpu/workloads/hf.py lora-13b
 
 Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a first launch that
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
-first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators. Ratios of step
-times are to native's of the same run.
+first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `profile`
+records without a cache, and `plan` follows the plan of that recording. Ratios of step times are to
+native's of the same run. `losses` says whether every loss is the first native's to the bit; without
+`--exact` of the workload native does not even equal itself. Below the table stands what each row of
+Girih asked of the driver in the settled steps.
 """
 
 import argparse
@@ -21,9 +24,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-MODES = ["native", "expandable", "girih-native", "girih-expandable", "auto", "again"]
+MODES = [
+    *("native", "expandable", "girih-native", "girih-expandable"),
+    *("auto", "again", "profile", "plan"),
+]
 DEFAULT = "native,expandable,auto,again"
 MIB = 1 << 20
+# Driver calls that put streams in order; all others give, take or look at memory.
+EVENTS = ("create_event", "record_event", "query_event", "wait_event", "synchronize")
+
+
+def plan_file(cache: str) -> str:
+    """Where a run in the mode `profile` leaves its plan, for each rank."""
+    return str(Path(cache) / "recorded.rank{rank}.plan")
 
 
 def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
@@ -32,7 +45,11 @@ def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     if mode not in ("native", "expandable"):
         own = "auto" if mode == "again" else mode.removeprefix("girih-")
         girih = ["-m", "girih", "run", "--mode", own, "--plan-dir", cache]
-        program = [*girih, "--report", str(Path(cache) / f"report-{mode}.json"), *program]
+        girih += ["--report", str(Path(cache) / f"report-{mode}.json")]
+        girih += ["--plan", plan_file(cache)] if mode == "plan" else []
+        # A recording becomes a plan at the end of the program.
+        recorder = str(Path(__file__).resolve().parent / "workloads" / "recorded.py")
+        program = [*girih, *([recorder, plan_file(cache)] if mode == "profile" else []), *program]
     if arguments.gpus == 1 and not arguments.torchrun:
         return [sys.executable, *program]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -61,18 +78,20 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"mode": mode, "error": f"ran past {arguments.timeout} s"}
+        return {"mode": mode, "error": f"ran past {arguments.timeout} s", "stderr": ""}
     lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode != 0 or not lines:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         # Launchers add much below the error; the program's own word is what counts.
         errors = [line for line in said if re.match(r"(\[.*?\]: ?)?[\w.]+Error\b", line)]
         error = errors[0] if errors else "\n".join(said[-25:])
-        return {"mode": mode, "error": error.strip(), "exit": done.returncode}
+        known = {"error": error.strip(), "exit": done.returncode}
+        return {"mode": mode, **known, "stderr": done.stderr[-20_000:]}
     results = [json.loads(line) for line in lines]
     reports = {}
     for path in sorted(Path(cache).glob(f"report-{mode}*.json")):
         reports[path.stem] = json.loads(path.read_text())
+        reports[path.stem].pop("plan_dir", None)  # A path of the machine, gone by then.
         path.unlink()
     ranks = {str(result["rank"]): result for result in results}
     return {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
@@ -88,7 +107,7 @@ def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
         if native and rank in native.get("ranks", {}):
             base = native["ranks"][rank]
             ratio = f"{seen['median_step_s'] / base['median_step_s']:.4f}"
-            losses = "same" if seen["losses"] == base["losses"] else "DIFFER"
+            losses = "same" if seen["exact_losses"] == base["exact_losses"] else "DIFFER"
         cells = [
             f"{run['mode']:<17}{rank:>4}",
             f"{seen['allocated_peak'] / MIB:>10.0f} {seen['reserved_peak'] / MIB:>10.0f}",
@@ -98,6 +117,32 @@ def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
         ]
         lines.append(" ".join(cells))
     return "\n".join(lines)
+
+
+def settled(run: dict[str, Any]) -> list[str]:
+    """What Girih did in the settled steps: a line for each rank; none for torch's allocators."""
+    lines = []
+    for rank, seen in run.get("ranks", {}).items():
+        if "settled_calls" not in seen:
+            continue
+        calls, changes = seen["settled_calls"], seen["settled_changes"]
+        events = {name: calls[name] for name in EVENTS if name in calls}
+        memory = {name: count for name, count in calls.items() if name not in EVENTS}
+        requests = changes["hits"] + changes["misses"]
+        lines.append(
+            f"{run['mode']:<17}{rank:>4} driver calls in {seen['settled_steps']} settled steps: "
+            f"{listed(memory)}; events: {listed(events)}; misses {changes['misses']} of {requests}"
+            f" ({changes['miss_bytes'] / MIB:.1f} of"
+            f" {(changes['hit_bytes'] + changes['miss_bytes']) / MIB:.1f} MiB), waits"
+            f" {changes['waits']}, new plans {changes['switches']}, then {seen['stage']}"
+        )
+    return lines
+
+
+def listed(counts: dict[str, int]) -> str:
+    """The sum, and what it is of."""
+    parts = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"{sum(counts.values())} ({parts})" if parts else "0"
 
 
 def main() -> int:
@@ -131,9 +176,14 @@ def main() -> int:
                     native = run
                 runs.append(run)
                 print(row(run, native), flush=True)
+    for run in runs:
+        for line in settled(run):
+            print(line, flush=True)
     if arguments.output:
         workload = [arguments.workload, *arguments.rest]
-        summary = {"workload": workload, "gpus": arguments.gpus, "runs": runs}
+        # What was said beside the result names paths of the machine, and is no result.
+        kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
+        summary = {"workload": workload, "gpus": arguments.gpus, "runs": kept}
         arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
     return int(any("error" in run for run in runs))
 

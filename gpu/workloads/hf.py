@@ -3,10 +3,12 @@
 python gpu/workloads/hf.py gpt2 --recompute --batch 64
 python gpu/workloads/hf.py llama-2b --recompute --vary --evaluate-every 3 --batch 16
 python gpu/workloads/hf.py lora-13b --recompute
+python gpu/workloads/hf.py llama-2b --batch 16 --exact
 """
 
 import argparse
 import contextlib
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,33 +16,48 @@ import transformers
 from measure import Measure, deterministic
 
 LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
-# Class of the configuration, its arguments, sequence length, batch, microbatches, autocast.
-MODELS: dict[str, tuple[str, dict[str, int], int, int, int, bool]] = {
-    "gpt2": (
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A model, and what it is trained on unless the command line says otherwise."""
+
+    family: str
+    config: dict[str, int]
+    length: int
+    batch: int
+    """That fits a card of 140 GiB with room to spare when activations are recomputed."""
+    batch_kept: int
+    """The same when they are kept."""
+    micro: int = 1
+    autocast: bool = False
+
+
+MODELS = {
+    "gpt2": Kind(
         "GPT2",
         {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 1024, "vocab_size": 50257},
-        1024,
-        24,
-        1,
-        True,
+        length=1024,
+        batch=24,
+        batch_kept=24,
+        autocast=True,
     ),
-    "llama-2b": (
+    "llama-2b": Kind(
         "Llama",
         {**LLAMA, "num_hidden_layers": 8, "vocab_size": 32000},
-        2048,
-        4,
-        4,
-        False,
+        length=2048,
+        batch=4,
+        batch_kept=4,
+        micro=4,
     ),
-    "llama-7b": (
+    "llama-7b": Kind(
         "Llama",
         {**LLAMA, "num_hidden_layers": 32, "vocab_size": 32000},
-        2048,
-        2,
-        1,
-        False,
+        length=2048,
+        batch=2,
+        batch_kept=2,
     ),
-    "lora-13b": (
+    "lora-13b": Kind(
         "Llama",
         {
             "hidden_size": 5120,
@@ -49,12 +66,11 @@ MODELS: dict[str, tuple[str, dict[str, int], int, int, int, bool]] = {
             "num_hidden_layers": 40,
             "vocab_size": 32000,
         },
-        2048,
-        8,
-        1,
-        False,
+        length=2048,
+        batch=8,
+        batch_kept=2,
     ),
-    "qwen-moe": (
+    "qwen-moe": Kind(
         "Qwen2Moe",
         {
             "hidden_size": 2048,
@@ -68,27 +84,29 @@ MODELS: dict[str, tuple[str, dict[str, int], int, int, int, bool]] = {
             "num_experts_per_tok": 4,
             "vocab_size": 151936,
         },
-        1024,
-        4,
-        2,
-        False,
+        length=1024,
+        batch=4,
+        batch_kept=4,
+        micro=2,
     ),
 }
 
 
 def build(arguments: argparse.Namespace) -> torch.nn.Module:
     """The model, on the device."""
-    kind, config, *_, autocast = MODELS[arguments.model]
-    settings = getattr(transformers, f"{kind}Config")(**config)
+    kind = MODELS[arguments.model]
+    settings = getattr(transformers, f"{kind.family}Config")(**kind.config)
     settings._attn_implementation = "sdpa"
     with torch.device("cuda"):
         model: Any = getattr(
             transformers,
             next(
-                n for n in (f"{kind}LMHeadModel", f"{kind}ForCausalLM") if hasattr(transformers, n)
+                n
+                for n in (f"{kind.family}LMHeadModel", f"{kind.family}ForCausalLM")
+                if hasattr(transformers, n)
             ),
         )(settings)
-    if not autocast:
+    if not kind.autocast:
         model = model.to(torch.bfloat16)
     if arguments.model.startswith("lora"):
         import peft
@@ -113,26 +131,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro", type=int)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--settled", type=int, default=6)
+    parser.add_argument("--exact", action="store_true", help="losses equal to the bit")
     return parser.parse_args()
 
 
 def main() -> None:
     """Trains, and prints what was measured."""
     arguments = parse()
-    _, config, length, batch, micro, autocast = MODELS[arguments.model]
-    length, batch = arguments.length or length, arguments.batch or batch
-    micro = arguments.micro or micro
-    deterministic()
+    kind = MODELS[arguments.model]
+    length = arguments.length or kind.length
+    batch = arguments.batch or (kind.batch if arguments.recompute else kind.batch_kept)
+    micro = arguments.micro or kind.micro
+    deterministic(arguments.exact)
     torch.manual_seed(0)
     lengths = torch.Generator().manual_seed(0)
-    measure = Measure(arguments.model, arguments.settled)
+    measure = Measure(arguments.model, arguments.settled, batch * micro)
     model = build(arguments)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
     def forward(sequences: int, tokens: int) -> torch.Tensor:
-        ids = torch.randint(0, config["vocab_size"], (sequences, tokens), device="cuda")
-        precision = torch.autocast("cuda", torch.bfloat16) if autocast else contextlib.nullcontext()
+        ids = torch.randint(0, kind.config["vocab_size"], (sequences, tokens), device="cuda")
+        precision = (
+            torch.autocast("cuda", torch.bfloat16) if kind.autocast else contextlib.nullcontext()
+        )
         with precision:
             loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss

@@ -3,12 +3,13 @@
 A workload is plain training code that knows no allocator. It makes a `Measure`, puts each step
 under `with measure.step():`, hands over the losses, and prints the result at its end. The peaks are
 taken twice: over the whole process, and over the steps from `settled` on, when an allocator that
-learns has learnt.
+learns has learnt. If Girih is in the process, what it did in those steps is counted too.
 """
 
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,27 +17,61 @@ from typing import Any
 import torch
 
 
-def deterministic() -> None:
-    """Makes equal runs give equal losses, bit by bit. To be called before CUDA starts."""
+def deterministic(exact: bool = False) -> None:
+    """Makes equal runs give equal losses. To be called before CUDA starts.
+
+    With `exact`, bit by bit: an operation without a deterministic kernel is an error. Without, a
+    warning, and then attention's backward pass is not deterministic: PyTorch asks it to be only if
+    a warning would not do.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if exact:
+        # The order of a sum over several GPUs.
+        os.environ.setdefault("NCCL_ALGO", "Ring")
+    torch.use_deterministic_algorithms(True, warn_only=not exact)
     # cuDNN's attention is deterministic only if a warning is an error.
     torch.backends.cuda.enable_cudnn_sdp(False)
     # Filling fresh memory would cost time, and hide what an allocator does wrong.
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
+def girih_stats() -> dict[str, Any] | None:
+    """What Girih says of this device; None if it is not the allocator here."""
+    girih: Any = sys.modules.get("girih")
+    if girih is None or not girih.is_enabled():
+        return None
+    found: dict[str, Any] = girih.stats(torch.cuda.current_device())
+    return found
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """By how much each number grew."""
+    changes = {
+        name: value - before[name]
+        for name, value in after.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name in before
+    }
+    # A driver call of a kind that was never made is not listed.
+    calls = {name: value - before["calls"].get(name, 0) for name, value in after["calls"].items()}
+    # The second look itself asked the driver once.
+    calls["memory_info"] = max(0, calls.get("memory_info", 0) - 1)
+    changes["calls"] = {name: count for name, count in calls.items() if count}
+    return changes
+
+
 class Measure:
     """Times and peaks of one process's training."""
 
-    def __init__(self, name: str, settled: int) -> None:
+    def __init__(self, name: str, settled: int, samples: int) -> None:
         self.name = name
         self.settled = settled
+        # That all processes together train on in a step.
+        self.samples = samples
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self.peaks: list[dict[str, int]] = []
         self.device_used = 0
-        self.started = time.perf_counter()
+        self.girih: dict[str, Any] | None = None
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -44,6 +79,7 @@ class Measure:
         if len(self.seconds) == self.settled:
             self._note_peaks()
             torch.cuda.reset_peak_memory_stats()
+            self.girih = girih_stats()
         torch.cuda.synchronize()
         start = time.perf_counter()
         yield
@@ -54,7 +90,7 @@ class Measure:
 
     def loss(self, value: torch.Tensor) -> None:
         """The loss of the step that has just ended."""
-        self.losses.append(float(value))
+        self.losses.append(float(value.detach()))
 
     def _note_peaks(self) -> None:
         stats = torch.cuda.memory_stats()
@@ -67,6 +103,7 @@ class Measure:
 
     def result(self) -> dict[str, Any]:
         """Everything that was seen. Bytes and seconds."""
+        followed = self._followed()
         self._note_peaks()
         stats = torch.cuda.memory_stats()
         whole = {key: max(peak[key] for peak in self.peaks) for key in self.peaks[0]}
@@ -76,6 +113,7 @@ class Measure:
             "name": self.name,
             "rank": int(os.environ.get("RANK", "0")),
             "losses": [f"{loss:.6f}" for loss in self.losses],
+            "exact_losses": [loss.hex() for loss in self.losses],
             "allocated_peak": whole["allocated"],
             "reserved_peak": whole["reserved"],
             "efficiency": whole["allocated"] / max(1, whole["reserved"]),
@@ -86,12 +124,26 @@ class Measure:
             "first_step_s": self.seconds[0],
             "median_step_s": steady[len(steady) // 2],
             "step_s": [round(seconds, 5) for seconds in self.seconds],
+            "samples": self.samples,
             "requests": stats["allocation.all.allocated"],
             "retries": stats["num_alloc_retries"],
             "ooms": stats["num_ooms"],
             "device_calls": stats["num_device_alloc"] + stats["num_device_free"],
             "torch": torch.__version__,
             "gpu": torch.cuda.get_device_name(),
+        } | followed
+
+    def _followed(self) -> dict[str, Any]:
+        """What Girih did in the settled steps, number by number."""
+        after = girih_stats()
+        if after is None or self.girih is None:
+            return {}
+        changes = difference(self.girih, after)
+        return {
+            "stage": after["stage"],
+            "settled_steps": len(self.seconds) - self.settled,
+            "settled_calls": changes.pop("calls"),
+            "settled_changes": changes,
         }
 
     def print(self) -> None:

@@ -115,6 +115,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, default=8)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--settled", type=int, default=5)
+    parser.add_argument("--exact", action="store_true", help="losses equal to the bit")
     return parser.parse_args()
 
 
@@ -137,6 +138,8 @@ def transformer_config(arguments: argparse.Namespace) -> TransformerConfig:
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
+        # The embedding by an index, whose backward pass has a fixed order.
+        deterministic_mode=arguments.exact,
     )
     if arguments.recompute:
         settings.update(
@@ -185,7 +188,7 @@ def main() -> None:
     arguments = parse()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    deterministic()
+    deterministic(arguments.exact)
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
@@ -201,7 +204,8 @@ def main() -> None:
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     config = transformer_config(arguments)
-    measure = Measure(f"megatron-{arguments.model}", arguments.settled)
+    samples = arguments.batch * arguments.micro * parallel_state.get_data_parallel_world_size()
+    measure = Measure(f"megatron-{arguments.model}", arguments.settled, samples)
     chunks = build(arguments, config)
     settings = OptimizerConfig(
         optimizer="adam",

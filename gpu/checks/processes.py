@@ -1,0 +1,69 @@
+"""Other processes: tensors sent to one that is spawned (IPC), and workers that are forked.
+
+A spawned process finds its function by the name of this module: it is started with the `sys.path`
+of the process that starts it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from checks.registry import MIB, alone, blank, equal
+
+
+def _ipc_reader(queue: Any, answers: Any) -> None:
+    """The other process: reads a tensor that it was sent, and writes to it."""
+    tensor = queue.get()
+    answers.put((tensor.device.type, tensor.sum().item()))
+    tensor.fill_(3)
+    torch.cuda.synchronize()
+    answers.put("written")
+    queue.get()  # lives until it is let go
+
+
+def share(tensor: torch.Tensor, expected: float) -> None:
+    """Sends a tensor to another process, which must see it and write to it."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_ipc_reader, args=(queue, answers))
+    process.start()
+    try:
+        queue.put(tensor)
+        equal(answers.get(timeout=120), ("cuda", expected), "what the other process sees")
+        answers.get(timeout=120)
+        assert bool((tensor == 3).all()), "what the other process wrote is not here"
+    finally:
+        queue.put(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+    equal(process.exitcode, 0, "the exit status of the other process")
+
+
+@alone
+def ipc() -> None:
+    """CUDA tensors go to another process and back (torch.multiprocessing, spawn)."""
+    share(torch.ones(MIB, device="cuda"), MIB)
+
+
+@alone
+def ipc_of_a_part() -> None:
+    """A tensor in the middle of a segment arrives at the right place."""
+    keep = blank(4)
+    tensor = torch.ones(3000, device="cuda")
+    share(tensor[1000:2000], 1000)
+    del keep
+
+
+@alone
+def fork_and_workers() -> None:
+    """A DataLoader forks workers before and after CUDA has started."""
+    data = torch.utils.data.TensorDataset(torch.arange(64.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, pin_memory=True)
+    for _ in range(2):
+        total = sum(batch.cuda(non_blocking=True).sum().item() for (batch,) in loader)
+        equal(total, 2016.0, "the sum")
