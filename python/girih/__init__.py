@@ -64,8 +64,9 @@ def enable(
             False.
         conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
         trace: where the recording of the run is written at its end.
-        options: `modules=True` marks the passes of the model's first two levels; `hooks=False`
-            sets no hooks at all; others go to the heaps.
+        options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
+            passes of the model's first two levels; `hooks=False` sets no hooks at all; others go
+            to the heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.
@@ -103,8 +104,8 @@ def stats(device: int | None = None) -> dict[str, Any]:
 def trace(path: str | os.PathLike[str], device: int | None = None) -> int:
     """Writes what has been recorded so far to a trace file, for the command `girih`.
 
-    The modes `profile` and `phantom` record, and every mode does with `trace=` of `enable`. Without
-    `device`, the current one. Returns the number of events.
+    The modes `profile` and `phantom` record, and every mode does with `record=True` or `trace=` of
+    `enable`. Without `device`, the current one. Returns the number of events.
 
     Raises:
         GirihError: if nothing is recorded, or the file cannot be written.

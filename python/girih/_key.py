@@ -68,17 +68,6 @@ def of(
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def plan_file(folder: str, key: str) -> str:
-    """The file of the plan that `auto` keeps for this key, with `{device}` for the device.
-
-    As `plan_file` of girih-torch's `background.rs` makes it: 64 bits of FNV-1a.
-    """
-    digest = 0xCBF29CE484222325
-    for byte in key.encode():
-        digest = ((digest ^ byte) * 0x100000001B3) % (1 << 64)
-    return str(Path(folder) / f"{digest:016x}-{{device}}.plan")
-
-
 def important(arguments: Sequence[str]) -> list[str]:
     """The arguments without `--output-dir D`, `--run-name=N` and the like."""
     kept: list[str] = []

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from girih import _hooks, _integrations, _key, _modules, _paths
+from girih import _hooks, _integrations, _key, _modules, _paths, _terminate
 from girih._errors import GirihError, GirihWarning
 from girih._imports import when_imported
 from girih._install import install
@@ -49,6 +49,8 @@ class Enabled:
 _enabled: Enabled | None = None
 _armed: Settings | None = None
 _at_exit: list[Callable[[], None]] = []
+# Something is to be written at the end that no trace asks for.
+_leaves_files = False
 
 
 def enabled() -> Enabled | None:
@@ -75,6 +77,8 @@ def enable(settings: Settings, *, by_launcher: bool = False) -> None:
         watch = _set_hooks(settings)
     _enabled = Enabled(settings, door, by_launcher, watch, os.getpid())
     atexit.register(_finish)
+    if settings.mode != "off" and (settings.trace or _leaves_files):
+        _terminate.before_dying(_finish)
 
 
 def arm(settings: Settings, *, is_strict: bool) -> None:
@@ -101,9 +105,14 @@ def arm(settings: Settings, *, is_strict: bool) -> None:
     when_imported("torch", ready)
 
 
-def at_exit(callback: Callable[[], None]) -> None:
-    """Calls `callback` at the end of the process, while the heaps can still be asked."""
+def at_exit(callback: Callable[[], None], *, writes: bool) -> None:
+    """Calls `callback` at the end of the process, while the heaps can still be asked.
+
+    If it `writes` something, SIGTERM is an end too.
+    """
+    global _leaves_files
     _at_exit.append(callback)
+    _leaves_files = _leaves_files or writes
 
 
 def report(device: int | None = None) -> dict[str, Any]:

@@ -41,7 +41,10 @@ def main(words: list[str]) -> int:
     _settings.to_environ(settings, os.environ)
     _bootstrap.reach_children()
     report = str(Path(options.report).absolute()) if options.report else None
-    _process.at_exit(lambda: _summary.show(settings, report=report, is_quiet=options.quiet))
+    _process.at_exit(
+        lambda: _summary.show(settings, report=report, is_quiet=options.quiet),
+        writes=report is not None,
+    )
     _process.arm(settings, is_strict=True)
     execute(program)
     return 0

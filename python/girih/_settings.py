@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from girih import _key, _paths
+from girih import _paths
 from girih._errors import GirihError
 
 MODES: dict[str, str] = {
@@ -64,7 +64,8 @@ class Settings:
     @property
     def records(self) -> bool:
         """True if requests are recorded even where the mode would not."""
-        return self.trace is not None or self.mode in ("profile", "phantom")
+        is_wanted = bool(self.options.get("record", False))
+        return is_wanted or self.trace is not None or self.mode in ("profile", "phantom")
 
     def option(self, name: str, default: Any) -> Any:
         """An option that Python obeys."""
@@ -74,7 +75,9 @@ class Settings:
         """These settings with the plan that the mode `plan` is to follow."""
         if self.mode != "plan" or self.plan or not self.plan_dir:
             return self
-        plan = _key.plan_file(self.plan_dir, key)
+        from girih import _native
+
+        plan = _native.plan_file(self.plan_dir, key)
         if not any(Path(self.plan_dir).glob(Path(plan).name.replace("{device}", "*"))):
             raise GirihError(
                 f"no plan of this program, with these arguments, is kept in {self.plan_dir}: "

@@ -24,7 +24,8 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 mod native {
     #[pymodule_export]
     use super::{
-        abi, configure, finish, mark, plan, report, save_trace, shim_sources, take_warnings,
+        abi, configure, finish, mark, plan, plan_file, report, save_trace, shim_sources,
+        take_warnings,
     };
 }
 
@@ -73,6 +74,13 @@ fn save_trace(py: Python<'_>, device: i32, path: &str) -> PyResult<u64> {
 #[pyfunction]
 fn plan(py: Python<'_>, device: i32, path: &str) -> PyResult<String> {
     py.detach(|| control::plan(device, path)).map_err(PyRuntimeError::new_err)
+}
+
+/// The file of the plan that the mode `auto` keeps in a folder for the run of a key, with
+/// "{device}" for the device.
+#[pyfunction]
+fn plan_file(folder: &str, key: &str) -> String {
+    control::plan_file(folder, key)
 }
 
 /// The process ends: frees do nothing from now on.

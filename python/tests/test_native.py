@@ -66,8 +66,10 @@ def test_what_was_recorded_becomes_a_trace_and_a_plan(python, tmp_path):
     events, plan = result.stdout.splitlines()
     assert int(events) >= 4 + 4 * 16 * 2
     summary = json.loads(plan)
-    # Of the iteration, without what stays.
-    assert summary["peak"] == summary["lower_bound"] == sum(range(1, 17)) << 20
+    # Of the iteration, with what stays.
+    assert summary["persistent_bytes"] == 4 * (8 << 20)
+    assert summary["peak"] == summary["lower_bound"] == (4 * 8 + sum(range(1, 17))) << 20
+    assert summary["gap"] == 0
     assert (tmp_path / "run.girih").stat().st_size > 0
     assert (tmp_path / "run.plan").stat().st_size > 0
 

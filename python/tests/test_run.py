@@ -1,11 +1,17 @@
 """`python -m girih run`: programs see what Python itself would show them."""
 
+import importlib.util
 import json
+import signal
 import sys
 
 import pytest
 
 from girih import _run
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
 
 SHOW = """
 import json, sys
@@ -115,6 +121,72 @@ def test_a_program_without_torch_never_loads_the_extension(python):
     code = "import sys; print('girih._native' in sys.modules, 'torch' in sys.modules)"
     result = python("-m", "girih", "run", "-c", code)
     assert result.stdout == "False False\n", result.stderr
+
+
+RUN = ("-m", "girih", "run", "--quiet", "--no-plan-dir", "--option", 'sim={"capacity": 1073741824}')
+# Asks for memory as the shim would: there is no GPU.
+USE = """
+import ctypes, os, signal, sys, time
+import torch
+from girih import _native
+
+
+class Pool(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
+
+heaps, address = ctypes.CDLL(_native.__file__), ctypes.c_void_p()
+assert heaps.girih_init(1) == 0
+size, stream = ctypes.c_uint64(1 << 20), ctypes.c_uint64(0)
+assert heaps.girih_alloc(0, size, stream, Pool(0, 0), ctypes.byref(address)) == 0
+"""
+
+
+@needs_torch
+def test_a_run_that_is_terminated_leaves_its_trace_and_report_and_dies_of_the_signal(
+    python, tmp_path
+):
+    code = USE + "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    result = python(*RUN, "--report", "r.json", "--trace", "t.girih", "-c", code)
+    assert result.returncode == -signal.SIGTERM, result.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["devices"][0]["allocated"] == 1 << 20
+    assert (tmp_path / "t.girih").stat().st_size > 0
+
+
+@needs_torch
+def test_a_program_that_handles_the_signal_itself_does_so(python, tmp_path):
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        + USE
+        + "signal.raise_signal(15)\n"
+    )
+    result = python(*RUN, "--report", "r.json", "-c", code)
+    assert result.returncode == 5, result.stderr
+    assert (tmp_path / "r.json").is_file(), "it ends as it does otherwise"
+
+
+@needs_torch
+def test_a_run_that_leaves_nothing_does_not_touch_the_signal(python):
+    code = USE + "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)\n"
+    result = python(*RUN, "-c", code)
+    assert result.stdout == "True\n", result.stderr
+
+
+@needs_torch
+def test_a_forked_child_that_is_terminated_dies_and_leaves_the_files_to_its_parent(
+    python, tmp_path
+):
+    code = USE + (
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(60)\n"
+        "os.kill(child, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists('r.json'))\n"
+    )
+    result = python(*RUN, "--report", "r.json", "-c", code)
+    assert result.stdout == f"{-signal.SIGTERM} False\n", result.stderr
+    assert (tmp_path / "r.json").is_file()
 
 
 @pytest.mark.parametrize(

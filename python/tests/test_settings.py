@@ -46,6 +46,7 @@ def test_an_unknown_mode_is_refused_with_those_that_there_are():
 
 
 def test_the_mode_plan_follows_what_an_earlier_run_has_kept(tmp_path):
+    pytest.importorskip("girih._native", reason="the extension is not built")
     settings = _settings.make("plan", plan_dir=tmp_path)
     with pytest.raises(GirihError, match='run it once in the mode "auto"'):
         settings.with_plan("key")
@@ -71,6 +72,11 @@ def test_options_of_python_do_not_reach_the_heaps():
 def test_a_trace_that_is_asked_for_is_recorded():
     assert _settings.make(trace="run.girih").records
     assert not _settings.make().records
+
+
+def test_a_program_may_ask_for_a_recording_without_a_file():
+    settings = _settings.make(options={"record": True}, environ=HOME)
+    assert json.loads(settings.for_heaps(key="", torch=""))["record"] is True
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"'])

@@ -13,8 +13,7 @@
 //! reads from memory: what looks things up by such an index may fail. Sizes, streams and order are
 //! those of the true run, and they are all that a recording holds.
 
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
-use girih_trace::StreamId;
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
 
 use crate::books::Books;
 use crate::device::CudaDevice;
@@ -199,27 +198,5 @@ impl Device for Phantom {
         Ok(())
     }
 
-    fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
-        self.device.record_event(stream)
-    }
-
-    fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
-        self.device.query_event(event)
-    }
-
-    fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.wait_event(stream, event)
-    }
-
-    fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.synchronize_event(event)
-    }
-
-    fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.destroy_event(event)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.device.synchronize_stream(stream)
-    }
+    girih_runtime::streams_of!(device);
 }

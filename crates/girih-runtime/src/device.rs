@@ -123,3 +123,56 @@ pub trait Device {
     /// Waits on the host for all work of `stream` (`cuStreamSynchronize`).
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 }
+
+/// The methods of [`Device`] for streams and events, within the `impl` of a device that stands in
+/// front of another and changes its memory alone: they go to the device in that field.
+///
+/// ```ignore
+/// impl Device for Shifted {
+///     girih_runtime::streams_of!(device);
+///     // ... and what memory needs
+/// }
+/// ```
+///
+/// The crate that calls it depends on `girih-trace` too.
+#[macro_export]
+macro_rules! streams_of {
+    ($field:ident) => {
+        fn record_event(
+            &mut self,
+            stream: ::girih_trace::StreamId,
+        ) -> Result<$crate::StreamEvent, $crate::DeviceError> {
+            $crate::Device::record_event(&mut self.$field, stream)
+        }
+
+        fn query_event(&mut self, event: $crate::StreamEvent) -> Result<bool, $crate::DeviceError> {
+            $crate::Device::query_event(&mut self.$field, event)
+        }
+
+        fn wait_event(
+            &mut self,
+            stream: ::girih_trace::StreamId,
+            event: $crate::StreamEvent,
+        ) -> Result<(), $crate::DeviceError> {
+            $crate::Device::wait_event(&mut self.$field, stream, event)
+        }
+
+        fn synchronize_event(
+            &mut self,
+            event: $crate::StreamEvent,
+        ) -> Result<(), $crate::DeviceError> {
+            $crate::Device::synchronize_event(&mut self.$field, event)
+        }
+
+        fn destroy_event(&mut self, event: $crate::StreamEvent) -> Result<(), $crate::DeviceError> {
+            $crate::Device::destroy_event(&mut self.$field, event)
+        }
+
+        fn synchronize_stream(
+            &mut self,
+            stream: ::girih_trace::StreamId,
+        ) -> Result<(), $crate::DeviceError> {
+            $crate::Device::synchronize_stream(&mut self.$field, stream)
+        }
+    };
+}

@@ -22,6 +22,7 @@ pub mod stats;
 #[cfg(any(test, feature = "suite"))]
 pub mod suite;
 pub mod waste;
+pub mod wrapper;
 
 pub use auto::Auto;
 pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};

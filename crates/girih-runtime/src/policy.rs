@@ -207,6 +207,12 @@ pub trait Policy: Send {
         false
     }
 
+    /// Bytes that [`Policy::empty_cache`] would give back to the device if no block waited for
+    /// another stream. A policy that cannot tell says 0.
+    fn releasable(&self) -> u64 {
+        0
+    }
+
     /// Takes a block back. Its bytes may be given again at once to a request of its own stream; if
     /// other streams were recorded on it, only after their events.
     fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError>;

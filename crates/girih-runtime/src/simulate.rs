@@ -9,7 +9,7 @@ use girih_plan::{Plan, granted};
 use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
-use crate::auto::{self, Auto, Planning, Switch};
+use crate::auto::{Auto, Planning, Switch};
 use crate::caching::config::ConfigError;
 use crate::caching::rounding::round_size;
 use crate::caching::{Caching, Config, TieOrder};
@@ -254,7 +254,6 @@ fn run(
             (replayed, policy.stats().clone())
         }
         Allocator::Auto => {
-            let config = auto::settings(config);
             let (auto, replayed, earlier) =
                 run_auto(trace, lives, &config, setup, options, &mut device)?;
             inspect(&auto, &config);

@@ -178,6 +178,7 @@ impl Stats {
         }
         self.num_alloc_retries += after.num_alloc_retries - before.num_alloc_retries;
         self.num_ooms += after.num_ooms - before.num_ooms;
+        self.num_oom_rejections += after.num_oom_rejections - before.num_oom_rejections;
         self.num_sync_all_streams += after.num_sync_all_streams - before.num_sync_all_streams;
         self.num_device_alloc += after.num_device_alloc - before.num_device_alloc;
         self.num_device_free += after.num_device_free - before.num_device_free;
@@ -190,6 +191,22 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_count_of_a_change_is_added() {
+        let counts = |count| Stats {
+            num_alloc_retries: count,
+            num_ooms: 2 * count,
+            num_oom_rejections: 3 * count,
+            num_sync_all_streams: 4 * count,
+            num_device_alloc: 5 * count,
+            num_device_free: 6 * count,
+            ..Stats::default()
+        };
+        let mut both = counts(7);
+        both.add_change(&counts(10), &counts(11));
+        assert_eq!(both, counts(8));
+    }
 
     #[test]
     fn an_operation_may_take_and_give_back_more_than_was_held_before() {

@@ -96,8 +96,22 @@ impl Machine {
 
     /// A step of a model of 40 layers: forward, then backward.
     fn step(&mut self, length: u64) {
+        self.mark_step();
+        self.microbatch(length);
+    }
+
+    fn mark_step(&mut self) {
         let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
         self.with(|policy, env| policy.mark(env, &mark)).expect("no fault");
+    }
+
+    /// Something large that came before the training and leaves a cache behind.
+    fn warm_up(&mut self) {
+        let block = self.alloc(1 << 30);
+        self.free(block);
+    }
+
+    fn microbatch(&mut self, length: u64) {
         let activations: Vec<BlockId> =
             (0..40).map(|layer| self.alloc((layer + 1) * length)).collect();
         for block in activations.into_iter().rev() {
@@ -173,6 +187,67 @@ fn lengths_that_always_vary_are_planned_a_few_times_in_a_hundred_steps() {
     assert!((2..=10).contains(&plans), "{plans} plans");
     let share = machine.hit_share(|machine| machine.step(LENGTH + 300_000));
     assert!(share > 0.9, "{share}");
+}
+
+#[test]
+fn what_was_planned_before_the_first_mark_is_not_followed_after_it() {
+    let mut machine = Machine::new(new_auto);
+    // One long first step of microbatches, in which no mark comes.
+    let mut job = None;
+    for _ in 0..200 {
+        machine.microbatch(LENGTH);
+        job = job.or_else(|| machine.policy.take_job());
+    }
+    let plan = job.expect("it repeats").run();
+    assert!(plan.steady().is_some());
+    machine.step(LENGTH);
+    machine.policy.offer(Arc::new(plan));
+    machine.step(LENGTH);
+    machine.step(LENGTH);
+    assert!(machine.policy.switches().is_empty() && machine.policy.take_proven().is_none());
+}
+
+#[test]
+fn a_plan_that_the_next_step_does_not_fit_is_laid_aside_and_not_kept() {
+    let mut machine = Machine::new(new_auto);
+    machine.warm_up();
+    for length in [LENGTH, LENGTH + 4096, LENGTH + 8192, LENGTH + 512] {
+        machine.step(length);
+    }
+    assert!(machine.plan(), "steps that are alike in number make a plan");
+    for _ in 0..3 {
+        machine.step(40 * LENGTH);
+    }
+    assert!(machine.policy.switches().is_empty() && machine.policy.take_proven().is_none());
+}
+
+#[test]
+fn a_plan_is_worth_keeping_once_steps_under_it_have_fitted() {
+    let mut machine = Machine::new(new_auto);
+    machine.warm_up();
+    let mut kept = None;
+    for turn in 0..12 {
+        machine.step(LENGTH + turn % 2 * 512);
+        machine.plan();
+        let proven = machine.policy.take_proven();
+        assert!(proven.is_none() || !machine.policy.switches().is_empty(), "turn {turn}");
+        kept = kept.or(proven);
+    }
+    assert!(kept.is_some(), "{:?}", machine.policy.switches());
+}
+
+#[test]
+fn a_plan_that_would_save_nothing_is_not_followed() {
+    let mut machine = Machine::new(new_auto);
+    // One block after the other: expandable segments hold no byte too many but the last page.
+    for _ in 0..10 {
+        machine.mark_step();
+        let blocks: Vec<BlockId> = (0..64).map(|_| machine.alloc(20 << 20)).collect();
+        blocks.into_iter().for_each(|block| machine.free(block));
+        machine.plan();
+    }
+    assert!(machine.policy.switches().is_empty());
+    assert!(!machine.policy.planned().is_following());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use girih_runtime::caching::{Caching, Config};
 use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::suite;
 use girih_runtime::{AllocError, BlockId, Env, Granted, Planned, Policy, Request};
-use girih_trace::{Event, PoolId, StreamId};
+use girih_trace::{Event, Mark, MarkKind, PoolId, StreamId};
 
 const MIB: u64 = 1 << 20;
 const POOL: PoolId = PoolId(1);
@@ -78,6 +78,11 @@ impl Machine {
         self.with(|policy, env| policy.follow(env, Arc::clone(plan))).expect("no fault")
     }
 
+    fn step(&mut self) {
+        let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
+        self.with(|policy, env| policy.mark(env, &mark)).expect("no fault");
+    }
+
     fn reserved(&self) -> u64 {
         self.policy.stats().reserved_bytes.all.current
     }
@@ -127,6 +132,63 @@ fn what_the_plan_leaves_idle_goes_back_before_the_fallback_grows() {
     assert_eq!(machine.reserved(), 200 * MIB);
     machine.alloc(180 * MIB);
     assert_eq!(machine.policy.stats().reserved_bytes.all.peak, 200 * MIB);
+}
+
+#[test]
+fn a_request_off_the_plan_is_a_guest_in_idle_space_and_no_call_reaches_the_device() {
+    let mut machine = Machine::empty(1 << 30);
+    machine.follow(&plan(&[200]));
+    let planned = machine.alloc(200 * MIB);
+    machine.free(planned.block);
+    let calls = machine.device.calls();
+    let guest = machine.alloc(60 * MIB);
+    assert_eq!(guest.address + guest.size, planned.address + planned.size, "as high as it fits");
+    // Its bytes are held: the block that they were kept for goes elsewhere.
+    let displaced = machine.ask(200 * MIB, 0, PoolId::DEFAULT).expect("memory");
+    assert!(
+        displaced.address + displaced.size <= guest.address || guest.address < displaced.address
+    );
+    machine.free(displaced.block);
+    machine.free(guest.block);
+    assert_eq!(machine.policy.following().guests, 1);
+    assert_eq!(machine.policy.following().guest_bytes, 60 * MIB);
+    assert!(machine.device.calls() > calls, "the displaced block had to be mapped");
+}
+
+#[test]
+fn guests_come_and_go_without_a_call_and_beside_each_other() {
+    let mut machine = Machine::empty(1 << 30);
+    machine.follow(&plan(&[200, 300]));
+    for size in [200, 300] {
+        let planned = machine.alloc(size * MIB);
+        machine.free(planned.block);
+    }
+    let calls = machine.device.calls();
+    for _ in 0..10 {
+        let guests: Vec<Granted> = [50, 70, 90].map(|size| machine.alloc(size * MIB)).into();
+        guests.into_iter().for_each(|guest| machine.free(guest.block));
+    }
+    assert_eq!((machine.device.calls(), machine.policy.following().guests), (calls, 30));
+}
+
+#[test]
+fn while_a_guest_stays_on_no_other_is_let_in() {
+    let mut machine = Machine::empty(1 << 30);
+    machine.follow(&plan(&[200]));
+    let planned = machine.alloc(200 * MIB);
+    machine.free(planned.block);
+    let stays = machine.alloc(60 * MIB);
+    machine.step();
+    let other = machine.alloc(50 * MIB);
+    assert_eq!(machine.policy.following().guests, 1);
+    machine.free(other.block);
+    machine.free(stays.block);
+    machine.step();
+    let planned = machine.alloc(200 * MIB);
+    machine.free(planned.block);
+    let larger = machine.alloc(90 * MIB);
+    assert_eq!(machine.policy.following().guests, 2);
+    machine.free(larger.block);
 }
 
 #[test]

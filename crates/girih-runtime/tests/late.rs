@@ -11,13 +11,12 @@ use girih_runtime::replay::{
 };
 use girih_runtime::sim::{Fault, SimDevice};
 use girih_runtime::suite::{Op, Scenario};
-use girih_runtime::{
-    AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView, Stats,
-};
+use girih_runtime::wrapper::Wrapper;
+use girih_runtime::{AllocError, BlockId, Env, Granted, Policy, Request};
 use girih_trace::compress::Limits;
 use girih_trace::{
-    Action, Block, BlockState, Earlier, Event, Lifetimes, PoolId, Segment, StackId, StreamId,
-    Trace, marks, open,
+    Action, Block, BlockState, Earlier, EarlierBlock, EarlierSegment, Event, Evidence, Lifetimes,
+    PoolId, Segment, StackId, StreamId, Trace, marks, open,
 };
 
 const MIB: u64 = 1 << 20;
@@ -156,52 +155,21 @@ struct Watched {
     given: Vec<u64>,
 }
 
-impl Policy for Watched {
-    fn name(&self) -> &'static str {
-        self.policy.name()
+impl Wrapper for Watched {
+    type Inner = Caching;
+
+    fn inner(&self) -> &Caching {
+        &self.policy
+    }
+
+    fn inner_mut(&mut self) -> &mut Caching {
+        &mut self.policy
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         let granted = self.policy.allocate(env, request)?;
         self.given.push(granted.address);
         Ok(granted)
-    }
-
-    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
-        self.policy.free(env, block)
-    }
-
-    fn record_stream(
-        &mut self,
-        env: &mut Env<'_>,
-        block: BlockId,
-        stream: StreamId,
-    ) -> Result<(), AllocError> {
-        self.policy.record_stream(env, block, stream)
-    }
-
-    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        self.policy.process_events(env)
-    }
-
-    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        self.policy.empty_cache(env)
-    }
-
-    fn reset_peak_stats(&mut self) {
-        self.policy.reset_peak_stats();
-    }
-
-    fn stats(&self) -> &Stats {
-        self.policy.stats()
-    }
-
-    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
-        self.policy.visit(visitor);
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.policy.check()
     }
 }
 
@@ -471,6 +439,41 @@ fn any_events_and_segments_are_rebuilt_or_refused_and_the_allocator_is_sound() {
     })
     .budget_ms(2_000)
     .run();
+}
+
+#[test]
+fn runs_of_one_reservation_that_touch_keep_their_blocks_where_they_were() {
+    const PAGE: u64 = 20 * MIB;
+    let base = 64 * PAGE;
+    let run = |page: u64, used: (u64, u64)| EarlierSegment {
+        address: base + page * PAGE,
+        size: PAGE,
+        stream: StreamId(0),
+        pool: PoolId::DEFAULT,
+        is_small: false,
+        is_expandable: true,
+        base,
+        blocks: vec![EarlierBlock {
+            address: base + page * PAGE + used.0 * MIB,
+            requested: used.1 * MIB,
+            end: None,
+            is_pending: false,
+            request: Some(page as u32),
+        }],
+    };
+    // What is free at the end of one run and at the beginning of the next is one block.
+    let segments = vec![run(0, (0, 4)), run(1, (2, 5)), run(2, (0, 20)), run(3, (0, 1))];
+    let earlier = Earlier { segments, evidence: Evidence::Known, untouched: 0 };
+    let mut policy = Caching::new(Config::parse("expandable_segments:True").unwrap());
+    let mut device = SimDevice::new(DEVICE);
+    let adopted = policy.adopt(&mut device, &earlier).unwrap();
+    policy.check().unwrap();
+    let first = adopted.blocks[0].granted.address;
+    let places = adopted.blocks.iter().map(|block| (block.granted.address - first) / MIB);
+    assert_eq!(places.collect::<Vec<_>>(), [0, 22, 40, 60]);
+    let sizes = &look(&policy, true)[0].1;
+    let sizes: Vec<u64> = sizes.iter().map(|&(size, ..)| size / MIB).collect();
+    assert_eq!(sizes, [4, 18, 5, 13, 20, 1, 19]);
 }
 
 #[test]

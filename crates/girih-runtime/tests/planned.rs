@@ -48,6 +48,28 @@ fn every_device_call_may_fail_whatever_the_plan() {
 }
 
 #[test]
+fn guests_in_idle_space_pass_the_suite() {
+    let mut seed = 0;
+    suite::check_policy(24, &mut || {
+        seed += 1;
+        suite::with_guests(seed)
+    });
+}
+
+#[test]
+fn every_device_call_may_fail_while_there_are_guests() {
+    arbtest::arbtest(|u| {
+        let seed = u.arbitrary()?;
+        let scenario = Scenario::arbitrary(u)?;
+        suite::run_with_faults(&scenario, &mut || suite::with_guests(seed));
+        Ok(())
+    })
+    .size_min(200)
+    .size_max(1000)
+    .budget_ms(4_000);
+}
+
+#[test]
 fn changing_reckless_plans_in_the_middle_passes_the_suite() {
     let mut seed = 0;
     suite::check_policy(24, &mut || {

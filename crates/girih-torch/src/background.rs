@@ -3,13 +3,18 @@
 //! ```text
 //!  heap, under its lock    take_job ─► start            collect ─► offer
 //!                                        │                 ▲
-//!  thread, low priority                  └─► run ─► slot ──┘──► plan_dir/KEY-DEVICE.plan
+//!  thread, low priority                  └─► run ─► slot ──┘
+//!  thread                                                  └─► plan_dir/KEY-DEVICE.plan
 //! ```
+//!
+//! A plan is kept on disk once it has shown that it fits, and thrown away if the heap gives it up:
+//! what was not worth following is no use to the next launch either.
 //!
 //! The thread never takes the lock of a heap: it leaves the plan in a slot, where the heap looks at
 //! marks and now and then. So planning cannot hold up an allocation, and a plan is switched to by a
 //! thread of the program, at a point that the policy chooses.
 
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,14 +61,37 @@ impl Background {
 
     /// Begins a job on a thread of its own.
     pub(crate) fn start(&mut self, job: Job) {
-        let (slot, file) = (Arc::clone(&self.slot), self.file.clone());
-        let thread = thread::Builder::new().name(format!("girih-plan-{}", self.device));
+        let slot = Arc::clone(&self.slot);
         self.is_busy = true;
-        if let Err(error) = thread.spawn(move || run(job, &slot, file.as_deref())) {
-            let mut slot = lock(&self.slot);
-            slot.warnings.push(format!(
-                "no thread for planning could be started ({error}); the run goes on without a plan"
-            ));
+        self.spawn("plan", move || run(job, &slot), "the run goes on without a plan");
+    }
+
+    /// Keeps the plan for the next launch, on a thread of its own.
+    pub(crate) fn keep(&self, plan: Arc<Plan>) {
+        let Some(file) = self.file.clone() else { return };
+        let slot = Arc::clone(&self.slot);
+        let work = move || {
+            if let Err(error) = keep(&plan, &file) {
+                let warning = format!("the plan is not kept for the next run: {error}");
+                lock(&slot).warnings.push(warning);
+            }
+        };
+        self.spawn("keep", work, "the plan is not kept for the next run");
+    }
+
+    /// Throws away the plan that is kept: it was given up.
+    pub(crate) fn throw_away(&self) {
+        if let Some(file) = &self.file {
+            // If it cannot be removed, the next launch gives it up as well.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
+    fn spawn(&self, what: &str, work: impl FnOnce() + Send + 'static, otherwise: &str) {
+        let thread = thread::Builder::new().name(format!("girih-{what}-{}", self.device));
+        if let Err(error) = thread.spawn(work) {
+            let warning = format!("no thread could be started ({error}); {otherwise}");
+            lock(&self.slot).warnings.push(warning);
         }
     }
 
@@ -86,7 +114,7 @@ impl Background {
 }
 
 /// The file of a key and a device in a folder of plans.
-pub(crate) fn plan_file(folder: &Path, key: &str, device: u32) -> PathBuf {
+pub(crate) fn plan_file(folder: &Path, key: &str, device: impl Display) -> PathBuf {
     // FNV-1a: the same on every machine and in every release.
     let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -95,7 +123,7 @@ pub(crate) fn plan_file(folder: &Path, key: &str, device: u32) -> PathBuf {
 }
 
 /// What the thread does.
-fn run(job: Job, slot: &Mutex<Slot>, file: Option<&Path>) {
+fn run(job: Job, slot: &Mutex<Slot>) {
     // A refusal costs nothing but the priority.
     let _ = rustix::process::setpriority_process(None, NICE);
     let (planned, seconds) = timed(|| catch_unwind(AssertUnwindSafe(|| job.run())));
@@ -107,15 +135,7 @@ fn run(job: Job, slot: &Mutex<Slot>, file: Option<&Path>) {
         );
         return;
     };
-    let plan = Arc::new(plan);
-    left.plan = Some(Arc::clone(&plan));
-    drop(left);
-    if let Some(file) = file
-        && plan.steady().is_some()
-        && let Err(error) = keep(&plan, file)
-    {
-        lock(slot).warnings.push(format!("the plan is not kept for the next run: {error}"));
-    }
+    left.plan = Some(Arc::new(plan));
 }
 
 fn keep(plan: &Plan, file: &Path) -> Result<(), String> {

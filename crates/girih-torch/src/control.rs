@@ -14,6 +14,7 @@ use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
 use serde::Serialize;
 
 pub(crate) use self::files::write_whole;
+use crate::background;
 use crate::heap::Heap;
 use crate::heaps;
 use crate::settings::Settings;
@@ -29,13 +30,13 @@ pub fn configure(options_json: &str) -> Result<(), String> {
 
 /// Tells every heap that a step, a phase or a module begins or ends. `kind` is a name of the marks
 /// file (`step`, `forward`, `optimizer`, ...); another becomes an annotation. `name` is the
-/// microbatch, the module, or the text; it may be empty.
+/// microbatch, the module, or the text; it may be empty. A heap that is made later in the same step
+/// is told of it too.
 ///
 /// # Errors
 /// What the driver refused.
 pub fn mark(kind: &str, name: &str) -> Result<(), String> {
-    let kind = MarkKind::from_name(kind);
-    heaps::each(|heap| heap.mark(kind, name)).map_err(|error| error.to_string())
+    heaps::mark(MarkKind::from_name(kind), name).map_err(|error| error.to_string())
 }
 
 /// What came of the run so far: of one device, an object; of all that were used, an object with
@@ -112,6 +113,12 @@ pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
     save_plan(&plan, Path::new(path))?;
     let summary = Planned { seconds, plan: report::PlanSummary::of(&plan) };
     serde_json::to_string(&summary).map_err(|error| error.to_string())
+}
+
+/// The file in `folder` in which the mode `auto` keeps the plan of the run that `key` names, with
+/// `{device}` for the number of the device: as the mode `plan` takes it.
+pub fn plan_file(folder: &str, key: &str) -> String {
+    background::plan_file(Path::new(folder), key, "{device}").to_string_lossy().into_owned()
 }
 
 /// The process ends: frees do nothing from now on. To be called once CUDA is about to go.

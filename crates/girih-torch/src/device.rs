@@ -2,8 +2,7 @@
 //! processes, and how often the driver was called.
 
 use girih_runtime::sim::{Call, SimDevice};
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
-use girih_trace::StreamId;
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
 
 use crate::cuda;
 use crate::error::{Outcome, unsupported};
@@ -141,27 +140,5 @@ impl Device for Simulated {
         self.device.unmap(address - self.base, size)
     }
 
-    fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
-        self.device.record_event(stream)
-    }
-
-    fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
-        self.device.query_event(event)
-    }
-
-    fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.wait_event(stream, event)
-    }
-
-    fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.synchronize_event(event)
-    }
-
-    fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        self.device.destroy_event(event)
-    }
-
-    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        self.device.synchronize_stream(stream)
-    }
+    girih_runtime::streams_of!(device);
 }

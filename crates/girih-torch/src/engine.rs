@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use girih_plan::{Plan, file};
-use girih_runtime::auto::{self, Auto, Job};
-use girih_runtime::caching::Caching;
+use girih_runtime::auto::{Auto, Job};
+use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
 
@@ -21,7 +21,6 @@ use crate::units::exact;
 pub(crate) enum Engine {
     Caching(Box<Caching>),
     Direct(Box<Direct>),
-    Planned(Box<Planned>),
     Auto(Box<Auto>),
 }
 
@@ -36,7 +35,8 @@ impl Engine {
         let (granularity, room) = (device.granularity(), device.memory_info().total);
         let caching = || Box::new(Caching::new(settings.config.clone()));
         let learning = |plan: Option<Plan>| {
-            let caching = Box::new(Caching::new(auto::settings(settings.config.clone())));
+            let config = Config { expandable_segments: true, ..settings.config.clone() };
+            let caching = Box::new(Caching::new(config));
             Engine::Auto(Box::new(match plan {
                 Some(plan) => Auto::with_plan(Arc::new(plan), caching, granularity),
                 None => Auto::new(caching, granularity),
@@ -61,10 +61,7 @@ impl Engine {
             Mode::Plan => {
                 let path = plan_path(settings, ordinal);
                 match read_plan(&path, room) {
-                    Ok(plan) => {
-                        let planned = Planned::new(Arc::new(plan), caching(), granularity);
-                        Engine::Planned(Box::new(planned))
-                    }
+                    Ok(plan) => learning(Some(plan)),
                     Err(error) => {
                         warnings.push(format!(
                             "device {ordinal}: the plan {} is not followed: {error}. The run goes \
@@ -84,7 +81,6 @@ impl Engine {
         match self {
             Engine::Caching(policy) => &**policy,
             Engine::Direct(policy) => &**policy,
-            Engine::Planned(policy) => &**policy,
             Engine::Auto(policy) => &**policy,
         }
     }
@@ -94,7 +90,6 @@ impl Engine {
         match self {
             Engine::Caching(policy) => &mut **policy,
             Engine::Direct(policy) => &mut **policy,
-            Engine::Planned(policy) => &mut **policy,
             Engine::Auto(policy) => &mut **policy,
         }
     }
@@ -109,7 +104,6 @@ impl Engine {
         match self {
             Engine::Caching(policy) => policy.allocate(env, request),
             Engine::Direct(policy) => policy.allocate(env, request),
-            Engine::Planned(policy) => policy.allocate(env, request),
             Engine::Auto(policy) => policy.allocate(env, request),
         }
     }
@@ -120,7 +114,6 @@ impl Engine {
         match self {
             Engine::Caching(policy) => policy.free(env, block),
             Engine::Direct(policy) => policy.free(env, block),
-            Engine::Planned(policy) => policy.free(env, block),
             Engine::Auto(policy) => policy.free(env, block),
         }
     }
@@ -144,29 +137,36 @@ impl Engine {
         }
     }
 
+    /// The plan that the run was found to fit, once.
+    pub(crate) fn take_proven(&mut self) -> Option<Arc<Plan>> {
+        if let Engine::Auto(policy) = self { policy.take_proven() } else { None }
+    }
+
+    /// How often the policy gave up the plan that it followed.
+    pub(crate) fn given_up(&self) -> u64 {
+        self.planned().map_or(0, Planned::given_up)
+    }
+
     /// What follows a plan, if something does.
     fn planned(&self) -> Option<&Planned> {
         match self {
-            Engine::Planned(policy) => Some(policy),
             Engine::Auto(policy) => Some(policy.planned()),
             Engine::Caching(_) | Engine::Direct(_) => None,
         }
     }
 
-    /// What the policy does now, as a word: `caching`, `direct`, `learning`, `following`, or
-    /// `outgrown` if the plan was given up.
+    /// What the policy does now, as a word: `caching`, `direct`, `following`, or `learning` while
+    /// there is no plan, or none that fits.
     pub(crate) fn stage(&self) -> &'static str {
         match self {
             Engine::Caching(_) => "caching",
             Engine::Direct(_) => "direct",
-            Engine::Planned(policy) if policy.is_following() => "following",
-            Engine::Planned(_) => "outgrown",
             Engine::Auto(policy) if policy.planned().is_following() => "following",
             Engine::Auto(_) => "learning",
         }
     }
 
-    /// How often `auto` has changed its plan.
+    /// How often the plan was changed.
     pub(crate) fn switches(&self) -> u64 {
         if let Engine::Auto(policy) = self { policy.switches().len() as u64 } else { 0 }
     }
@@ -188,8 +188,12 @@ fn plan_path(settings: &Settings, ordinal: u32) -> PathBuf {
     PathBuf::from(path.to_string_lossy().replace("{device}", &ordinal.to_string()))
 }
 
-/// Where `auto` keeps the plan of a device, if it keeps plans.
+/// Where `auto` keeps the plan of a device, if it keeps plans. The mode `plan` leaves all files as
+/// they are: what it learns when its plan does not fit is for this run.
 pub(crate) fn kept_plan_file(settings: &Settings, ordinal: u32) -> Option<PathBuf> {
+    if settings.mode != Mode::Auto {
+        return None;
+    }
     settings.plan_dir.as_deref().map(|folder| plan_file(folder, &settings.key, ordinal))
 }
 

@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use girih_runtime::Address;
+use girih_trace::MarkKind;
 
 use crate::abi::Sink;
+use crate::early::EarlyMarks;
 use crate::error::{Outcome, unknown};
 use crate::heap::{Heap, check_fraction};
 use crate::settings::Settings;
@@ -34,8 +36,15 @@ static COUNT: AtomicI32 = AtomicI32::new(-1);
 /// number as long as it was not set.
 static FRACTIONS: [AtomicU64; DEVICES] = [const { AtomicU64::new(f64::NAN.to_bits()) }; DEVICES];
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// Where events go. Held while a heap is made too, so that none misses a change of it.
-static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+/// What a heap that is made begins with. Held while one is made, so that none misses a change.
+static EARLY: Mutex<Early> = Mutex::new(Early { sink: None, marks: EarlyMarks::new() });
+
+struct Early {
+    /// Where events go.
+    sink: Option<Sink>,
+    /// What the program has marked in the present iteration.
+    marks: EarlyMarks,
+}
 
 thread_local! {
     /// The device of this thread's last request. It has no destructor: threads free while they die.
@@ -102,7 +111,7 @@ pub(crate) fn set_memory_fraction(device: i32, fraction: f64) -> Outcome<()> {
     let number = number(device)?;
     check_fraction(fraction)?;
     // Held, so that a heap which is being made gets this share or the heap is found below.
-    let _making = sink();
+    let _making = early();
     FRACTIONS[number].store(fraction.to_bits(), Ordering::Relaxed);
     HEAPS[number].get().map_or(Ok(()), |heap| heap.set_memory_fraction(fraction))
 }
@@ -134,23 +143,27 @@ fn number(device: i32) -> Outcome<usize> {
 #[cold]
 fn make(device: i32) -> Outcome<&'static Heap> {
     let number = number(device)?;
-    let (sink, place) = (sink(), &HEAPS[number]);
+    let (early, place) = (early(), &HEAPS[number]);
     if place.get().is_none() {
         let heap = Heap::new(device as u32, settings())?;
-        heap.set_sink(*sink)?;
+        heap.set_sink(early.sink)?;
         let fraction = f64::from_bits(FRACTIONS[number].load(Ordering::Relaxed));
         if !fraction.is_nan() {
             heap.set_memory_fraction(fraction)?;
         }
-        // Nobody else makes heaps while the sink is held.
+        for (kind, name) in early.marks.iter() {
+            // A mark is a hint: the heap is as good without it.
+            let _ = heap.mark(kind, name);
+        }
+        // Nobody else makes heaps meanwhile.
         let _ = place.set(heap);
     }
     place.get().ok_or_else(|| unknown(format!("the heap of device {device} was not made")))
 }
 
-fn sink() -> MutexGuard<'static, Option<Sink>> {
+fn early() -> MutexGuard<'static, Early> {
     // What it holds is written whole: a panic of another holder leaves it right.
-    SINK.lock().unwrap_or_else(PoisonError::into_inner)
+    EARLY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The heap of a device, if it has had a request.
@@ -266,9 +279,19 @@ fn no_block(address: Address) -> Box<crate::error::HeapError> {
 /// # Errors
 /// After a panic inside one of the heaps.
 pub(crate) fn set_sink(new: Option<Sink>) -> Outcome<()> {
-    let mut sink = sink();
-    *sink = new;
+    let mut early = early();
+    early.sink = new;
     each(|heap| heap.set_sink(new))
+}
+
+/// Tells every heap of a mark: those that there are, and those that are made while it counts.
+///
+/// # Errors
+/// What the driver refused.
+pub(crate) fn mark(kind: MarkKind, name: &str) -> Outcome<()> {
+    let mut early = early();
+    early.marks.add(kind, name);
+    each(|heap| heap.mark(kind, name))
 }
 
 /// The process ends: frees do nothing from now on.

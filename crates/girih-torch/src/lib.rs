@@ -15,6 +15,7 @@ mod background;
 pub mod control;
 mod cuda;
 mod device;
+mod early;
 mod engine;
 mod error;
 mod heap;

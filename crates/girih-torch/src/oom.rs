@@ -24,6 +24,10 @@ pub struct OutOfMemory {
     pub device: i32,
     /// Bytes asked for.
     pub requested: u64,
+    /// Bytes that the heap would have had to take from the device.
+    pub needed: u64,
+    /// True if only the memory fraction was in the way: the device had room.
+    pub is_by_limit: bool,
     /// Bytes that the program has in use.
     pub allocated: u64,
     /// Bytes that the heap holds of the device.
@@ -73,6 +77,8 @@ pub(crate) fn explain(
     OutOfMemory {
         device: scene.device,
         requested: request.size,
+        needed,
+        is_by_limit: story.is_by_limit(),
         allocated: story.allocated,
         reserved: story.reserved,
         device_free: scene.info.free,
@@ -118,6 +124,11 @@ struct Story<'a> {
 }
 
 impl Story<'_> {
+    /// True if the device had room, but the memory fraction left none.
+    fn is_by_limit(&self) -> bool {
+        self.limit < u64::MAX && self.needed <= self.scene.info.free
+    }
+
     fn tell(&mut self) {
         let Scene { device, info, stream, .. } = *self.scene;
         self.line(format_args!(
@@ -158,15 +169,17 @@ impl Story<'_> {
     fn advice(&mut self) {
         let mut advice: Vec<String> = Vec::new();
         let Scene { info, mode, config, .. } = *self.scene;
-        if self.needed <= info.free {
-            advice.push(match self.limit {
-                u64::MAX => "the device has room, but refused; another process may have taken it \
-                             for a moment: try again"
+        if self.is_by_limit() {
+            advice.push(
+                "the device has room: allow more with torch.cuda.set_per_process_memory_fraction"
                     .to_owned(),
-                _ => "the device has room: allow more with \
-                      torch.cuda.set_per_process_memory_fraction"
+            );
+        } else if self.needed <= info.free {
+            advice.push(
+                "the device has room, but refused; another process may have taken it for a \
+                 moment: try again"
                     .to_owned(),
-            });
+            );
         }
         let waste = &self.waste;
         let stranded = waste.split_pinned + waste.page_granularity + waste.remainder;

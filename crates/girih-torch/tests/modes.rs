@@ -16,7 +16,7 @@ use common::set_up;
 use girih_torch::{Heap, Settings, control, heaps};
 use girih_trace::compress::Limits;
 use girih_trace::generate::{Training, training};
-use girih_trace::{Action, Trace, open};
+use girih_trace::{Action, MarkKind, Trace, open};
 use serde_json::Value;
 
 const CAPACITY: u64 = 1 << 40;
@@ -73,6 +73,14 @@ impl<'a> Run<'a> {
         self.go(heap, 0..self.trace.events.len());
         for mark in &self.trace.marks[self.marks..] {
             heap.mark(mark.kind, &mark.name).unwrap();
+        }
+    }
+
+    /// Gives the planning thread the time that it would have if the steps were not only simulated.
+    fn slowly(&mut self, heap: &Heap) {
+        for from in (0..self.trace.events.len()).step_by(100) {
+            self.go(heap, from..(from + 100).min(self.trace.events.len()));
+            thread::sleep(Duration::from_millis(2));
         }
     }
 
@@ -139,6 +147,9 @@ fn a_plan_that_cannot_be_read_is_named_and_the_run_learns_its_own() {
         assert_eq!(seen["stage"], "learning");
         let address = learning.allocate(512, 0, (0, 0)).unwrap();
         assert!(learning.free(address).unwrap());
+        learning.mark(MarkKind::Step, "").unwrap();
+        let told = report(&learning)["warnings"].as_array().unwrap().len();
+        assert_eq!(told, 1, "no plan is followed that could fit or not");
     }
 }
 
@@ -169,16 +180,46 @@ fn a_plan_of_another_program_is_noticed_and_one_for_another_card_refused() {
 }
 
 #[test]
+fn a_plan_that_does_not_fit_is_replaced_and_its_file_is_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.plan");
+    let profiled = heap("profile", "");
+    let first = program(4);
+    let mut run = Run::new(&first);
+    run.all(&profiled);
+    control::plan_of(&profiled, &path.to_string_lossy()).unwrap();
+    run.end(&profiled);
+    let written = fs::read(&path).unwrap();
+
+    let plan_dir = folder.path().join("plans");
+    let more = format!(r#", "plan": "{}", "plan_dir": "{}""#, path.display(), plan_dir.display());
+    let learning = heap("plan", &more);
+    let of_file = report(&learning)["plan"]["fingerprint"].clone();
+    let wider = Training { hidden: 3 * Training::default().hidden / 2, ..Training::default() };
+    let program = training(&Training { steps: 16, ..wider }, 1);
+    let mut run = Run::new(&program);
+    run.slowly(&learning);
+    let seen = report(&learning);
+    assert_eq!(seen["stage"], "following", "{seen}");
+    assert!(seen["switches"].as_u64().unwrap() > 0, "{seen}");
+    assert_ne!(seen["plan"]["fingerprint"], of_file);
+    let warnings = seen["warnings"].to_string();
+    assert!(warnings.contains("does not fit") && warnings.contains("learns"), "{warnings}");
+    run.end(&learning);
+    assert_eq!(fs::read(&path).unwrap(), written);
+    assert!(!plan_dir.exists(), "what was learned is for this run");
+}
+
+#[test]
 fn auto_learns_a_plan_beside_the_run_and_the_next_run_begins_with_it() {
     let (program, folder) = (program(12), tempfile::tempdir().unwrap());
     let more = format!(r#", "plan_dir": "{}", "key": "a model""#, folder.path().display());
     let learning = heap("auto", &more);
+    // What the program did before it trained left memory behind that a plan can save.
+    let before = learning.allocate(4 << 30, 0, (0, 0)).unwrap();
+    assert!(learning.free(before).unwrap());
     let mut run = Run::new(&program);
-    // The thread gets the time that it would have if the steps were not only simulated.
-    for from in (0..program.events.len()).step_by(100) {
-        run.go(&learning, from..(from + 100).min(program.events.len()));
-        thread::sleep(Duration::from_millis(2));
-    }
+    run.slowly(&learning);
     let seen = report(&learning);
     assert_eq!(seen["stage"], "following", "{seen}");
     assert!(seen["planning_seconds"].as_f64().unwrap() > 0.0);

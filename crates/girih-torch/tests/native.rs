@@ -10,6 +10,7 @@ use std::ptr::{null, null_mut};
 use common::*;
 use girih_torch::abi::{self, Pool, Status, blocks, ipc, memory, pools, view};
 use girih_torch::control;
+use serde_json::Value;
 
 fn native() {
     set_up("native", 1 << 30, "");
@@ -218,18 +219,46 @@ fn memory_of_the_simulated_device_cannot_leave_the_process() {
 }
 
 #[test]
+fn the_report_tells_a_limit_that_refused_from_a_device_that_is_full() {
+    native();
+    let report = || -> Value { serde_json::from_str(&control::report(Some(15)).unwrap()).unwrap() };
+    let held = alloc(15, 200 * MIB, 0);
+    let fresh = report();
+    assert!(fresh["limit"].is_null() && fresh["last_oom"].is_null());
+    assert_eq!(memory::girih_set_memory_fraction(15, 0.25), Status::Ok);
+    assert_eq!(try_alloc(15, 100 * MIB, 0, DEFAULT), Err(Status::OutOfMemory));
+    let limited = report();
+    assert_eq!((&limited["ooms"], &limited["ooms_by_limit"]), (&1.into(), &1.into()));
+    assert_eq!(limited["limit"], 256 * MIB);
+    let last = &limited["last_oom"];
+    assert_eq!((&last["requested"], &last["by_limit"]), (&(100 * MIB).into(), &true.into()));
+    assert_eq!(
+        (&last["reserved"], &last["device_free"]),
+        (&(200 * MIB).into(), &(824 * MIB).into())
+    );
+    assert_eq!(last["text"], last_error());
+
+    assert_eq!(memory::girih_set_memory_fraction(15, 1.0), Status::Ok);
+    assert_eq!(try_alloc(15, 900 * MIB, 0, DEFAULT), Err(Status::OutOfMemory));
+    let full = report();
+    assert_eq!((&full["ooms"], &full["ooms_by_limit"]), (&2.into(), &1.into()));
+    assert_eq!((&full["last_oom"]["by_limit"], &full["limit"]), (&false.into(), &Value::Null));
+    free(held);
+}
+
+#[test]
 fn the_report_has_peaks_and_calls() {
     native();
     free(alloc(14, 30 * MIB, 0));
-    let report: serde_json::Value =
-        serde_json::from_str(&control::report(Some(14)).unwrap()).unwrap();
+    let report: Value = serde_json::from_str(&control::report(Some(14)).unwrap()).unwrap();
     assert_eq!(report["mode"], "native");
     assert_eq!(report["allocated_peak"], 30 * MIB);
     assert_eq!(report["calls"]["alloc"], 1);
     assert_eq!(report["hits"], 0);
     assert!(report["plan"].is_null() && report["recorded_events"].is_null());
     assert!(control::report(Some(63)).unwrap_err().contains("not used"));
-    let whole: serde_json::Value = serde_json::from_str(&control::report(None).unwrap()).unwrap();
+    let whole: Value = serde_json::from_str(&control::report(None).unwrap()).unwrap();
     assert!(whole["devices"].as_array().unwrap().iter().any(|one| one["device"] == 14));
-    assert!(control::save_trace(14, "/nowhere").unwrap_err().contains("nothing is recorded"));
+    let error = control::save_trace(14, "/nowhere").unwrap_err();
+    assert!(error.contains("in the mode `native`") && error.contains("record=True"), "{error}");
 }

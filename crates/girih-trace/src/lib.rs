@@ -21,6 +21,7 @@ pub mod marks;
 pub mod open;
 pub mod phases;
 pub mod pickle;
+mod ranges;
 mod seeded;
 pub mod snapshot;
 pub mod statistics;

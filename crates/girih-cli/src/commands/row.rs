@@ -160,6 +160,8 @@ struct JsonFollowing {
     planned_hit_bytes: u64,
     planned_misses: u64,
     planned_miss_bytes: u64,
+    planned_guests: u64,
+    planned_guest_bytes: u64,
     fallback_reserved_peak: u64,
     stream_waits: u64,
 }
@@ -204,6 +206,8 @@ impl JsonRow {
             planned_hit_bytes: following.hit_bytes,
             planned_misses: following.misses,
             planned_miss_bytes: following.miss_bytes,
+            planned_guests: following.guests,
+            planned_guest_bytes: following.guest_bytes,
             fallback_reserved_peak: following.fallback_reserved_peak,
             stream_waits: following.waits,
         });

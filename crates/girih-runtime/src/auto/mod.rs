@@ -18,37 +18,24 @@
 
 mod job;
 mod recorder;
+mod scout;
 mod turn;
 
 use std::sync::Arc;
 
 use girih_plan::Plan;
-use girih_trace::{Mark, PoolId, StreamId};
+use girih_trace::{Mark, PoolId};
 
 pub use self::job::Job;
 use self::recorder::Recorder;
 use self::turn::Turn;
-use crate::caching::Config;
 use crate::planned::Planned;
-use crate::policy::{
-    AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
-    Restored, SegmentView,
-};
-use crate::stats::Stats;
+use crate::policy::{AllocError, Env, Granted, Policy, Request};
+use crate::wrapper::Wrapper;
 
-/// Bytes of a page of the expandable segments that `auto` begins with.
-const PAGE: u64 = 8 << 20;
-
-/// The settings of the expandable segments that [`Auto`] does best with. What lives on when a plan
-/// is taken up pins the pages that it lies on; pages of 8 MiB instead of 20 pin half as much, and
-/// cost two and a half times the calls to map them. Pages that the user has chosen are left alone.
-pub fn settings(mut config: Config) -> Config {
-    config.expandable_segments = true;
-    if config.large_segment_size == Config::default().large_segment_size {
-        config.large_segment_size = PAGE;
-    }
-    config
-}
+/// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
+/// their like leave so little behind that no plan is better than expandable segments.
+const WORTH: u64 = 128;
 
 /// Who makes the plans, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,14 +68,18 @@ pub struct Auto {
     is_wanted: bool,
     /// A job is out.
     is_out: bool,
+    /// Its plan is not wanted any more.
+    is_stale: bool,
     /// The plan to switch to.
     next: Option<Arc<Plan>>,
+    /// The plan that has shown that it fits.
+    proven: Option<Arc<Plan>>,
     switches: Vec<Switch>,
 }
 
 impl Auto {
     /// A policy that begins with `fallback`, which is also to serve what no plan foresees: best
-    /// expandable segments with these [`settings`]. `granularity` is the device's.
+    /// expandable segments. `granularity` is the device's.
     pub fn new(fallback: Box<dyn Policy>, granularity: u64) -> Auto {
         Auto::around(Planned::empty(fallback, granularity))
     }
@@ -97,7 +88,7 @@ impl Auto {
     /// fit. The plan must have passed [`girih_plan::verify()`].
     pub fn with_plan(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Auto {
         let mut auto = Auto::around(Planned::new(plan, fallback, granularity));
-        auto.turn.watch();
+        auto.turn.begin_with_plan();
         auto
     }
 
@@ -111,7 +102,9 @@ impl Auto {
             turn: Turn::default(),
             is_wanted: false,
             is_out: false,
+            is_stale: false,
             next: None,
+            proven: None,
             switches: Vec::new(),
         }
     }
@@ -132,14 +125,33 @@ impl Auto {
         Some(Job { trace: self.recorder.trace() })
     }
 
-    /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A
-    /// plan in which nothing repeats is left alone, and recording goes on.
+    /// Takes the plan of a job, which is followed from the beginning of an iteration on, the next
+    /// one or the one after. A plan in which nothing repeats, or that would save next to nothing, is
+    /// left alone, and recording goes on.
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
-        if self.turn.trusts(&plan, self.planned.plan()) {
+        if std::mem::take(&mut self.is_stale) {
+            return;
+        }
+        if self.turn.trusts(&plan, self.planned.plan())
+            && self.would_save(plan.arena_bytes + plan.persistent_bytes)
+        {
             self.turn.expect(&plan, &self.recorder);
             self.next = Some(plan);
         }
+    }
+
+    /// True if a plan that needs so many bytes is worth a change: it holds less than is held without
+    /// one.
+    fn would_save(&self, bytes: u64) -> bool {
+        let held = self.planned.stats().reserved_bytes.all.peak;
+        self.planned.is_following() || bytes <= held - held / WORTH
+    }
+
+    /// The plan that the run was found to fit, once for each: it is worth keeping for the next
+    /// launch, also if there is no room for a change now.
+    pub fn take_proven(&mut self) -> Option<Arc<Plan>> {
+        self.proven.take()
     }
 
     /// The changes of plans so far.
@@ -168,7 +180,26 @@ impl Auto {
     }
 }
 
-impl Policy for Auto {
+impl Wrapper for Auto {
+    type Inner = Planned;
+
+    fn inner(&self) -> &Planned {
+        &self.planned
+    }
+
+    fn inner_mut(&mut self) -> &mut Planned {
+        &mut self.planned
+    }
+
+    #[inline]
+    fn run<T>(
+        &mut self,
+        env: &mut Env<'_>,
+        operation: impl FnOnce(&mut Planned, &mut Env<'_>) -> T,
+    ) -> T {
+        self.with(env, operation)
+    }
+
     fn name(&self) -> &'static str {
         "auto"
     }
@@ -180,100 +211,19 @@ impl Policy for Auto {
         self.with(env, |planned, env| planned.allocate(env, request))
     }
 
-    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
-        self.with(env, |planned, env| planned.free(env, block))
-    }
-
-    fn record_stream(
-        &mut self,
-        env: &mut Env<'_>,
-        block: BlockId,
-        stream: StreamId,
-    ) -> Result<(), AllocError> {
-        self.planned.record_stream(env, block, stream)
-    }
-
-    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        self.with(env, Policy::process_events)
-    }
-
-    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        self.with(env, Policy::empty_cache)
-    }
-
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
+        let boundary = self.turn.boundary();
         if self.turn.is_boundary(mark.kind) {
+            if self.turn.boundary() != boundary {
+                // What was found without the marks may have been microbatches.
+                self.lay_aside();
+                self.is_stale = self.is_out;
+            }
             self.begin_iteration(env)?;
+        } else {
+            self.turn.mark(mark.kind);
         }
         self.recorder.mark(mark.kind);
         self.planned.mark(env, mark)
-    }
-
-    fn create_pool(&mut self, pool: PoolId) {
-        self.planned.create_pool(pool);
-    }
-
-    fn set_pool_options(&mut self, pool: PoolId, options: PoolOptions) {
-        self.planned.set_pool_options(pool, options);
-    }
-
-    fn pool_users(&self, pool: PoolId) -> u32 {
-        self.planned.pool_users(pool)
-    }
-
-    fn begin_pool(&mut self, pool: PoolId, captures: bool) {
-        self.planned.begin_pool(pool, captures);
-    }
-
-    fn end_pool(&mut self, pool: PoolId, captures: bool) {
-        self.planned.end_pool(pool, captures);
-    }
-
-    fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
-        self.with(env, |planned, env| planned.release_pool(env, pool))
-    }
-
-    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
-        self.with(env, |planned, env| planned.empty_pool(env, pool))
-    }
-
-    fn set_memory_fraction(&mut self, fraction: f64) {
-        self.planned.set_memory_fraction(fraction);
-    }
-
-    fn memory_fraction(&self) -> f64 {
-        self.planned.memory_fraction()
-    }
-
-    fn max_split_size(&self) -> u64 {
-        self.planned.max_split_size()
-    }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
-        self.planned.checkpoint(pool)
-    }
-
-    fn restore(
-        &mut self,
-        env: &mut Env<'_>,
-        checkpoint: &Checkpoint,
-    ) -> Result<Restored, AllocError> {
-        self.with(env, |planned, env| planned.restore(env, checkpoint))
-    }
-
-    fn reset_peak_stats(&mut self) {
-        self.planned.reset_peak_stats();
-    }
-
-    fn stats(&self) -> &Stats {
-        self.planned.stats()
-    }
-
-    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
-        self.planned.visit(visitor);
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.planned.check()
     }
 }

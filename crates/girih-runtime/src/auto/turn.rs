@@ -5,22 +5,33 @@
 //! back for twice as many iterations each time, so that a run whose lengths vary settles for one that
 //! has room for most of them.
 //!
-//! Without marks, the recording is tried for repetition whenever it has grown by a third, and a
-//! *scout* runs along the next plan until an iteration begins.
+//! A plan is made of what has been; what counts is what comes. Where two iterations asked for the
+//! same, to the byte, it is followed at once. Otherwise a [`Scout`] goes along it for an iteration
+//! first, and if that would not have fitted, the plan is laid aside. One under which the device is
+//! called again and again is dropped.
+//!
+//! Without marks, the recording is tried for repetition whenever it has grown by a third, and the
+//! scout also finds out when an iteration begins.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use girih_plan::Plan;
-use girih_trace::{MarkKind, StreamId};
+use girih_trace::MarkKind;
 
 use super::recorder::Recorder;
+use super::scout::Scout;
 use super::{Auto, Planning, Switch};
-use crate::planned::{EntryId, Follower, Following};
-use crate::policy::{AllocError, Env, Request};
+use crate::planned::{Following, Planned};
+use crate::policy::{AllocError, Env, Policy, Request};
 
 /// An iteration fits if at most one byte in so many was not found in the plan.
 const MISFIT: u64 = 50;
+/// An iteration strains the device if the plan makes more than so many calls for memory in it.
+const STRAINED: u64 = 8;
+/// A plan has shown that it fits if the last of so many iterations under it did.
+const PROVEN: u64 = 3;
+/// A plan is dropped after so many strained iterations more than others.
+const STRAINS_MAX: u32 = 3;
 /// Iterations that may join the recording, after a switch and after one that did not fit.
 const WATCHED: u32 = 8;
 /// Iterations before the first plan: the first differs, and two must be alike.
@@ -36,10 +47,6 @@ const CONFIRMED: u64 = 3;
 const PROOF: u64 = 32;
 /// Without marks: the latest requests, by which the place in a new plan is found.
 const RECENT: usize = 512;
-/// Without marks: requests in a row by which a scout knows where it is.
-const IN_STEP: usize = 32;
-/// Without marks: requests in a row that a scout does not find before it looks for its place anew.
-const LOST: usize = 64;
 /// Without marks: misses after which the fit is looked at again.
 const MISSES: u64 = 32;
 
@@ -57,6 +64,18 @@ pub(super) struct Turn {
     began: Following,
     /// Requests of the iteration before.
     last: u64,
+    /// What was asked for in this iteration, in order, as a hash; and in the one before.
+    asked: [u64; 2],
+    /// The two iterations before this one asked for the same.
+    was_same: bool,
+    /// Calls for memory before the iteration began.
+    calls: u64,
+    /// Iterations under the present plan that strained the device, less those that did not.
+    strains: u32,
+    /// Iterations that have begun under the present plan.
+    followed: u64,
+    /// The present plan has shown that it fits.
+    is_proven: bool,
     /// Iterations that may still join the recording.
     watched: u32,
     /// Iterations that did not fit have joined the recording.
@@ -74,7 +93,7 @@ pub(super) struct Turn {
     proven_at: u64,
     /// Without marks: misses at which the fit is looked at.
     look_at: u64,
-    /// Without marks: finds where an iteration of the next plan begins.
+    /// Goes along the next plan before it is followed.
     scout: Option<Scout>,
 }
 
@@ -87,6 +106,12 @@ impl Default for Turn {
             began_at: 0,
             began: Following::default(),
             last: 0,
+            asked: [0; 2],
+            was_same: false,
+            calls: 0,
+            strains: 0,
+            followed: 0,
+            is_proven: false,
             watched: 0,
             has_misfits: false,
             not_before: FIRST_TRY,
@@ -100,80 +125,6 @@ impl Default for Turn {
     }
 }
 
-/// A follower that runs ahead.
-struct Scout {
-    follower: Follower,
-    /// Entries of the ring.
-    ring: Range<u32>,
-    /// The entry that was found last, once so many in a row were found that it can be trusted.
-    last: Option<u32>,
-    /// Requests in a row that were found.
-    in_step: usize,
-    /// Requests since one was found.
-    lost: usize,
-    /// Requests after which the switch comes wherever the program is.
-    patience: usize,
-}
-
-impl Scout {
-    /// A scout along `plan`, in a run whose latest requests were `recent`, the newest first.
-    fn new(plan: &Plan, recent: &[(u64, StreamId)]) -> Scout {
-        let follower = Follower::new(plan);
-        let start = follower.steady_start().map_or(0, |entry| entry.0);
-        let count = plan.steady().map_or(0, |steady| steady.entries.len());
-        let ring = start..start + count as u32;
-        let mut scout =
-            Scout { follower, ring, last: None, in_step: 0, lost: 0, patience: 4 * count };
-        scout.locate(plan, recent);
-        scout
-    }
-
-    /// Goes to where the latest requests are best known.
-    fn locate(&mut self, plan: &Plan, recent: &[(u64, StreamId)]) {
-        let entries = plan.steady().map_or(&[][..], |steady| &steady.entries);
-        let count = entries.len();
-        // How many of the latest requests are those before an entry, up to the first few others.
-        let known = |next: usize| {
-            let (mut same, mut other) = (0, 0);
-            for (back, &(size, stream)) in (1..=count).zip(recent) {
-                let entry = &entries[(next + count - back) % count];
-                let fits = entry.size_min <= size && size <= entry.size_max;
-                let is_same = fits && entry.stream == stream;
-                same += u32::from(is_same);
-                other += u32::from(!is_same);
-                if other > 4 {
-                    break;
-                }
-            }
-            same
-        };
-        if let Some(next) = (0..count).max_by_key(|&next| known(next)) {
-            self.follower.go_to(EntryId(self.ring.start + next as u32));
-        }
-        self.lost = 0;
-    }
-
-    /// True if an iteration has begun before this request, or if it takes too long to find one: the
-    /// ring was left near its end, and is found again near its beginning.
-    fn arrives(&mut self, request: &Request) -> bool {
-        self.patience = self.patience.saturating_sub(1);
-        let found = self.follower.follow(request.size, request.stream);
-        let found = found.map(|entry| entry.0).filter(|entry| self.ring.contains(entry));
-        match found {
-            Some(_) => (self.in_step, self.lost) = (self.in_step + 1, 0),
-            None => (self.in_step, self.lost) = (0, self.lost + 1),
-        }
-        let before = self.last;
-        if self.in_step >= IN_STEP {
-            self.last = found;
-        }
-        let quarter = (self.ring.end - self.ring.start) / 4;
-        let was_late = before.is_some_and(|entry| entry >= self.ring.end - quarter);
-        let is_early = found.is_some_and(|entry| entry < self.ring.start + quarter);
-        (was_late && is_early) || self.patience == 0
-    }
-}
-
 impl Turn {
     /// True if a mark of this kind begins an iteration: steps, and where none are marked, the
     /// optimizer's.
@@ -182,7 +133,7 @@ impl Turn {
             (MarkKind::Step | MarkKind::Optimizer, None)
             | (MarkKind::Step, Some(MarkKind::Optimizer)) => {
                 self.boundary = Some(kind);
-                (self.steps, self.not_before, self.scout) = (0, FIRST_PLAN, None);
+                (self.steps, self.not_before) = (0, FIRST_PLAN);
                 true
             }
             (kind, Some(boundary)) => kind == boundary,
@@ -190,9 +141,15 @@ impl Turn {
         }
     }
 
-    /// Lets the next iterations join the recording if they do not fit.
-    pub(super) fn watch(&mut self) {
-        self.watched = WATCHED;
+    /// The kind of mark that begins an iteration, if one was seen.
+    pub(super) fn boundary(&self) -> Option<MarkKind> {
+        self.boundary
+    }
+
+    /// A plan of an earlier run is followed, which has shown there that it fits: the iterations that
+    /// do not fit it here join the recording.
+    pub(super) fn begin_with_plan(&mut self) {
+        (self.watched, self.is_proven) = (WATCHED, true);
     }
 
     /// True if a plan is to be followed: something repeats in it. Without marks the same must have
@@ -221,8 +178,25 @@ impl Turn {
 
     /// The next plan is there.
     pub(super) fn expect(&mut self, plan: &Plan, recorder: &Recorder) {
-        if self.boundary.is_none() {
-            self.scout = Some(Scout::new(plan, &recorder.latest(RECENT)));
+        self.scout = match self.boundary {
+            None => Some(Scout::lost(plan, &recorder.latest(RECENT))),
+            Some(_) if self.was_same => None,
+            Some(_) => Some(Scout::waiting(plan)),
+        };
+    }
+
+    /// A request of the default pool.
+    #[inline]
+    fn note(&mut self, request: &Request) {
+        self.requests += 1;
+        let word = request.size ^ u64::from(request.stream.0) << 56;
+        self.asked[0] = (self.asked[0] ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    }
+
+    /// A mark that does not begin an iteration: a scout is told.
+    pub(super) fn mark(&mut self, kind: MarkKind) {
+        if let Some(scout) = &mut self.scout {
+            scout.mark(kind);
         }
     }
 
@@ -234,27 +208,43 @@ impl Turn {
 
     /// True if what came since the iteration began fits the plan.
     fn fits(&self, now: &Following) -> bool {
-        let missed = now.miss_bytes - self.began.miss_bytes;
-        let found = now.hit_bytes - self.began.hit_bytes;
-        missed * MISFIT <= found + missed
+        fits(now.hit_bytes - self.began.hit_bytes, now.miss_bytes - self.began.miss_bytes)
     }
+
+    /// An iteration has ended under a plan, and calls for memory were made up to `calls`. True if
+    /// there is too much of that.
+    fn is_strained(&mut self, calls: u64) -> bool {
+        // The first iteration maps what it needs.
+        if self.followed > 1 {
+            let strains = calls - self.calls > STRAINED;
+            self.strains = if strains { self.strains + 1 } else { self.strains.saturating_sub(1) };
+        }
+        self.strains >= STRAINS_MAX
+    }
+}
+
+/// True if an iteration fits a plan in which it found and missed so many bytes.
+pub(super) fn fits(found: u64, missed: u64) -> bool {
+    missed.saturating_mul(MISFIT) <= found + missed
 }
 
 impl Auto {
     /// An iteration begins, and another one has ended.
     pub(super) fn begin_iteration(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let [now, before] = self.turn.asked;
+        (self.turn.was_same, self.turn.asked) = (now == before, [0, now]);
         if self.planning == Planning::NextIteration {
             self.plan_now();
         }
         if self.planned.is_following() {
-            self.end_followed();
+            self.end_followed(env)?;
         } else {
             self.end_recorded();
         }
         if self.planning == Planning::AtOnce {
             self.plan_now();
         }
-        self.switch(env)?;
+        self.take_turn(env)?;
         let is_recorded = !self.planned.is_following() || self.turn.watched > 0;
         if is_recorded {
             let planned = &self.planned;
@@ -264,8 +254,36 @@ impl Auto {
         turn.last = turn.requests - turn.began_at;
         turn.began_at = turn.requests;
         turn.began = self.planned.following();
+        turn.calls = calls_for_memory(&self.planned);
+        turn.followed = if self.planned.is_following() { turn.followed + 1 } else { 0 };
         turn.steps += 1;
         Ok(())
+    }
+
+    /// Switches to the next plan, unless a scout has still to go along it or did not find its way.
+    fn take_turn(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        match &mut self.turn.scout {
+            None => self.switch(env),
+            Some(scout) if !scout.has_set_out() => {
+                scout.set_out();
+                Ok(())
+            }
+            Some(scout) if scout.fits() => self.switch(env),
+            Some(_) => {
+                self.lay_aside();
+                Ok(())
+            }
+        }
+    }
+
+    /// The plan has shown that it fits.
+    fn prove(&mut self, plan: &Arc<Plan>) {
+        (self.proven, self.turn.is_proven) = (Some(Arc::clone(plan)), true);
+    }
+
+    /// The next plan will not be followed. Another may come of what has been recorded since.
+    pub(super) fn lay_aside(&mut self) {
+        (self.next, self.turn.scout) = (None, None);
     }
 
     /// An iteration has ended that no plan was followed in: two that are alike make a plan.
@@ -287,8 +305,9 @@ impl Auto {
 
     /// An iteration has ended in which a plan was followed: it joins the recording if it did not
     /// fit.
-    fn end_followed(&mut self) {
+    fn end_followed(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         let turn = &mut self.turn;
+        let is_strained = turn.is_strained(calls_for_memory(&self.planned));
         let fits = turn.fits(&self.planned.following());
         if self.recorder.is_on() {
             // What comes before the first iteration belongs to every recording.
@@ -314,6 +333,15 @@ impl Auto {
             self.is_wanted = true;
             turn.hold_back(turn.steps, 1);
         }
+        if fits && turn.followed == PROVEN && !turn.is_proven && turn.strains == 0 {
+            let plan = Arc::clone(self.planned.plan());
+            self.prove(&plan);
+        }
+        if is_strained {
+            self.turn.strains = 0;
+            self.planned.give_up(env)?;
+        }
+        Ok(())
     }
 
     /// What a request of the default pool tells where the program marks nothing.
@@ -323,22 +351,25 @@ impl Auto {
         env: &mut Env<'_>,
         request: &Request,
     ) -> Result<(), AllocError> {
-        self.turn.requests += 1;
-        if self.turn.boundary.is_some() {
-            return Ok(());
+        self.turn.note(request);
+        if self.turn.boundary.is_none() {
+            return self.find_way(env, request);
         }
-        self.find_way(env, request)
+        if let Some(scout) = &mut self.turn.scout {
+            scout.see(request);
+        }
+        Ok(())
     }
 
     #[inline(never)]
     fn find_way(&mut self, env: &mut Env<'_>, request: &Request) -> Result<(), AllocError> {
         let turn = &mut self.turn;
         if let Some(scout) = &mut turn.scout {
-            if let (true, Some(plan)) = (scout.lost > LOST, &self.next) {
+            if let (true, Some(plan)) = (scout.is_lost(), &self.next) {
                 scout.locate(plan, &self.recorder.latest(RECENT));
             }
             if scout.arrives(request) {
-                self.switch(env)?;
+                if scout.fits() { self.switch(env)? } else { self.lay_aside() }
             }
         } else if self.planned.misses() >= turn.look_at {
             self.look();
@@ -405,9 +436,19 @@ impl Auto {
         }
     }
 
-    /// Follows the next plan, if there is one. While a graph is captured it waits.
+    /// Follows the next plan, if there is one that has room. While a graph is captured it waits.
     fn switch(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.planned.is_capturing() {
+            return Ok(());
+        }
         let Some(plan) = self.next.clone() else { return Ok(()) };
+        if self.turn.scout.is_none() {
+            self.prove(&plan);
+        }
+        if !self.planned.is_following() && !self.has_room(plan.arena_bytes) {
+            self.lay_aside();
+            return Ok(());
+        }
         if !self.with(env, |planned, env| planned.follow(env, plan))? {
             return Ok(());
         }
@@ -415,6 +456,8 @@ impl Auto {
         self.switches.push(Switch { step: turn.steps, requests: turn.requests });
         (self.next, turn.scout, self.is_wanted) = (None, None, false);
         turn.began = self.planned.following();
+        (turn.followed, turn.strains) = (0, 0);
+        turn.is_proven = false;
         turn.look_at = turn.began.misses + MISSES;
         if self.switches.len() == 1 {
             // Until now there was nothing to follow; from now on plans replace each other.
@@ -430,4 +473,20 @@ impl Auto {
         }
         Ok(())
     }
+}
+
+impl Auto {
+    /// True if an arena of so many bytes fits into what was held before, beside what stays where it
+    /// is: what the program has made so far pins the pages that it lies on.
+    fn has_room(&self, arena: u64) -> bool {
+        let reserved = &self.planned.stats().reserved_bytes.all;
+        let stays = reserved.current.saturating_sub(self.planned.releasable());
+        stays + arena <= reserved.peak
+    }
+}
+
+/// Calls that took memory from the device or gave it back.
+fn calls_for_memory(planned: &Planned) -> u64 {
+    let stats = planned.stats();
+    stats.num_device_alloc + stats.num_device_free
 }

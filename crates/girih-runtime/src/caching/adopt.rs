@@ -206,26 +206,20 @@ impl Caching {
         }
     }
 
-    /// Cuts a block that is in no set, all of the segment, as the segment was.
+    /// Cuts a block that is in no set, all of the segment and what is free below, as the segment was.
     fn cut(&mut self, id: BlockId, segment: &EarlierSegment, adopted: &mut Adopted) {
-        let whole = self.blocks[id];
-        let parts = self.parts_of(segment, adopted);
-        let mut cut = Vec::with_capacity(parts.len());
-        let mut address = whole.address;
-        for (index, part) in parts.iter().enumerate() {
-            let at = if index + 1 == parts.len() {
-                id
-            } else {
-                let registration = self.register_part(whole.registration);
-                let new = Block { address, size: part.size, registration, ..whole };
-                let new = self.blocks.insert(new);
-                self.blocks.link(self.blocks[id].prev, new, id);
-                new
-            };
-            (self.blocks[at].address, self.blocks[at].size) = (address, part.size);
-            address += part.size;
-            cut.push(at);
+        let mut parts = self.parts_of(segment, adopted);
+        // Pages that were mapped right behind free memory have become one block with it.
+        let below = self.blocks[id].size - segment.size;
+        match parts.first_mut() {
+            Some(Part { size, block: None }) => *size += below,
+            _ if below > 0 => parts.insert(0, Part { size: below, block: None }),
+            _ => {}
         }
+        let Some((_, heads)) = parts.split_last() else { return };
+        let mut cut: Vec<BlockId> =
+            heads.iter().map(|part| self.cut_low_end(id, part.size)).collect();
+        cut.push(id);
         for (part, id) in parts.iter().zip(cut) {
             match part.block {
                 Some(block) => self.adopt_block(id, block, adopted),
@@ -283,22 +277,10 @@ impl Caching {
 
     /// Counts a part as a live block.
     fn adopt_block(&mut self, id: BlockId, block: &EarlierBlock, adopted: &mut Adopted) {
-        self.blocks[id].allocated = true;
         // A file may claim anything; more than was granted cannot have been requested.
-        self.blocks[id].requested = block.requested.min(self.blocks[id].size);
-        let Block { address, size, requested, home, .. } = self.blocks[id];
-        let is_small = home.is_small();
-        let stats = &mut self.stats;
-        stats.allocation.increase(is_small, 1);
-        stats.allocated_bytes.increase(is_small, size);
-        stats.active.increase(is_small, 1);
-        stats.active_bytes.increase(is_small, size);
-        stats.requested_bytes.increase(is_small, requested);
-        if size >= self.config.max_split_size {
-            stats.oversize_allocations.increase(1);
-        }
+        let requested = block.requested.min(self.blocks[id].size);
+        let granted = self.take_into_use(id, requested);
         if let Some(request) = block.request {
-            let granted = Granted { block: id, address, size };
             adopted.blocks.push(AdoptedBlock { request, granted, is_pending: block.is_pending });
         }
     }

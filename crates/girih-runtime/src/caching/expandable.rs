@@ -12,6 +12,8 @@
 //! There is one reservation for each pool and stream, unless it is full. Its pages are handles of
 //! 2 MiB for small requests, of the large segment size (20 MiB) for large ones.
 
+use std::ops::Range;
+
 use girih_trace::Action;
 
 use super::Caching;
@@ -66,6 +68,12 @@ impl Segment {
             self.release(device, limbo, first, count);
         }
         result
+    }
+
+    /// The pages that lie wholly inside a block; an empty or reversed range if there is none.
+    fn pages_inside(&self, block: &Block) -> Range<u64> {
+        let first = (block.address - self.base).div_ceil(self.page);
+        first..(block.address + block.size - self.base) / self.page
     }
 
     /// Gives back the handles of pages that are not mapped any more.
@@ -219,6 +227,15 @@ impl Caching {
         Ok(true)
     }
 
+    /// Bytes of the pages that lie wholly inside a block of an expandable segment.
+    pub(super) fn bytes_of_whole_pages(&self, block: &Block) -> u64 {
+        let segment = self.segments.get(block.segment as usize).and_then(Option::as_ref);
+        segment.map_or(0, |segment| {
+            let Range { start, end } = segment.pages_inside(block);
+            end.saturating_sub(start) * segment.page
+        })
+    }
+
     /// Unmaps the pages that lie wholly inside a free block. What is left of it on both sides stays
     /// free. Waits for the stream first.
     pub(super) fn unmap_block(
@@ -228,8 +245,7 @@ impl Caching {
     ) -> Result<(), DeviceError> {
         let block = self.blocks[id];
         let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
-        let first = (block.address - segment.base).div_ceil(segment.page);
-        let end = (block.address + block.size - segment.base) / segment.page;
+        let Range { start: first, end } = segment.pages_inside(&block);
         if first >= end {
             return Ok(());
         }

@@ -200,6 +200,10 @@ impl Policy for Caching {
         })
     }
 
+    fn releasable(&self) -> u64 {
+        self.cached_bytes()
+    }
+
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         let block = self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested, home) =

@@ -112,6 +112,22 @@ impl Caching {
         (1..self.pools.owners.len()).try_for_each(|place| self.release_owner(env, place))
     }
 
+    /// Bytes that [`Caching::release_cached_blocks`] gives back as things are.
+    pub(super) fn cached_bytes(&self) -> u64 {
+        let without_users = (0..)
+            .zip(&self.pools.owners)
+            .filter(|&(place, owner): &(u32, _)| place == 0 || (owner.exists && owner.users == 0));
+        let pools = without_users.flat_map(|(place, _)| [2 * place, 2 * place + 1]);
+        let free = pools.flat_map(|pool| self.pools.free_blocks(pool));
+        free.map(|id| &self.blocks[id])
+            .map(|block| match block {
+                block if block.is_expandable() => self.bytes_of_whole_pages(block),
+                block if block.is_split() => 0,
+                block => block.size,
+            })
+            .sum()
+    }
+
     /// Gives back whatever is free and whole of a private pool without users. Waits for all events
     /// first, unless a capture is under way.
     pub(super) fn release_private_pool(

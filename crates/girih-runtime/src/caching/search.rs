@@ -146,12 +146,20 @@ impl Caching {
                 self.stats.inactive_split.decrease(is_small, 1);
             }
         }
+        let owner = self.pools.owner(home.pool).id;
+        let granted = self.take_into_use(id, requested);
+        env.log(Action::Alloc, granted.address, requested, home.stream, owner);
+        granted
+    }
+
+    /// Makes a block that is in no set one of a program that asked for `requested` bytes, and
+    /// counts it.
+    #[inline]
+    pub(super) fn take_into_use(&mut self, id: BlockId, requested: u64) -> Granted {
         let block = &mut self.blocks[id];
         block.allocated = true;
         block.requested = requested;
-        let (address, size) = (block.address, block.size);
-        let owner = self.pools.owner(home.pool).id;
-        env.log(Action::Alloc, address, requested, home.stream, owner);
+        let (address, size, is_small) = (block.address, block.size, block.home.is_small());
         let stats = &mut self.stats;
         stats.allocation.increase(is_small, 1);
         stats.allocated_bytes.increase(is_small, size);
@@ -166,15 +174,7 @@ impl Caching {
 
     /// Cuts the low end off a free block and returns it. What remains is on the shelf afterwards.
     fn split(&mut self, found: Found, size: u64) -> BlockId {
-        let whole = &self.blocks[found.block];
-        let (prev, segment, registration) = (whole.prev, whole.segment, whole.registration);
-        let head = Block::new(whole.address, size, whole.home);
-        let registration = self.register_part(registration);
-        let head = self.blocks.insert(Block { segment, registration, ..head });
-        self.blocks.link(prev, head, found.block);
-        let rest = &mut self.blocks[found.block];
-        rest.address += size;
-        rest.size -= size;
+        let head = self.cut_low_end(found.block, size);
         match found.place {
             Some(place) => {
                 let (home, entry) = self.refresh(found.block);
@@ -182,6 +182,22 @@ impl Caching {
             }
             None => self.insert_free(found.block),
         }
+        head
+    }
+
+    /// Makes a block of the first `size` bytes of another, which keeps the rest. The new one is in
+    /// no set.
+    #[inline]
+    pub(super) fn cut_low_end(&mut self, id: BlockId, size: u64) -> BlockId {
+        let whole = &self.blocks[id];
+        let (prev, segment, registration) = (whole.prev, whole.segment, whole.registration);
+        let head = Block::new(whole.address, size, whole.home);
+        let registration = self.register_part(registration);
+        let head = self.blocks.insert(Block { segment, registration, ..head });
+        self.blocks.link(prev, head, id);
+        let rest = &mut self.blocks[id];
+        rest.address += size;
+        rest.size -= size;
         head
     }
 

@@ -57,6 +57,8 @@ pub(super) struct Spot {
     pub(super) span: Span,
     /// Events are recorded when it is freed.
     pub(super) fence: bool,
+    /// It is not the block's place in the plan: see [`guests`](super::guests).
+    pub(super) is_guest: bool,
 }
 
 /// The blocks of all regions.

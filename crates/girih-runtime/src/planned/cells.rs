@@ -105,6 +105,33 @@ impl Cells {
         }
     }
 
+    /// The run of cells none of which is held that ends highest, among those that end at `below` or
+    /// lower. None if there is none. A loop over these runs goes down the region once.
+    pub(super) fn free_run_below(&self, below: u32) -> Option<Span> {
+        let end = self.last_before(below, |held| !held)? + 1;
+        let first = self.last_before(end, |held| held).map_or(0, |held| held + 1);
+        Some(Span { first, end })
+    }
+
+    /// The last cell before `below` whose word, as `choose` sees it, has its bit set.
+    fn last_before(&self, below: u32, choose: impl Fn(u64) -> u64) -> Option<u32> {
+        let below = below as usize;
+        let mut mask = (1u64 << (below % 64)) - 1;
+        for word in (0..=below / 64).rev() {
+            let bits = self.held.get(word).map_or(0, |&held| choose(held)) & mask;
+            if bits != 0 {
+                return Some(word as u32 * 64 + 63 - bits.leading_zeros());
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// The first byte of a cell; of the cell after the last, `u64::MAX`.
+    pub(super) fn start(&self, cell: u32) -> u64 {
+        self.starts.get(cell as usize).copied().unwrap_or(u64::MAX)
+    }
+
     /// True if no cell is held.
     pub(super) fn is_empty(&self) -> bool {
         self.held.iter().all(|&word| word == 0)
@@ -178,6 +205,30 @@ mod tests {
                     live.insert(offset, end);
                 }
             }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_free_runs_are_found_from_the_highest_down() {
+        arbtest::arbtest(|u| {
+            let count: u32 = u.int_in_range(1..=200)?;
+            let mut cells = Cells::new((0..u64::from(count)).map(|k| 10 * k));
+            let mut held = vec![false; count as usize];
+            for cell in 0..count {
+                if u.ratio(1, 3)? {
+                    assert!(cells.take(Span { first: cell, end: cell + 1 }));
+                    held[cell as usize] = true;
+                }
+            }
+            let mut found = vec![true; count as usize];
+            let mut below = count;
+            while let Some(run) = cells.free_run_below(below) {
+                assert!(run.first < run.end && run.end <= below, "{run:?} below {below}");
+                found[run.range()].fill(false);
+                below = run.first;
+            }
+            assert_eq!(found, held);
             Ok(())
         });
     }

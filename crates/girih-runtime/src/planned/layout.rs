@@ -43,10 +43,12 @@ impl Layout {
         let fenced = fenced_entries(&plan, arena.cell_count(), &spans);
         let places = entries().zip(spans).zip(fenced).map(|((entry, span), fence)| {
             let home = match (entry.place, span) {
-                (Place::Arena(offset), Some(span)) => Home::Arena(Spot { offset, span, fence }),
+                (Place::Arena(offset), Some(span)) => {
+                    Home::Arena(Spot { offset, span, fence, is_guest: false })
+                }
                 (Place::Persistent(offset), _) => {
                     let span = persistent.span(offset, granted(entry.size_max));
-                    Home::Persistent(Spot { offset, span, fence })
+                    Home::Persistent(Spot { offset, span, fence, is_guest: false })
                 }
                 _ => Home::Vacant,
             };

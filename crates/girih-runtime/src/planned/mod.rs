@@ -3,7 +3,8 @@
 //! ```text
 //!  request ─► follower ─► a place in the arena ───────► free now? ─► given      hit
 //!                       ├ a place among what stays ───► free now? ─► given      hit
-//!                       └ none, or not free ──────────► the fallback policy     miss
+//!                       └ none, or not free ─┬► idle space of the arena         miss, a guest
+//!                                            └► the fallback policy             miss
 //! ```
 //!
 //! What lives across iterations is stacked in a region of its own, so that nothing that comes and
@@ -21,6 +22,8 @@ mod block;
 mod cells;
 mod fallback;
 mod follower;
+mod growth;
+mod guests;
 mod layout;
 mod order;
 mod pages;
@@ -38,6 +41,8 @@ use girih_plan::{Plan, granted};
 use girih_trace::{Action, BlockState, Mark, MarkKind, PoolId, StreamId};
 
 use self::block::{Block, Blocks, Home, Spot, is_own};
+use self::growth::Growth;
+use self::guests::Guests;
 use self::layout::{Layout, Reserved};
 use self::order::Order;
 use self::region::Region;
@@ -59,10 +64,15 @@ pub struct Following {
     pub hits: u64,
     /// Bytes requested by them.
     pub hit_bytes: u64,
-    /// Requests that the fallback served, those of private pools left out.
+    /// Requests that had no place or could not have it, those of private pools left out.
     pub misses: u64,
     /// Bytes requested by them.
     pub miss_bytes: u64,
+    /// Those misses that were given space of the arena that was idle; the fallback served the
+    /// others.
+    pub guests: u64,
+    /// Bytes requested by them.
+    pub guest_bytes: u64,
     /// The most bytes that the fallback held of the device.
     pub fallback_reserved_peak: u64,
     /// Waits of one stream for another that were put on the device.
@@ -89,16 +99,15 @@ pub struct Planned {
     /// Of all parts, if `is_counting`; else the fallback's are the policy's.
     stats: Stats,
     is_counting: bool,
-    /// The most that was reserved since the plan is followed.
-    high: u64,
-    /// The most that was ever reserved; 0 for a plan that is followed from the first request.
-    top: u64,
-    /// Bytes by which the fallback may still grow before idle chunks go back.
-    credit: u64,
+    growth: Growth,
     following: Following,
     is_following: bool,
     strain: Strain,
+    guests: Guests,
     review: Review,
+    given_up: u64,
+    /// The program marks its steps.
+    is_marked: bool,
     /// Open scopes with which a capture came.
     captures: usize,
     /// The share of the device that all parts together may hold.
@@ -123,7 +132,8 @@ impl Planned {
         planned.is_following = !planned.layout.places.is_empty();
         planned.begin_review();
         planned.relax();
-        planned.extend_credit();
+        let Plan { arena_bytes, persistent_bytes, .. } = *planned.layout.plan;
+        planned.growth = Growth::of_plan(arena_bytes + persistent_bytes, arena_bytes);
         planned
     }
 
@@ -145,13 +155,14 @@ impl Planned {
             limbo: Limbo::default(),
             stats: Stats::default(),
             is_counting: false,
-            high: 0,
-            top: 0,
-            credit: 0,
+            growth: Growth::default(),
             following: Following::default(),
             is_following: false,
             strain: Strain::default(),
+            guests: Guests::default(),
             review: Review::default(),
+            given_up: 0,
+            is_marked: false,
             captures: 0,
             total: None,
             granularity,
@@ -166,6 +177,16 @@ impl Planned {
     /// True if a plan is followed: there was one, and it was not dropped.
     pub fn is_following(&self) -> bool {
         self.is_following
+    }
+
+    /// True while a graph is captured. Plans are not changed then.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.captures > 0
+    }
+
+    /// How often a plan was dropped because it did not fit or saved nothing.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     /// How well plans were followed so far.
@@ -191,7 +212,7 @@ impl Planned {
             return Ok(None);
         };
         let Reserved { mut home, size_max } = self.layout.places[entry.0 as usize];
-        if self.strain.is_suspended {
+        if self.strain.is_suspended || !self.is_marked {
             self.find_next_iteration(entry);
         }
         if request.size > size_max || self.strain.is_suspended {
@@ -206,10 +227,24 @@ impl Planned {
         if size != granted(size_max) {
             spot.span = region.span(spot.offset, size);
         }
-        if !region.take(spot.span) {
+        let spot = *spot;
+        self.settle(env, home, spot, request)
+    }
+
+    /// Puts a block at `spot`, mapped and in order. None if a live block is there, or if the bytes
+    /// cannot be made ready.
+    #[inline]
+    fn settle(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        spot: Spot,
+        request: &Request,
+    ) -> Result<Option<Granted>, AllocError> {
+        if !self.region(home).take(spot.span) {
             return Ok(None);
         }
-        let spot = *spot;
+        let size = granted(request.size);
         let ready = self.make_ready(env, home, spot, request, size);
         let region = self.region(home);
         if !matches!(ready, Ok(true)) {
@@ -247,10 +282,13 @@ impl Planned {
     fn complete(&mut self, env: &mut Env<'_>, id: BlockId) {
         let Block { home, address, size, requested, stream, pool, .. } = *self.blocks.at(id);
         match home {
-            Home::Arena(Spot { span, fence, .. }) => {
+            Home::Arena(Spot { span, fence, is_guest, .. }) => {
                 let fence = fence && self.captures == 0;
                 self.order.free(env.device, &mut self.limbo, span, stream, fence);
                 self.layout.arena.give(span);
+                if is_guest {
+                    self.guests.leave(size);
+                }
             }
             Home::Persistent(spot) => self.layout.persistent.give(spot.span),
             Home::Retired(_, spot) => {
@@ -334,11 +372,19 @@ impl Policy for Planned {
             return Ok(granted);
         }
         self.judge(env)?;
-        self.suspend_under_strain();
-        let granted = self.fall_back(env, request)?;
+        let granted = match self.take_idle(env, &request)? {
+            Some(granted) => granted,
+            None => self.fall_back(env, request)?,
+        };
         self.following.misses += 1;
         self.following.miss_bytes += request.size;
         Ok(granted)
+    }
+
+    fn releasable(&self) -> u64 {
+        let regions = [&self.layout.arena, &self.layout.persistent];
+        let idle = regions.into_iter().chain(self.retired.iter().flatten()).map(Region::idle);
+        self.fallback.releasable() + idle.sum::<u64>()
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
@@ -411,6 +457,7 @@ impl Policy for Planned {
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.follower.mark(mark.kind);
         if mark.kind == MarkKind::Step {
+            self.is_marked = true;
             self.relax();
         }
         self.fallback.mark(env, mark)

@@ -15,12 +15,9 @@ use crate::pending::Limbo;
 use crate::policy::{AllocError, Env};
 use crate::stats::Stats;
 
-/// A plan is inflated if it needs more than was held before while so much of that, one part in so
-/// many, is idle.
+/// A plan is inflated if it needs more than may be held while so much of that, one part in so many,
+/// is idle.
 const INFLATED: u64 = 32;
-/// The fallback may grow by this share of the arena, one byte in so many, before idle chunks go
-/// back.
-const CREDIT: u64 = 256;
 /// The fallback grows by this much at least (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 << 20;
 
@@ -63,7 +60,7 @@ impl Planned {
             return Ok(false);
         }
         let missing = self.region(home).missing(bytes.0, bytes.1);
-        if self.stats.reserved_bytes.all.current + missing > self.high {
+        if self.gives_back_for(missing, self.fallback_is_idle() || self.has_idle_retired()) {
             self.reclaim(env)?;
             self.empty_fallback(env)?;
         }
@@ -96,48 +93,50 @@ impl Planned {
         }
     }
 
-    /// Keeps the most that was held in mind.
-    #[inline]
-    pub(super) fn note_growth(&mut self) {
-        self.high = self.high.max(self.stats.reserved_bytes.all.current);
-        if self.top > 0 {
-            self.top = self.top.max(self.high);
-        }
-    }
-
-    /// True if the plan, not the program, asks for more than was held before it was followed: the
-    /// envelope of iterations that were hard to align can be larger than any of them.
+    /// True if the plan, not the program, asks for more than it may: the envelope of iterations that
+    /// were hard to align can be larger than any of them.
     fn is_inflated(&self, after: u64, size: u64) -> bool {
         let active = self.stats.active_bytes.all.current + size;
-        after > self.top && active < self.top - self.top / INFLATED
+        after > self.growth.ceiling && active < self.growth.ceiling - self.growth.ceiling / INFLATED
     }
 
-    /// The fallback is about to take `bytes` or more from the device: if that is more than was ever
-    /// held, idle chunks go back first. A little is let pass, for a page is not worth the wait.
+    /// The fallback is about to take `bytes` or more from the device. Idle chunks go back first, if
+    /// the growth is not let pass.
     #[cold]
     pub(super) fn make_room(&mut self, env: &mut Env<'_>, bytes: u64) -> Result<(), AllocError> {
-        if self.stats.reserved_bytes.all.current + bytes <= self.high {
-            return Ok(());
-        }
-        match self.credit.checked_sub(bytes.max(SMALL_SEGMENT)) {
-            Some(left) => self.credit = left,
-            None => {
-                self.trim(env)?;
-                self.extend_credit();
-            }
+        let bytes = bytes.max(SMALL_SEGMENT);
+        if self.gives_back_for(bytes, self.has_idle_chunks()) {
+            self.trim(env)?;
         }
         Ok(())
     }
 
-    /// Lets the fallback grow by a little again.
-    pub(super) fn extend_credit(&mut self) {
-        self.credit = self.layout.plan.arena_bytes / CREDIT;
+    /// True if what is idle (`any` says if anything is) must go back before `bytes` are taken.
+    fn gives_back_for(&mut self, bytes: u64, any: bool) -> bool {
+        let after = self.stats.reserved_bytes.all.current + bytes;
+        after > self.growth.high && any && self.growth.gives_back(after, bytes)
+    }
+
+    /// Keeps the most that was held in mind.
+    #[inline]
+    pub(super) fn note_growth(&mut self) {
+        self.growth.note(self.stats.reserved_bytes.all.current);
+    }
+
+    fn has_idle_chunks(&self) -> bool {
+        self.layout.arena.has_idle_chunks()
+            || self.layout.persistent.has_idle_chunks()
+            || self.has_idle_retired()
+    }
+
+    fn fallback_is_idle(&self) -> bool {
+        let stats = self.fallback.stats();
+        stats.reserved_bytes.all.current > stats.active_bytes.all.current
     }
 
     /// Gives back what the fallback holds free, if it holds anything free.
     fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        let stats = self.fallback.stats();
-        if stats.reserved_bytes.all.current == stats.active_bytes.all.current {
+        if !self.fallback_is_idle() {
             return Ok(());
         }
         self.with_fallback(|fallback| fallback.empty_cache(env))
@@ -146,10 +145,7 @@ impl Planned {
     /// Unmaps the chunks of all regions that no block uses. Waits for all streams first; during a
     /// capture nothing can be waited for, and nothing is done.
     pub(super) fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        let has_idle = self.layout.arena.has_idle_chunks()
-            || self.layout.persistent.has_idle_chunks()
-            || self.has_idle_retired();
-        if has_idle && self.captures == 0 {
+        if self.captures == 0 && self.has_idle_chunks() {
             self.synchronize(env)?;
             self.order.clear(env.device, &mut self.limbo);
             for region in [&mut self.layout.arena, &mut self.layout.persistent] {

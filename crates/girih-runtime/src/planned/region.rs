@@ -81,6 +81,38 @@ impl Region {
         self.cells.give(span);
     }
 
+    /// The highest place for `size` bytes of which no block holds any and all are mapped: its offset
+    /// and its cells, which are then to be taken. What lies high is wanted by the plan only near the
+    /// peak.
+    pub(super) fn idle_place(&self, size: u64) -> Option<(u64, Span)> {
+        let mut below = self.cells.count() as u32;
+        while let Some(run) = self.cells.free_run_below(below) {
+            below = run.first;
+            let (start, mut end) = (self.cells.start(run.first), self.end_of(run));
+            while end >= start + size {
+                let offset = self.cells.start(self.cells.span(end - size, end).first);
+                match self.last_unmapped(offset, size) {
+                    None => return Some((offset, self.cells.span(offset, offset + size))),
+                    Some(chunk) => end = self.bounds(chunk).0,
+                }
+            }
+        }
+        None
+    }
+
+    /// Where the last of these cells ends.
+    fn end_of(&self, cells: Span) -> u64 {
+        self.cells.start(cells.end).min(self.size)
+    }
+
+    /// The last chunk under `[offset, offset + size)` that is not mapped.
+    fn last_unmapped(&self, offset: u64, size: u64) -> Option<usize> {
+        if self.mapped == self.size {
+            return None;
+        }
+        self.chunks(offset, size).rev().find(|&chunk| self.handles[chunk].is_none())
+    }
+
     /// True if the chunks under `[offset, offset + size)` are mapped.
     #[inline]
     pub(super) fn is_mapped(&self, offset: u64, size: u64) -> bool {
@@ -137,12 +169,10 @@ impl Region {
         limbo: &mut Limbo,
         mut unmapped: impl FnMut(Address, u64),
     ) {
-        for chunk in 0..self.handles.len() {
+        for chunk in self.idle_chunks().collect::<Vec<usize>>() {
             let (start, end) = self.bounds(chunk);
-            if self.handles[chunk].is_some() && !self.is_used(chunk) {
-                self.unmap_chunk(device, limbo, chunk);
-                unmapped(self.base + start, end - start);
-            }
+            self.unmap_chunk(device, limbo, chunk);
+            unmapped(self.base + start, end - start);
         }
         if self.mapped == 0 && self.base != 0 {
             limbo.unreserve(device, self.base, self.size);
@@ -157,7 +187,16 @@ impl Region {
 
     /// True if [`Region::trim`] would unmap something.
     pub(super) fn has_idle_chunks(&self) -> bool {
-        (0..self.handles.len()).any(|chunk| self.handles[chunk].is_some() && !self.is_used(chunk))
+        self.idle_chunks().next().is_some()
+    }
+
+    /// Bytes that [`Region::trim`] would unmap.
+    pub(super) fn idle(&self) -> u64 {
+        self.idle_chunks().map(|chunk| self.bounds(chunk)).map(|(start, end)| end - start).sum()
+    }
+
+    fn idle_chunks(&self) -> impl Iterator<Item = usize> {
+        (0..self.handles.len()).filter(|&k| self.handles[k].is_some() && !self.is_used(k))
     }
 
     /// True if a block lives in the chunk.

@@ -12,9 +12,7 @@
 //! ```
 //!
 //! A plan with which little is found is dropped in the same way: then the fallback serves all. One
-//! iteration that does not fit is no reason for that. But where it asks for much that has no place,
-//! what finds its place would only keep the arena's chunks from going back: so places are given no
-//! more until the next iteration begins.
+//! iteration that does not fit is no reason for that.
 
 use std::sync::Arc;
 
@@ -22,6 +20,8 @@ use girih_plan::{Plan, Role};
 
 use super::block::Home;
 use super::follower::{EntryId, Follower};
+use super::growth::Growth;
+use super::guests::Guests;
 use super::layout::{Layout, empty_plan};
 use super::region::Region;
 use super::{Following, Planned};
@@ -33,18 +33,12 @@ const LEAST_SHARE: u64 = 10;
 /// Misses before a plan is judged, at least.
 const PATIENCE: u64 = 1000;
 
-/// An iteration strains the plan if the fallback comes to serve this share of the arena's bytes, one
-/// in so many, more than when the iteration began.
-const STRAIN: u64 = 8;
-
-/// How far an iteration asks for what the plan does not have.
+/// Whether places are given in this iteration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strain {
-    /// Active bytes of the fallback at which the plan is suspended.
-    limit: u64,
-    /// No places are given until the next iteration begins.
+    /// None are, until the next iteration begins: the plan asked for more than it may.
     pub(super) is_suspended: bool,
-    /// The entry that was found last while suspended.
+    /// The entry that was found last.
     last: u32,
 }
 
@@ -91,20 +85,27 @@ impl Planned {
             }
         }
         self.unmap_retired(env);
-        self.top = self.top.max(self.stats.reserved_bytes.all.peak).max(self.high);
-        self.high = self.stats.reserved_bytes.all.current;
+        let reserved = &self.stats.reserved_bytes.all;
+        let top = self.growth.top().max(reserved.peak);
+        self.growth = Growth::of_switch(reserved.current, top, self.layout.plan.arena_bytes);
         self.follower = Follower::new(&self.layout.plan);
         self.follower.join();
         self.is_following = !self.layout.places.is_empty();
         self.begin_review();
+        self.guests = Guests::of_plan(true);
         self.relax();
-        self.extend_credit();
         Ok(true)
     }
 
     /// Drops the plan: the fallback serves everything from now on. As [`Planned::follow`].
     pub fn unfollow(&mut self, env: &mut Env<'_>) -> Result<bool, AllocError> {
         self.follow(env, Arc::new(empty_plan()))
+    }
+
+    /// Drops the plan because it is worth nothing.
+    pub(crate) fn give_up(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        self.given_up += u64::from(self.unfollow(env)?);
+        Ok(())
     }
 
     /// From now on the statistics are those of all parts.
@@ -142,21 +143,13 @@ impl Planned {
 
     /// An iteration begins: places are given again.
     pub(super) fn relax(&mut self) {
-        let active = self.fallback.stats().active_bytes.all.current;
-        let limit = active + self.layout.plan.arena_bytes / STRAIN;
-        self.strain = Strain { limit, is_suspended: false, last: 0 };
-    }
-
-    /// At a miss, before it is served: gives no more places if what this iteration missed before
-    /// and still holds is too much. One large request alone is no strain.
-    #[inline]
-    pub(super) fn suspend_under_strain(&mut self) {
-        let active = self.fallback.stats().active_bytes.all.current;
-        self.strain.is_suspended |= active > self.strain.limit;
+        self.strain = Strain::default();
+        self.growth.begin_iteration();
+        self.guests.begin_iteration(self.layout.plan.arena_bytes);
     }
 
     /// Where no marks tell, an iteration begins when the follower goes back to an earlier entry.
-    #[cold]
+    #[inline]
     pub(super) fn find_next_iteration(&mut self, entry: EntryId) {
         if entry.0 < self.strain.last {
             self.relax();
@@ -165,17 +158,17 @@ impl Planned {
         }
     }
 
-    /// After a miss: drops the plan if it has found next to nothing for long.
+    /// After a miss: drops the plan if it has found next to nothing for long, or saves nothing.
     #[inline]
     pub(super) fn judge(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.following.misses < self.review.at {
+        if self.following.misses < self.review.at && !self.growth.is_in_vain() {
             return Ok(());
         }
         let Following { hit_bytes, miss_bytes, .. } = self.review.since;
         let hit = self.following.hit_bytes - hit_bytes;
         let missed = self.following.miss_bytes - miss_bytes;
-        if hit < (hit + missed) / LEAST_SHARE {
-            self.unfollow(env)?;
+        if self.growth.is_in_vain() || hit < (hit + missed) / LEAST_SHARE {
+            self.give_up(env)?;
         } else {
             self.review_after(0);
         }

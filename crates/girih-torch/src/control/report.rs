@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::heap::{Heap, State};
 use crate::heaps;
+use crate::oom::OutOfMemory;
 
 /// All devices.
 #[derive(Serialize)]
@@ -28,8 +29,7 @@ pub(super) struct Report {
     device: i32,
     /// What the user chose.
     mode: &'static str,
-    /// What the policy does now: `caching`, `direct`, `learning`, `following`,
-    /// `outgrown`.
+    /// What the policy does now: `caching`, `direct`, `learning`, `following`.
     stage: String,
     allocated: u64,
     allocated_peak: u64,
@@ -39,8 +39,17 @@ pub(super) struct Report {
     reserved_peak: u64,
     device_free: u64,
     device_total: u64,
-    /// Requests that failed, and those that were tried again.
+    /// Requests that failed (`num_ooms` of PyTorch).
     ooms: u64,
+    /// Of these, those that only the memory fraction refused: the device had room.
+    ooms_by_limit: u64,
+    /// Requests that were refused before anything was tried (`throw_on_cudamalloc_oom`).
+    oom_rejections: u64,
+    /// The last request that got nothing.
+    last_oom: Option<Oom>,
+    /// The most that the memory fraction lets the heap hold; null without one.
+    limit: Option<u64>,
+    /// Requests that were tried again after cached memory was given back.
     retries: u64,
     #[serde(flatten)]
     following: Following,
@@ -48,13 +57,41 @@ pub(super) struct Report {
     calls: BTreeMap<&'static str, u64>,
     /// Events in the recording; null if nothing is recorded.
     recorded_events: Option<u64>,
-    /// How often `auto` has changed its plan.
+    /// How often the plan was changed.
     switches: u64,
     /// Seconds that planning took beside the run.
     planning_seconds: f64,
     plan: Option<PlanSummary>,
     /// What users should be told, and were not yet: `take_warnings`.
     warnings: Vec<String>,
+}
+
+/// A request that got nothing, and how things stood then.
+#[derive(Serialize)]
+struct Oom {
+    requested: u64,
+    /// What the heap would have had to take from the device.
+    needed: u64,
+    allocated: u64,
+    reserved: u64,
+    device_free: u64,
+    by_limit: bool,
+    /// The error's text.
+    text: String,
+}
+
+impl Oom {
+    fn of(oom: &OutOfMemory) -> Oom {
+        Oom {
+            requested: oom.requested,
+            needed: oom.needed,
+            allocated: oom.allocated,
+            reserved: oom.reserved,
+            device_free: oom.device_free,
+            by_limit: oom.is_by_limit,
+            text: oom.text.clone(),
+        }
+    }
 }
 
 /// How well a plan was followed; all 0 without one.
@@ -64,11 +101,13 @@ struct Following {
     hit_bytes: u64,
     misses: u64,
     miss_bytes: u64,
+    guests: u64,
+    guest_bytes: u64,
     waits: u64,
     fallback_reserved_peak: u64,
 }
 
-/// What a plan amounts to.
+/// What a plan amounts to: of the steady iteration, with what stays across iterations.
 #[derive(Serialize)]
 pub(super) struct PlanSummary {
     fingerprint: String,
@@ -76,8 +115,10 @@ pub(super) struct PlanSummary {
     proven: bool,
     /// How far its peak is above the bound, as a part of the bound.
     gap: f64,
+    /// Bytes laid out for what comes and goes, and for what stays.
     arena_bytes: u64,
     persistent_bytes: u64,
+    /// The most that is alive at once, and the bytes in which the plan has it.
     lower_bound: u64,
     peak: u64,
     requests: u64,
@@ -87,15 +128,17 @@ pub(super) struct PlanSummary {
 
 impl PlanSummary {
     pub(super) fn of(plan: &Plan) -> PlanSummary {
+        let (lower_bound, peak) =
+            (plan.persistent_bytes + plan.lower_bound, plan.persistent_bytes + plan.peak);
         PlanSummary {
             fingerprint: format!("{:016x}", plan.fingerprint()),
             planner: plan.planner.clone(),
             proven: plan.proven,
-            gap: plan.gap(),
+            gap: (peak - lower_bound) as f64 / lower_bound.max(1) as f64,
             arena_bytes: plan.arena_bytes,
             persistent_bytes: plan.persistent_bytes,
-            lower_bound: plan.lower_bound,
-            peak: plan.peak,
+            lower_bound,
+            peak,
             requests: plan.requests,
             iterations: plan.iterations,
             iteration_requests: plan.iteration_requests() as u64,
@@ -112,12 +155,15 @@ fn look(state: &mut State) -> Report {
     let info = state.device.memory_info();
     let fresh = state.background.take_warnings();
     state.warnings.extend(fresh);
-    let stats = state.engine.policy().stats();
+    let policy = state.engine.policy();
+    let (stats, fraction) = (policy.stats(), policy.memory_fraction());
     let following = state.engine.following().map_or_else(Following::default, |f| Following {
         hits: f.hits,
         hit_bytes: f.hit_bytes,
         misses: f.misses,
         miss_bytes: f.miss_bytes,
+        guests: f.guests,
+        guest_bytes: f.guest_bytes,
         waits: f.waits,
         fallback_reserved_peak: f.fallback_reserved_peak,
     });
@@ -134,6 +180,10 @@ fn look(state: &mut State) -> Report {
         device_free: info.free,
         device_total: info.total,
         ooms: stats.num_ooms,
+        ooms_by_limit: state.ooms_by_limit,
+        oom_rejections: stats.num_oom_rejections,
+        last_oom: state.last_oom.as_ref().map(Oom::of),
+        limit: (fraction < 1.0).then_some((fraction * info.total as f64) as u64),
         retries: stats.num_alloc_retries,
         following,
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),

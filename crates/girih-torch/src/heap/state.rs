@@ -11,7 +11,7 @@ use crate::device::HeapDevice;
 use crate::engine::{Engine, kept_plan_file};
 use crate::error::{HeapError, Outcome};
 use crate::journal::Journal;
-use crate::oom::{Scene, explain};
+use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
 use crate::settings::{Mode, Settings};
 
@@ -30,12 +30,18 @@ pub(crate) struct State {
     pub(crate) baseline: Stats,
     /// Planning beside the run.
     pub(crate) background: Background,
+    /// How often the policy had given up its plan when planning was looked after.
+    plans_given_up: u64,
     /// Requests until planning is looked after again.
     until_look: u32,
+    /// Requests that only the memory fraction refused.
+    pub(crate) ooms_by_limit: u64,
+    /// The last request that got nothing.
+    pub(crate) last_oom: Option<OutOfMemory>,
     /// What a user should be told.
     pub(crate) warnings: Vec<String>,
-    /// The user was told that the plan does not fit.
-    misfit_told: bool,
+    /// A plan file is followed, and the user was not told that it does not fit.
+    watches_fit: bool,
 }
 
 /// Requests after which planning is looked after where the program makes no marks.
@@ -44,6 +50,7 @@ const LOOK_EVERY: u32 = 4096;
 impl State {
     pub(super) fn new(mut device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> State {
         let (engine, warnings) = Engine::new(settings, ordinal, &mut *device);
+        let watches_fit = settings.mode == Mode::Plan && engine.plan().is_some();
         State {
             ordinal,
             mode: settings.mode,
@@ -55,9 +62,12 @@ impl State {
             pool_options: Vec::new(),
             baseline: Stats::default(),
             background: Background::new(ordinal, kept_plan_file(settings, ordinal)),
+            plans_given_up: 0,
             until_look: LOOK_EVERY,
+            ooms_by_limit: 0,
+            last_oom: None,
             warnings,
-            misfit_told: false,
+            watches_fit,
         }
     }
 
@@ -151,6 +161,13 @@ impl State {
         {
             self.engine.offer(plan);
         }
+        if let Some(plan) = self.engine.take_proven() {
+            self.background.keep(plan);
+        }
+        if self.engine.given_up() > self.plans_given_up {
+            self.plans_given_up = self.engine.given_up();
+            self.background.throw_away();
+        }
         if !self.background.is_busy()
             && let Some(job) = self.engine.take_job()
         {
@@ -161,18 +178,19 @@ impl State {
 
     /// Tells the user once if the plan file is of another run.
     fn look_at_fit(&mut self) {
-        if self.mode != Mode::Plan || self.misfit_told {
+        if !self.watches_fit {
             return;
         }
         let Some(following) = self.engine.following() else { return };
         let (hits, misses) = (following.hits, following.misses);
-        let is_given_up = self.engine.plan().is_none();
+        let is_given_up = self.engine.plan().is_none() || self.engine.switches() > 0;
         if is_given_up || (hits + misses >= u64::from(LOOK_EVERY) && misses > hits) {
-            self.misfit_told = true;
+            self.watches_fit = false;
             self.warnings.push(format!(
                 "device {}: the plan does not fit this run: {misses} of {} requests had no place \
                  in it and were served as by expandable segments. Was it made of another model, \
-                 batch or rank? Make it again with the mode `profile`, or use the mode `auto`.",
+                 batch or rank? This run learns a plan of its own; the next one should begin with \
+                 one that fits: make it again with the mode `profile`, or use the mode `auto`.",
                 self.ordinal,
                 hits + misses
             ));
@@ -191,6 +209,9 @@ impl State {
             info: self.device.memory_info(),
             stream: self.journal.stream_handle(request.stream),
         };
-        Box::new(HeapError::OutOfMemory(explain(self.engine.policy(), request, &error, &scene)))
+        let oom = explain(self.engine.policy(), request, &error, &scene);
+        self.ooms_by_limit += u64::from(oom.is_by_limit);
+        self.last_oom = Some(oom.clone());
+        Box::new(HeapError::OutOfMemory(oom))
     }
 }

@@ -80,7 +80,9 @@ impl State {
     fn trace(&self) -> Outcome<Trace> {
         let Some(recorder) = self.journal.recorder() else {
             return Err(unsupported(format!(
-                "nothing is recorded in the mode `{}`; set `record`, or use the mode `profile`",
+                "nothing is recorded in the mode `{}`: enable Girih with record=True \
+                 (`python -m girih run --option record=true`) or with a trace file, or use the \
+                 mode `profile`",
                 self.mode.name()
             )));
         };

@@ -27,11 +27,11 @@
 
 use std::collections::BTreeMap;
 
-use super::ranges::Ranges;
 use super::shadow;
 use super::{Earlier, EarlierBlock, EarlierSegment, Evidence};
 use crate::event::{Action, Event, PoolId, StreamId, Tick};
 use crate::lifetimes::{Lifetime, Lifetimes};
+use crate::ranges::Ranges;
 use crate::trace::Trace;
 
 /// Blocks are multiples of this (`kMinBlockSize`).

@@ -26,7 +26,6 @@
 
 mod inferred;
 mod known;
-mod ranges;
 mod reservation;
 mod shadow;
 

@@ -13,8 +13,8 @@
 use rustc_hash::FxHashMap;
 
 use super::EarlierSegment;
-use super::ranges::Ranges;
 use crate::event::{Action, PoolId, StreamId};
+use crate::ranges::Ranges;
 use crate::trace::Trace;
 
 /// The largest request of the small pool (`kSmallSize`).

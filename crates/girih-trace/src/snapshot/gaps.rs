@@ -4,9 +4,10 @@
 //! no flag says so. A recording that began late lacks them too. What gives it away are frees of
 //! blocks that no event allocated, and allocations in memory that no event took from the device.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use crate::event::{Action, Event};
+use crate::ranges::Ranges;
 use crate::seeded::Seeded;
 
 /// What was found.
@@ -69,7 +70,9 @@ pub(super) fn find(events: &[Event]) -> Findings {
     let round_count = Some(events.len()).filter(|&count| is_round(count));
     let mut findings = Findings { round_count, ..Findings::default() };
     let mut blocks = Blocks::default();
-    let mut memory = Memory::default();
+    // The memory that was taken from the device. A block of an expandable segment may span several
+    // maps.
+    let mut memory = Ranges::default();
     for event in events {
         let Event { address, size, action, .. } = *event;
         match action {
@@ -77,7 +80,7 @@ pub(super) fn find(events: &[Event]) -> Findings {
                 Some(State::Live) => findings.doubled += 1,
                 // What lay in memory that was taken needs no second look.
                 Some(State::Freed) if findings.uncovered == 0 => {}
-                _ => findings.uncovered += usize::from(!memory.covers(address, size)),
+                _ => findings.uncovered += usize::from(!memory.covers(address, address + size)),
             },
             Action::FreeRequested | Action::FreeCompleted => {
                 findings.orphans += usize::from(blocks.set(address, State::Freed).is_none());
@@ -85,8 +88,8 @@ pub(super) fn find(events: &[Event]) -> Findings {
             Action::Annotate => {
                 findings.orphans += usize::from(blocks.set(address, State::Live).is_none());
             }
-            Action::SegmentAlloc | Action::SegmentMap => memory.take(address, size),
-            Action::SegmentFree | Action::SegmentUnmap => memory.give(address, size),
+            Action::SegmentAlloc | Action::SegmentMap => memory.insert(address, address + size),
+            Action::SegmentFree | Action::SegmentUnmap => memory.remove(address, address + size),
             Action::Oom | Action::Snapshot => {}
         }
     }
@@ -121,55 +124,5 @@ impl Blocks {
         }
         self.last = Some((address, state));
         self.seen.insert(address, state)
-    }
-}
-
-/// The memory that was taken from the device: disjoint runs, start to end.
-///
-#[derive(Default)]
-struct Memory {
-    runs: BTreeMap<u64, u64>,
-}
-
-impl Memory {
-    fn covers(&self, address: u64, size: u64) -> bool {
-        let run = self.runs.range(..=address).next_back();
-        run.is_some_and(|(_, &end)| address + size <= end)
-    }
-
-    /// Adds `[address, address + size)` and joins it with the runs that it touches: a block of an
-    /// expandable segment may span several maps.
-    fn take(&mut self, address: u64, size: u64) {
-        if size == 0 {
-            return;
-        }
-        let (mut start, mut end) = (address, address + size);
-        while let Some((&run, &run_end)) = self.runs.range(..=end).next_back() {
-            if run_end < start {
-                break;
-            }
-            self.runs.remove(&run);
-            start = start.min(run);
-            end = end.max(run_end);
-        }
-        self.runs.insert(start, end);
-    }
-
-    /// Removes `[address, address + size)`.
-    fn give(&mut self, address: u64, size: u64) {
-        let end = address + size;
-        while let Some((&run, &run_end)) = self.runs.range(..end).next_back() {
-            if run_end <= address {
-                break;
-            }
-            self.runs.remove(&run);
-            if run_end > end {
-                self.runs.insert(end, run_end);
-            }
-            if run < address {
-                self.runs.insert(run, address);
-                break;
-            }
-        }
     }
 }

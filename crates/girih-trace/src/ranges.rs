@@ -4,34 +4,39 @@ use std::collections::BTreeMap;
 
 /// A set of addresses, kept as runs from start to end.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Ranges {
+pub(crate) struct Ranges {
     runs: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
     /// The runs, by address.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.runs.iter().map(|(&start, &end)| (start, end))
     }
 
     /// The run that holds an address.
-    pub(super) fn run_at(&self, address: u64) -> Option<(u64, u64)> {
+    pub(crate) fn run_at(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &end) = self.runs.range(..=address).next_back()?;
         (address < end).then_some((start, end))
     }
 
     /// True if the address is in the set.
-    pub(super) fn contains(&self, address: u64) -> bool {
+    pub(crate) fn contains(&self, address: u64) -> bool {
         self.run_at(address).is_some()
     }
 
+    /// True if `start..end` lies in one run.
+    pub(crate) fn covers(&self, start: u64, end: u64) -> bool {
+        self.runs.range(..=start).next_back().is_some_and(|(_, &last)| end <= last)
+    }
+
     /// True if any address of `start..end` is in the set.
-    pub(super) fn meets(&self, start: u64, end: u64) -> bool {
+    pub(crate) fn meets(&self, start: u64, end: u64) -> bool {
         self.runs.range(..end).next_back().is_some_and(|(_, &last)| last > start)
     }
 
     /// Adds `start..end` and joins it with the runs that it touches.
-    pub(super) fn insert(&mut self, mut start: u64, mut end: u64) {
+    pub(crate) fn insert(&mut self, mut start: u64, mut end: u64) {
         if start >= end {
             return;
         }
@@ -47,7 +52,7 @@ impl Ranges {
     }
 
     /// Removes `start..end`.
-    pub(super) fn remove(&mut self, start: u64, end: u64) {
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
         while let Some((&run, &run_end)) = self.runs.range(..end).next_back() {
             if run_end <= start {
                 break;
@@ -63,7 +68,7 @@ impl Ranges {
     }
 
     /// The parts of `start..end` that are in the set, by address.
-    pub(super) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let first = self.run_at(start).map_or(start, |(first, _)| first);
         let parts = self.runs.range(first..end.max(first));
         parts.map(move |(&run, &last)| (run.max(start), last.min(end)))
@@ -85,6 +90,7 @@ mod tests {
         assert_eq!(ranges.iter().collect::<Vec<_>>(), [(10, 15), (20, 40)]);
         assert_eq!(ranges.within(12, 25).collect::<Vec<_>>(), [(12, 15), (20, 25)]);
         assert!(ranges.contains(14) && !ranges.contains(15) && !ranges.contains(40));
+        assert!(ranges.covers(20, 40) && !ranges.covers(14, 21) && !ranges.covers(39, 41));
         assert!(ranges.meets(14, 16) && !ranges.meets(15, 20) && !ranges.meets(40, 90));
     }
 }

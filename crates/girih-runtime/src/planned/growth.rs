@@ -1,0 +1,169 @@
+//! Growth: how much more the policy may come to hold of the device before what is idle goes back.
+//!
+//! What the plan does not use now and what the fallback keeps are one memory, but to pass a page
+//! from one to the other costs calls of the device and a wait for all streams. So the first time
+//! that the two together would hold more than ever under this plan, what is idle goes back first;
+//! the next time a little growth is let pass, then twice as much, and so on:
+//!
+//! ```text
+//!  held                                             ____________ ceiling
+//!                                    ______________/              here always, until the plan goes
+//!                          _________/      8 credits
+//!                   ______/   4 credits
+//!  ________________/ 2 credits
+//!          back    back   back      back
+//! ```
+//!
+//! A run that fits its plan never grows; one that does not settles after a few steps at what it
+//! needs. The ceiling is what was held before the plan. A plan under which the run keeps coming
+//! back there is worth nothing.
+
+/// A credit is this share of the arena, one byte in so many, and at least a page of expandable
+/// segments (`kLargeBuffer`): one odd request is no reason for anything.
+const CREDIT: u64 = 256;
+const CREDIT_MIN: u64 = 20 << 20;
+/// A plan followed from the first request may hold so much more than its own bytes, one byte in so
+/// many.
+const OUTSIDE: u64 = 8;
+/// In so many iterations the ceiling may be met.
+const PATIENCE: u32 = 3;
+
+/// What is held and may be held. Bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Growth {
+    /// The most that was held since the plan is followed.
+    pub(super) high: u64,
+    /// What may be held.
+    pub(super) ceiling: u64,
+    /// A credit.
+    unit: u64,
+    /// By how much the policy may still grow.
+    credit: u64,
+    /// How often something went back.
+    times: u32,
+    /// It did so in this iteration, at the ceiling.
+    is_at_ceiling: bool,
+    /// Iterations in which it did, less those in which it did not.
+    at_ceiling: u32,
+}
+
+impl Growth {
+    /// Of a plan that is followed from the first request and lays out so many bytes, `arena` of
+    /// them those of an iteration.
+    pub(super) fn of_plan(bytes: u64, arena: u64) -> Growth {
+        Growth { ceiling: bytes + bytes / OUTSIDE, ..Growth::default() }.with_arena(arena)
+    }
+
+    /// Of a plan that is taken up now, while `held` are held, and `top` were at most.
+    pub(super) fn of_switch(held: u64, top: u64, arena: u64) -> Growth {
+        Growth { high: held, ceiling: top, ..Growth::default() }.with_arena(arena)
+    }
+
+    fn with_arena(self, arena: u64) -> Growth {
+        let unit = (arena / CREDIT).max(CREDIT_MIN);
+        Growth { unit, credit: unit, ..self }
+    }
+
+    /// The most that was held, or may be.
+    pub(super) fn top(&self) -> u64 {
+        self.ceiling.max(self.high)
+    }
+
+    /// So much is held now.
+    #[inline]
+    pub(super) fn note(&mut self, held: u64) {
+        self.high = self.high.max(held);
+    }
+
+    /// True if the policy may grow by `bytes` and hold `after`, and nothing goes back for it.
+    pub(super) fn is_free(&self, after: u64, bytes: u64) -> bool {
+        after <= self.high || (after <= self.ceiling && bytes <= self.credit)
+    }
+
+    /// The policy is about to grow by `bytes` and to hold `after`, more than ever. True if what is
+    /// idle must go back first.
+    pub(super) fn gives_back(&mut self, after: u64, bytes: u64) -> bool {
+        if self.is_free(after, bytes) {
+            self.credit -= bytes;
+            return false;
+        }
+        self.is_at_ceiling |= after > self.ceiling;
+        self.times += 1;
+        self.credit = self.unit << self.times.min(16);
+        true
+    }
+
+    /// An iteration begins.
+    pub(super) fn begin_iteration(&mut self) {
+        let times = self.at_ceiling;
+        self.at_ceiling = if self.is_at_ceiling { times + 1 } else { times.saturating_sub(1) };
+        self.is_at_ceiling = false;
+    }
+
+    /// True if the plan saves nothing.
+    pub(super) fn is_in_vain(&self) -> bool {
+        self.at_ceiling >= PATIENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Grows by `bytes` wherever that is let pass, and gives back `bytes` where it is not: the most
+    /// that is held, and how often something went back.
+    fn press(mut growth: Growth, times: u32, bytes: u64) -> (u64, u32) {
+        let (mut held, mut backs) = (growth.high, 0);
+        for _ in 0..times {
+            if held + bytes > growth.high && growth.gives_back(held + bytes, bytes) {
+                held -= bytes;
+                backs += 1;
+            }
+            held += bytes;
+            growth.note(held);
+        }
+        (growth.high, backs)
+    }
+
+    #[test]
+    fn a_little_growth_passes_and_then_something_goes_back() {
+        let growth = Growth::of_switch(10 * GIB, 14 * GIB, 8 * GIB);
+        assert!(growth.is_free(10 * GIB + CREDIT_MIN, CREDIT_MIN));
+        assert!(!growth.is_free(11 * GIB, GIB));
+        assert_eq!(press(growth, 1, CREDIT_MIN), (10 * GIB + CREDIT_MIN, 0));
+        assert_eq!(press(growth, 1, GIB).1, 1);
+    }
+
+    #[test]
+    fn what_keeps_pressing_gets_to_the_ceiling_after_few_returns_and_never_beyond() {
+        let growth = Growth::of_switch(10 * GIB, 14 * GIB, 8 * GIB);
+        let bytes = 64 << 20;
+        let (high, backs) = press(growth, 50, bytes);
+        assert!(high > 12 * GIB && backs < 8, "{high} bytes, {backs} returns");
+        let (high, _) = press(growth, 1000, bytes);
+        assert!(high <= 14 * GIB, "{high} bytes");
+    }
+
+    #[test]
+    fn a_plan_under_which_the_ceiling_is_met_again_and_again_is_in_vain() {
+        let mut growth = Growth::of_switch(10 * GIB, 10 * GIB, 8 * GIB);
+        for time in 0..PATIENCE {
+            assert!(!growth.is_in_vain(), "after {time} iterations");
+            // More than once in an iteration is no more.
+            assert!(growth.gives_back(11 * GIB, GIB) && growth.gives_back(11 * GIB, GIB));
+            growth.begin_iteration();
+        }
+        assert!(growth.is_in_vain());
+        growth.begin_iteration();
+        assert!(!growth.is_in_vain(), "an iteration went by without");
+    }
+
+    #[test]
+    fn what_was_held_once_under_the_plan_may_be_held_again() {
+        let mut growth = Growth::of_plan(10 * GIB, 8 * GIB);
+        growth.note(9 * GIB);
+        assert!(growth.is_free(9 * GIB, 2 * GIB));
+    }
+}

@@ -1,0 +1,85 @@
+//! Guests: requests that have no place take space of the arena that is idle.
+//!
+//! The arena is mapped for the peak of an iteration, and most of the time much of it is idle. A
+//! request off the plan that would make the fallback grow by more than is let pass
+//! ([`growth`](super::growth)) is put there instead, as high as it fits: the plan wants the highest
+//! bytes only near its peak.
+//!
+//! ```text
+//!  top     |  idle   | guest |              <- the highest idle run that is long enough
+//!          | bbb | idle |
+//!  bottom  | aaaaaaaaaaa | idle |
+//! ```
+//!
+//! A guest costs no call of the device. If it is still there when its bytes are wanted, the block
+//! that they were kept for is a guest elsewhere, or the fallback's: a guest is a miss that moved.
+//! What stays for longer than an iteration would be in the way each time. So there are no guests
+//! before an iteration has gone by, in which programs make what they keep; and none while others
+//! have stayed on.
+
+use super::block::{Home, Spot};
+use super::{Planned, SMALL};
+use crate::policy::{AllocError, Env, Granted, Request};
+
+/// Guests that outlive their iteration may have this share of the arena, one byte in so many; with
+/// more no others are let in.
+const STAYING: u64 = 64;
+
+/// Who is there off the plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Guests {
+    /// Bytes of the arena that they have.
+    bytes: u64,
+    /// Iterations that have begun under this plan.
+    iterations: u32,
+    /// New ones are let in.
+    are_welcome: bool,
+}
+
+impl Guests {
+    /// Guests of a plan that is taken up as its first (`false`) or a later iteration begins.
+    pub(super) fn of_plan(has_run: bool) -> Guests {
+        Guests { iterations: u32::from(has_run), ..Guests::default() }
+    }
+
+    /// A guest of `size` bytes has left.
+    #[inline]
+    pub(super) fn leave(&mut self, size: u64) {
+        self.bytes -= size;
+    }
+
+    /// An iteration begins in an arena of so many bytes.
+    pub(super) fn begin_iteration(&mut self, arena: u64) {
+        self.are_welcome = self.iterations > 0 && self.bytes <= arena / STAYING;
+        self.iterations = self.iterations.saturating_add(1);
+    }
+}
+
+impl Planned {
+    /// Idle space of the arena for a request that has no place. None if there is none that is
+    /// mapped, or if the fallback has free memory for it or may grow.
+    pub(super) fn take_idle(
+        &mut self,
+        env: &mut Env<'_>,
+        request: &Request,
+    ) -> Result<Option<Granted>, AllocError> {
+        let after = self.stats.reserved_bytes.all.current + request.size;
+        let is_welcome = self.guests.are_welcome && request.size > SMALL;
+        if !is_welcome
+            || self.growth.is_free(after, request.size)
+            || self.fallback.has_room(request)
+        {
+            return Ok(None);
+        }
+        let size = girih_plan::granted(request.size);
+        let Some((offset, span)) = self.layout.arena.idle_place(size) else { return Ok(None) };
+        let spot = Spot { offset, span, fence: false, is_guest: true };
+        let granted = self.settle(env, Home::Arena(spot), spot, request)?;
+        if let Some(Granted { size, .. }) = granted {
+            self.guests.bytes += size;
+            self.following.guests += 1;
+            self.following.guest_bytes += request.size;
+        }
+        Ok(granted)
+    }
+}

@@ -1,0 +1,106 @@
+//! Policies that follow a plan, and plans that are as bad as can be, for the suite to run.
+
+use std::sync::Arc;
+
+use girih_plan::{Entry, Place, Plan, Role, Sequence};
+use girih_trace::StreamId;
+
+use crate::auto::{Auto, Planning};
+use crate::caching::{Caching, Config};
+use crate::hooked::{Hooked, Moment};
+use crate::planned::Planned;
+use crate::policy::{Env, Policy};
+use crate::sim::SimDevice;
+
+/// Expandable segments.
+fn expandable() -> Box<dyn Policy> {
+    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
+    Box::new(Caching::new(expandable))
+}
+
+/// A policy that follows `plan`, with expandable segments as its fallback.
+pub fn planned(plan: Plan) -> Box<dyn Policy> {
+    Box::new(Planned::new(Arc::new(plan), expandable(), SimDevice::GRANULARITY))
+}
+
+/// A policy that begins without a plan and takes up another [`reckless_plan`], and now and then
+/// none, at every step.
+pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
+    let mut next = seed;
+    let planned = Planned::empty(expandable(), SimDevice::GRANULARITY);
+    Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, moment| {
+        if moment == Moment::Mark {
+            next += 1;
+            if next.is_multiple_of(4) {
+                planned.unfollow(env)?;
+            } else {
+                planned.follow(env, Arc::new(reckless_plan(next)))?;
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// A policy that takes up one plan with its first operation and follows it from then on. The places
+/// are large, so that the arena is soon mapped, and what comes is small, so that much of it is idle:
+/// what has no place becomes a guest.
+pub fn with_guests(seed: u64) -> Box<dyn Policy> {
+    let mut plan = reckless_plan(seed);
+    for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
+        entry.size_max = 16 << 20;
+    }
+    let mut plan = Some(Arc::new(plan));
+    let planned = Planned::empty(expandable(), SimDevice::GRANULARITY);
+    Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, _| {
+        // A refusal leaves everything as it was: the next operation tries again.
+        if let Some(next) = &plan
+            && planned.follow(env, Arc::clone(next)).is_ok()
+        {
+            plan = None;
+        }
+        Ok(())
+    }))
+}
+
+/// A policy that learns its plan, at once.
+pub fn auto() -> Box<dyn Policy> {
+    let mut auto = Auto::new(expandable(), SimDevice::GRANULARITY);
+    auto.set_planning(Planning::AtOnce);
+    Box::new(auto)
+}
+
+/// A plan that is wrong in every way that a plan can be: it takes any request, and its places
+/// overlap while they are alive. Nothing but the guard stands between it and the program.
+pub fn reckless_plan(seed: u64) -> Plan {
+    const MIB: u64 = 1 << 20;
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let entries = (0..60).map(|index| {
+        let size_max = 512 << next(15);
+        let place = match next(5) {
+            0 => Place::Outside,
+            1 => Place::Persistent(next(32 * MIB / 512) * 512),
+            _ => Place::Arena(next(32 * MIB / 512) * 512),
+        };
+        let stream = StreamId(next(3) as u16);
+        Entry { size_min: 1, size_max, stream, place, until: index + 1 }
+    });
+    let sequence =
+        Sequence { role: Role::Steady, entries: entries.collect(), boundaries: Vec::new() };
+    Plan {
+        arena_bytes: 64 * MIB,
+        persistent_bytes: 64 * MIB,
+        lower_bound: 0,
+        peak: 64 * MIB,
+        proven: false,
+        planner: "chance".to_owned(),
+        requests: 60,
+        iterations: 2,
+        rounds: 1,
+        sequences: vec![sequence],
+    }
+}

@@ -1,0 +1,137 @@
+//! Scenarios: a device and what a program does on it, made from bytes.
+//!
+//! Each scenario draws its own mix of operations (swarm testing): one frees nothing, another holds
+//! every stream, a third uses private pools.
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use girih_trace::{PoolId, StreamId};
+
+/// Most operations of a scenario.
+const MAX_OPS: usize = 160;
+
+/// One operation. `pick` chooses among the blocks in use, modulo their number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Allocates `size` bytes.
+    Alloc {
+        /// Bytes.
+        size: u64,
+        /// The current stream.
+        stream: StreamId,
+        /// The pool whose scope is current.
+        pool: PoolId,
+    },
+    /// Frees a block.
+    Free {
+        /// Which.
+        pick: u16,
+    },
+    /// Lets another stream use a block.
+    RecordStream {
+        /// Which block.
+        pick: u16,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Keeps a stream's work from being done.
+    Hold(StreamId),
+    /// Does a stream's work.
+    Resume(StreamId),
+    /// [`Policy::process_events`](crate::Policy::process_events).
+    ProcessEvents,
+    /// [`Policy::empty_cache`](crate::Policy::empty_cache).
+    EmptyCache,
+    /// A step begins: [`Policy::mark`](crate::Policy::mark).
+    Step,
+}
+
+/// A device and what a program does on it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scenario {
+    /// Bytes of the device.
+    pub device_bytes: u64,
+    /// The operations.
+    pub ops: Vec<Op>,
+}
+
+impl<'a> Arbitrary<'a> for Scenario {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Result<Scenario> {
+        let device_bytes = *u.choose(&[24, 48, 160, 1024, 16384])? << 20;
+        // How often each kind of operation comes; several never do.
+        let mut weights = [8, 6, 1, 1, 1, 1, 1, 1];
+        for weight in &mut weights[1..] {
+            *weight *= u.int_in_range(0..=2)?;
+        }
+        let streams = u.int_in_range(1..=3)?;
+        let pools = u.int_in_range(0..=2)?;
+        let largest = u.int_in_range(10..=28)?;
+        let mut ops = Vec::new();
+        while ops.len() < MAX_OPS && !u.is_empty() {
+            ops.push(arbitrary_op(u, &weights, streams, pools, largest)?);
+        }
+        Ok(Scenario { device_bytes, ops })
+    }
+}
+
+fn arbitrary_op(
+    u: &mut Unstructured<'_>,
+    weights: &[u32; 8],
+    streams: u16,
+    pools: u16,
+    largest: u32,
+) -> Result<Op> {
+    let mut ticket = u.int_in_range(0..=weights.iter().sum::<u32>() - 1)?;
+    let kind = weights.iter().position(|&weight| {
+        let mine = ticket < weight;
+        ticket = ticket.saturating_sub(weight);
+        mine
+    });
+    let stream = StreamId(u.int_in_range(0..=streams - 1)?);
+    Ok(match kind {
+        Some(1) => Op::Free { pick: u.arbitrary()? },
+        Some(2) => Op::RecordStream { pick: u.arbitrary()?, stream },
+        Some(3) => Op::Hold(stream),
+        Some(4) => Op::Resume(stream),
+        Some(5) => Op::ProcessEvents,
+        Some(6) => Op::EmptyCache,
+        Some(7) => Op::Step,
+        _ => {
+            let pool = PoolId(u.int_in_range(0..=pools)?);
+            Op::Alloc { size: arbitrary_size(u, largest)?, stream, pool }
+        }
+    })
+}
+
+/// A size up to about `2^largest`: a boundary of PyTorch's rules, a power of two and its
+/// neighbours, or anything.
+fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
+    const MIB: u64 = 1 << 20;
+    let limit = 1 << largest;
+    let size = match u.int_in_range(0..=2)? {
+        0 => *u.choose(&[1, 512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB])?,
+        1 => (1 << u.int_in_range(1..=largest)?) + u.int_in_range(0..=2)? - 1,
+        _ => u.int_in_range(1..=limit)?,
+    };
+    Ok(size.min(limit))
+}
+
+impl Scenario {
+    /// A scenario from a seed: always the same.
+    pub fn of_seed(seed: u64) -> Scenario {
+        let bytes = noise(seed);
+        let scenario = Scenario::arbitrary(&mut Unstructured::new(&bytes));
+        scenario.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
+    }
+}
+
+/// Bytes without pattern, from a seed (SplitMix64).
+fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)).to_le_bytes()
+    };
+    std::iter::repeat_with(next).take(320).flatten().collect()
+}
