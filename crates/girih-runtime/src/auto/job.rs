@@ -1,8 +1,9 @@
 //! Planning, as a piece of work that can be done on any thread.
 
 use girih_plan::{Budget, Plan, profile, solve, verify};
-use girih_trace::{Iterations, Lifetimes, Source, Tick, Trace};
+use girih_trace::{Iterations, Lifetimes, Source, Tick};
 
+use super::recording::Recording;
 use crate::planned::empty_plan;
 
 /// The live bytes at the beginnings of two iterations that are alike differ by at most one part in
@@ -12,15 +13,10 @@ const SAME_LOAD: u64 = 50;
 /// A recording that is to be planned. It owns all it needs.
 #[derive(Debug)]
 pub struct Job {
-    pub(super) trace: Trace,
+    pub(super) recording: Recording,
 }
 
 impl Job {
-    /// The recording.
-    pub fn trace(&self) -> &Trace {
-        &self.trace
-    }
-
     /// Plans the recording: finds its iterations, plans those that are alike, and checks the plan.
     /// If no two iterations are alike yet, the plan has no sequences; [`Auto::offer`] then goes on
     /// recording.
@@ -29,12 +25,13 @@ impl Job {
     ///
     /// [`Auto::offer`]: super::Auto::offer
     pub fn run(self) -> Plan {
-        let lives = Lifetimes::of(&self.trace);
-        let iterations = Iterations::of(&self.trace, &lives);
+        let trace = self.recording.into_trace();
+        let lives = Lifetimes::of(&trace);
+        let iterations = Iterations::of(&trace, &lives);
         if !is_settled(&iterations, &lives) {
             return empty_plan();
         }
-        let plan = profile::plan(&self.trace, &lives, &iterations, |problem| {
+        let plan = profile::plan(&trace, &lives, &iterations, |problem| {
             solve(problem, Budget::interactive(problem.buffers.len()))
                 .expect("a problem made from a trace has a meaning")
         });

@@ -18,6 +18,7 @@
 
 mod job;
 mod recorder;
+mod recording;
 mod scout;
 mod turn;
 
@@ -116,13 +117,13 @@ impl Auto {
 
     /// The recording to be planned, if a plan is wanted; its plan goes to [`Auto::offer`]. Worth
     /// asking after each mark, and now and then if there are none. Costs nothing if no plan is
-    /// wanted, and a copy of the recording otherwise.
+    /// wanted, and little otherwise: the recording is shared, not copied.
     pub fn take_job(&mut self) -> Option<Job> {
         if !self.is_wanted || self.is_out {
             return None;
         }
         (self.is_wanted, self.is_out) = (false, true);
-        Some(Job { trace: self.recorder.trace() })
+        Some(Job { recording: self.recorder.recording() })
     }
 
     /// Takes the plan of a job, which is followed from the beginning of an iteration on, the next

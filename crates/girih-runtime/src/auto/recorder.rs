@@ -12,10 +12,12 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use girih_trace::{Action, Event, Mark, MarkKind, Origin, PoolId, StackId, StreamId, Trace};
-use rustc_hash::{FxHashMap, FxHashSet};
+use girih_trace::{Action, Event, Mark, MarkKind, PoolId, StackId, StreamId};
+use rustc_hash::FxHashMap;
 
+use super::recording::Recording;
 use crate::device::Address;
 use crate::planned::Live;
 use crate::policy::Log;
@@ -26,6 +28,12 @@ const EVENTS_MAX: usize = 2_000_000;
 /// A recording under way.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
+    /// The kept events, which never change: copies of the recording share them.
+    kept: Vec<Arc<Vec<Event>>>,
+    /// How many events that is, and the marks before their end.
+    kept_events: usize,
+    kept_marks: usize,
+    /// The events since, which may still be dropped.
     events: Vec<Event>,
     marks: Vec<Mark>,
     is_on: bool,
@@ -33,10 +41,9 @@ pub(super) struct Recorder {
     has_gap: bool,
     /// The events of the seams.
     seams: Vec<Range<usize>>,
-    /// Events and marks before the iteration that may still be dropped.
-    kept: (usize, usize),
-    /// What is alive after the kept events.
+    /// What is alive after the first `noted` of the kept parts.
     open: FxHashMap<Address, Live>,
+    noted: usize,
     /// The recording does not reach back to the first request.
     is_late: bool,
 }
@@ -59,6 +66,7 @@ impl Recorder {
             return;
         }
         (self.is_on, self.has_gap) = (true, false);
+        self.note_kept();
         let live = live();
         let now: FxHashMap<Address, Live> =
             live.iter().map(|block| (block.address, *block)).collect();
@@ -68,12 +76,16 @@ impl Recorder {
             live.into_iter().filter(|new| self.open.get(&new.address) != Some(new)).collect();
         gone.sort_unstable_by_key(|block| block.address);
         come.sort_unstable_by_key(|block| block.address);
-        let start = self.events.len();
+        let start = self.len();
         for block in &gone {
             self.push(Action::FreeCompleted, block);
         }
         come.iter().for_each(|block| self.push(Action::Alloc, block));
-        self.seams.push(start..self.events.len());
+        self.seams.push(start..self.len());
+    }
+
+    fn len(&self) -> usize {
+        self.kept_events + self.events.len()
     }
 
     /// Stops, and forgets what came since the last kept iteration.
@@ -89,15 +101,24 @@ impl Recorder {
 
     /// Forgets what came since the last kept iteration.
     pub(super) fn drop_iteration(&mut self) {
-        self.events.truncate(self.kept.0);
-        self.marks.truncate(self.kept.1);
-        self.seams.retain(|seam| seam.end <= self.kept.0);
+        self.events.clear();
+        self.marks.truncate(self.kept_marks);
+        self.seams.retain(|seam| seam.end <= self.kept_events);
         self.has_gap = true;
     }
 
     /// Keeps what came up to now.
     pub(super) fn keep(&mut self) {
-        for event in &self.events[self.kept.0..] {
+        if !self.events.is_empty() {
+            self.kept_events += self.events.len();
+            self.kept.push(Arc::new(std::mem::take(&mut self.events)));
+        }
+        self.kept_marks = self.marks.len();
+    }
+
+    /// Finds what is alive after the kept events.
+    fn note_kept(&mut self) {
+        for event in self.kept[self.noted..].iter().flat_map(|part| part.iter()) {
             match event.action {
                 Action::Alloc => {
                     let Event { address, size: requested, stream, .. } = *event;
@@ -107,7 +128,7 @@ impl Recorder {
                 _ => {}
             }
         }
-        self.kept = (self.events.len(), self.marks.len());
+        self.noted = self.kept.len();
     }
 
     fn push(&mut self, action: Action, block: &Live) {
@@ -120,56 +141,34 @@ impl Recorder {
     pub(super) fn mark(&mut self, kind: MarkKind) {
         use MarkKind::{BackwardIn, ForwardIn, ForwardOut, Other};
         if self.is_on && !matches!(kind, ForwardIn | ForwardOut | BackwardIn | Other) {
-            let before = self.events.len() as u32;
+            let before = self.len() as u32;
             self.marks.push(Mark { before, time_us: 0, kind, name: String::new() });
         }
     }
 
     /// True if it is too long to go on.
     pub(super) fn is_full(&self) -> bool {
-        self.events.len() > EVENTS_MAX
+        self.len() > EVENTS_MAX
     }
 
-    /// The events, without blocks that a seam allocates and nothing frees: an iteration that seems
-    /// to leave something behind would pass for a first one.
-    fn events(&self) -> Vec<Event> {
-        let mut events = self.events.clone();
-        let mut freed = FxHashSet::default();
-        let mut seams = self.seams.iter().rev().peekable();
-        for (index, event) in events.iter_mut().enumerate().rev() {
-            while seams.next_if(|seam| index < seam.start).is_some() {}
-            let in_seam = seams.peek().is_some_and(|seam| seam.contains(&index));
-            match event.action {
-                Action::FreeCompleted => drop(freed.insert(event.address)),
-                Action::Alloc if !freed.remove(&event.address) && in_seam => {
-                    event.action = Action::Snapshot;
-                }
-                _ => {}
-            }
-        }
-        events
-    }
-
-    /// A copy of the recording.
-    pub(super) fn trace(&self) -> Trace {
-        let streams = self.events.iter().map(|event| event.stream.0).max().unwrap_or(0);
-        Trace {
-            events: self.events(),
+    /// The recording up to now, to be planned. Costs a copy of what is not kept yet, however long it
+    /// is.
+    pub(super) fn recording(&self) -> Recording {
+        let tail = Arc::new(self.events.clone());
+        Recording {
+            parts: self.kept.iter().cloned().chain([tail]).collect(),
+            seams: self.seams.clone(),
             marks: self.marks.clone(),
-            streams: (0..=u64::from(streams)).collect(),
-            pools: vec![(0, 0)],
-            origin: Origin {
-                kind: "recording".to_owned(),
-                warnings: Vec::new(),
-                truncated: self.is_late,
-            },
-            ..Trace::default()
+            is_late: self.is_late,
         }
     }
 
     /// The latest requests recorded, the newest first, `count` at most.
     pub(super) fn latest(&self, count: usize) -> Vec<(u64, StreamId)> {
-        let requests = self.events.iter().rev().filter(|event| event.action == Action::Alloc);
+        let parts = self.kept.iter().map(|part| part.as_slice()).chain([self.events.as_slice()]);
+        let parts: Vec<&[Event]> = parts.collect();
+        let events = parts.iter().rev().flat_map(|part| part.iter().rev());
+        let requests = events.filter(|event| event.action == Action::Alloc);
         requests.map(|event| (event.size, event.stream)).take(count).collect()
     }
 
@@ -227,7 +226,7 @@ mod tests {
         // Meanwhile the block at 1024 was freed, and another one came in its place.
         recorder.resume(|| vec![live(512, 10), live(1024, 30)]);
         free(&mut recorder, 1024, 30);
-        let lives = Lifetimes::of(&recorder.trace());
+        let lives = Lifetimes::of(&recorder.recording().into_trace());
         let sizes: Vec<u64> = lives.requests.iter().map(|request| request.size).collect();
         assert_eq!((lives.older, lives.unclosed, sizes), (0, 0, vec![10, 20, 30]));
         assert_eq!(lives.requests[0].death, girih_trace::Tick::NEVER);
@@ -242,7 +241,7 @@ mod tests {
         recorder.stop();
         recorder.resume(|| vec![live(512, 10), live(1024, 20), live(2048, 30)]);
         free(&mut recorder, 1024, 20);
-        let lives = Lifetimes::of(&recorder.trace());
+        let lives = Lifetimes::of(&recorder.recording().into_trace());
         let sizes: Vec<u64> = lives.requests.iter().map(|request| request.size).collect();
         assert_eq!(sizes, [10, 20]);
     }
@@ -253,10 +252,10 @@ mod tests {
         recorder.restart(false);
         alloc(&mut recorder, 512, 10);
         recorder.keep();
-        let before = recorder.trace();
+        let before = recorder.recording().into_trace();
         alloc(&mut recorder, 1024, 20);
         recorder.mark(MarkKind::Step);
         recorder.drop_iteration();
-        assert_eq!(recorder.trace(), before);
+        assert_eq!(recorder.recording().into_trace(), before);
     }
 }

@@ -392,6 +392,7 @@ impl Auto {
             self.record_anew();
         } else {
             turn.has_misfits = false;
+            self.recorder.keep();
             self.is_wanted = true;
             if self.planning != Planning::ByOwner {
                 self.plan_now();
