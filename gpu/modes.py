@@ -61,6 +61,12 @@ def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     )
 
 
+def printed(output: str) -> list[dict[str, Any]]:
+    """What the ranks printed as RESULT. Two that print at once may share a line."""
+    decode = json.JSONDecoder().raw_decode
+    return [decode(part)[0] for part in output.split("RESULT ")[1:]]
+
+
 def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, Any]:
     """Runs the workload once. What it printed as RESULT, by rank, or how it failed."""
     environment = dict(os.environ)
@@ -79,15 +85,14 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
         )
     except subprocess.TimeoutExpired:
         return {"mode": mode, "error": f"ran past {arguments.timeout} s", "stderr": ""}
-    lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode != 0 or not lines:
+    results = printed(done.stdout)
+    if done.returncode != 0 or not results:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         # Launchers add much below the error; the program's own word is what counts.
         errors = [line for line in said if re.match(r"(\[.*?\]: ?)?[\w.]+Error\b", line)]
         error = errors[0] if errors else "\n".join(said[-25:])
         known = {"error": error.strip(), "exit": done.returncode}
         return {"mode": mode, **known, "stderr": done.stderr[-20_000:]}
-    results = [json.loads(line) for line in lines]
     reports = {}
     for path in sorted(Path(cache).glob(f"report-{mode}*.json")):
         reports[path.stem] = json.loads(path.read_text())

@@ -25,8 +25,8 @@ ROWS = ("native", "expandable", "girih-native", "girih-expandable", "plan")
 SOURCE = Path(__file__).resolve().parent / "workloads" / "pair.cpp"
 SIZE = 4 << 20
 THREADS = (1, 2, 4, 8)
-PAIRS = 100_000
-TRIES = 12
+PAIRS = 20_000
+TRIES = 8
 # Steps that a plan is made from.
 RECORDED = 5
 

@@ -108,7 +108,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tensor", type=int, default=1)
     parser.add_argument("--pipeline", type=int, default=1)
     parser.add_argument("--expert", type=int, default=1)
-    parser.add_argument("--virtual", action="store_true")
+    # Not `--virtual`: torchrun takes that for one of its own.
+    parser.add_argument("--interleaved", action="store_true", help="a virtual pipeline")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--batch", type=int, default=4)
@@ -129,7 +130,7 @@ def transformer_config(arguments: argparse.Namespace) -> TransformerConfig:
         tensor_model_parallel_size=arguments.tensor,
         pipeline_model_parallel_size=arguments.pipeline,
         expert_model_parallel_size=arguments.expert,
-        virtual_pipeline_model_parallel_size=2 if arguments.virtual else None,
+        virtual_pipeline_model_parallel_size=2 if arguments.interleaved else None,
         sequence_parallel=arguments.tensor > 1,
         attention_dropout=0.0,
         hidden_dropout=0.0,
@@ -163,7 +164,7 @@ def build(arguments: argparse.Namespace, config: TransformerConfig) -> list[Any]
         overlap_grad_reduce=False,
     )
     chunks = []
-    for stage in range(2) if arguments.virtual else [None]:
+    for stage in range(2) if arguments.interleaved else [None]:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
         model = GPTModel(
@@ -198,10 +199,12 @@ def main() -> None:
     parallel_state.initialize_model_parallel(
         arguments.tensor,
         arguments.pipeline,
-        2 if arguments.virtual else None,
+        2 if arguments.interleaved else None,
         expert_model_parallel_size=arguments.expert,
         expert_tensor_parallel_size=1 if experts else None,
     )
+    # Positions are drawn on the CPU, all else by Megatron's own generators on the GPU.
+    torch.manual_seed(1234)
     tensor_parallel.model_parallel_cuda_manual_seed(1234)
     config = transformer_config(arguments)
     samples = arguments.batch * arguments.micro * parallel_state.get_data_parallel_world_size()
@@ -243,8 +246,8 @@ def main() -> None:
             optimizer.zero_grad()
             reports = run(
                 forward_step_func=forward,
-                data_iterator=[batches() for _ in chunks] if arguments.virtual else batches(),
-                model=chunks if arguments.virtual else chunks[0],
+                data_iterator=[batches() for _ in chunks] if arguments.interleaved else batches(),
+                model=chunks if arguments.interleaved else chunks[0],
                 num_microbatches=arguments.micro,
                 seq_length=length,
                 micro_batch_size=arguments.batch,

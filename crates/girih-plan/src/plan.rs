@@ -47,7 +47,7 @@ pub struct Entry {
     pub place: Place,
     /// The entry of the sequence before which the block is gone: it lives in `[index, until)`. On
     /// the steady ring it may exceed the number of entries, and then goes on into the next round.
-    /// Meaningful for a place in the arena only.
+    /// Meaningful for a place in the arena, and in the opening also for one outside.
     pub until: u32,
 }
 
@@ -113,6 +113,25 @@ impl Plan {
     pub fn iteration_requests(&self) -> usize {
         let entries = self.steady().or(self.sequences.first()).map_or(0, |s| s.entries.len());
         entries / self.rounds.max(1) as usize
+    }
+
+    /// The most bytes requested and alive at once in the opening, wherever they are; 0 without one.
+    /// More than the regions together where a program makes more than it keeps: a model that is made in 32 bits
+    /// and turned to 16.
+    pub fn opening_peak(&self) -> u64 {
+        let opening = self.sequences.iter().find(|sequence| sequence.role == Role::Opening);
+        let entries = opening.map_or(&[][..], |sequence| &sequence.entries);
+        let mut gone = vec![0u64; entries.len() + 1];
+        let (mut live, mut peak) = (0u64, 0);
+        for (index, entry) in entries.iter().enumerate() {
+            live = live.saturating_sub(gone[index]).saturating_add(entry.size_max);
+            peak = live.max(peak);
+            let until = (entry.until as usize).clamp(index + 1, entries.len());
+            if !matches!(entry.place, Place::Persistent(_)) {
+                gone[until] = gone[until].saturating_add(entry.size_max);
+            }
+        }
+        peak
     }
 
     /// How far the peak is above the bound, as a fraction of the bound. 0 for an empty plan.

@@ -39,6 +39,14 @@ fn plan(sizes: &[u64]) -> Arc<Plan> {
     })
 }
 
+/// Blocks of so many MiB, and then so many small ones that those are long in coming again. A step
+/// begins with the first.
+fn long_plan(sizes: &[u64]) -> Arc<Plan> {
+    let mut plan = Plan::clone(&plan(&[sizes, &[1; 600]].concat()));
+    plan.sequences[0].boundaries.push((0, MarkKind::Step));
+    Arc::new(plan)
+}
+
 struct Machine {
     policy: Planned,
     device: SimDevice,
@@ -137,12 +145,13 @@ fn what_the_plan_leaves_idle_goes_back_before_the_fallback_grows() {
 #[test]
 fn a_request_off_the_plan_is_a_guest_in_idle_space_and_no_call_reaches_the_device() {
     let mut machine = Machine::empty(1 << 30);
-    machine.follow(&plan(&[200]));
+    machine.follow(&long_plan(&[200]));
     let planned = machine.alloc(200 * MIB);
     machine.free(planned.block);
     let calls = machine.device.calls();
     let guest = machine.alloc(60 * MIB);
     assert_eq!(guest.address + guest.size, planned.address + planned.size, "as high as it fits");
+    machine.step();
     // Its bytes are held: the block that they were kept for goes elsewhere.
     let displaced = machine.ask(200 * MIB, 0, PoolId::DEFAULT).expect("memory");
     assert!(
@@ -158,7 +167,7 @@ fn a_request_off_the_plan_is_a_guest_in_idle_space_and_no_call_reaches_the_devic
 #[test]
 fn guests_come_and_go_without_a_call_and_beside_each_other() {
     let mut machine = Machine::empty(1 << 30);
-    machine.follow(&plan(&[200, 300]));
+    machine.follow(&long_plan(&[200, 300]));
     for size in [200, 300] {
         let planned = machine.alloc(size * MIB);
         machine.free(planned.block);
@@ -172,9 +181,31 @@ fn guests_come_and_go_without_a_call_and_beside_each_other() {
 }
 
 #[test]
+fn a_guest_is_not_put_where_the_plan_is_about_to_put_something() {
+    let mut machine = Machine::empty(1 << 30);
+    machine.follow(&long_plan(&[200, 300]));
+    for size in [200, 300] {
+        let planned = machine.alloc(size * MIB);
+        machine.free(planned.block);
+    }
+    machine.step();
+    let first = machine.alloc(200 * MIB);
+    machine.free(first.block);
+    // The place of the second block is the highest, and is wanted next.
+    let guest = machine.alloc(60 * MIB);
+    let place = first.address..=first.address + first.size - guest.size;
+    assert!(place.contains(&guest.address), "where the first block was");
+    let hits = machine.policy.following().hits;
+    let second = machine.alloc(300 * MIB);
+    assert_eq!(machine.policy.following().hits, hits + 1, "nothing is in its way");
+    machine.free(second.block);
+    machine.free(guest.block);
+}
+
+#[test]
 fn while_a_guest_stays_on_no_other_is_let_in() {
     let mut machine = Machine::empty(1 << 30);
-    machine.follow(&plan(&[200]));
+    machine.follow(&long_plan(&[200]));
     let planned = machine.alloc(200 * MIB);
     machine.free(planned.block);
     let stays = machine.alloc(60 * MIB);
@@ -298,4 +329,44 @@ fn while_a_graph_is_captured_no_event_is_recorded_or_asked_for() {
 
 fn plan_of_nothing() -> Arc<Plan> {
     plan(&[])
+}
+
+#[test]
+fn a_model_made_in_32_bits_and_turned_to_16_leaves_no_more_behind_than_it_needs() {
+    // What a program does before its first step, and its plan: the copies in 16 bits stay, those in
+    // 32 bits are the fallback's. The arena of the steps that follow is idle as yet.
+    const TENSORS: u64 = 40;
+    let entry = |mib: u64, place, until| {
+        let size = mib * MIB;
+        Entry { size_min: size, size_max: size, stream: StreamId(0), place, until }
+    };
+    let tensors = TENSORS as u32;
+    let wide = (0..tensors).map(|k| entry(20, Place::Outside, tensors + k + 1));
+    let narrow = (0..TENSORS).map(|k| entry(10, Place::Persistent(10 * k * MIB), 2 * tensors));
+    let mut plan = Plan::clone(&plan(&[300]));
+    let opening = Sequence {
+        role: Role::Opening,
+        entries: wide.chain(narrow).collect(),
+        boundaries: Vec::new(),
+    };
+    plan.sequences.insert(0, opening);
+    plan.persistent_bytes = 10 * TENSORS * MIB;
+    assert_eq!(plan.opening_peak(), (20 * TENSORS + 10) * MIB);
+    girih_plan::verify(&plan).expect("a sound plan");
+
+    let planned = Planned::new(Arc::new(plan), expandable(""), SimDevice::GRANULARITY);
+    let mut machine = Machine::new(planned, 1 << 32);
+    let wide: Vec<Granted> = (0..TENSORS).map(|_| machine.alloc(20 * MIB)).collect();
+    for block in wide {
+        machine.alloc(10 * MIB);
+        machine.free(block.block);
+    }
+    let stats = machine.policy.stats().reserved_bytes.all;
+    assert!(stats.peak <= (20 * TENSORS + 50) * MIB, "{} MiB at most", stats.peak / MIB);
+    machine.step();
+    let stats = machine.policy.stats().reserved_bytes.all;
+    assert_eq!(stats.current, 10 * TENSORS * MIB, "what was left behind has gone back");
+    let block = machine.alloc(300 * MIB);
+    machine.free(block.block);
+    assert_eq!(machine.policy.following().hits, TENSORS + 1);
 }

@@ -105,26 +105,18 @@ impl Cells {
         }
     }
 
-    /// The run of cells none of which is held that ends highest, among those that end at `below` or
-    /// lower. None if there is none. A loop over these runs goes down the region once.
-    pub(super) fn free_run_below(&self, below: u32) -> Option<Span> {
-        let end = self.last_before(below, |held| !held)? + 1;
-        let first = self.last_before(end, |held| held).map_or(0, |held| held + 1);
-        Some(Span { first, end })
-    }
-
-    /// The last cell before `below` whose word, as `choose` sees it, has its bit set.
-    fn last_before(&self, below: u32, choose: impl Fn(u64) -> u64) -> Option<u32> {
-        let below = below as usize;
-        let mut mask = (1u64 << (below % 64)) - 1;
-        for word in (0..=below / 64).rev() {
-            let bits = self.held.get(word).map_or(0, |&held| choose(held)) & mask;
-            if bits != 0 {
-                return Some(word as u32 * 64 + 63 - bits.leading_zeros());
-            }
-            mask = u64::MAX;
+    /// The runs of cells that neither a block nor `avoided` has, from the highest down.
+    pub(super) fn free_runs(&self, avoided: &[Span]) -> impl Iterator<Item = Span> {
+        let mut held = self.held.clone();
+        for (word, mask) in avoided.iter().flat_map(|span| span.words()) {
+            held[word] |= mask;
         }
-        None
+        let mut below = self.count() as u32;
+        std::iter::from_fn(move || {
+            let end = last_before(&held, below, |held| !held)? + 1;
+            below = last_before(&held, end, |held| held).map_or(0, |held| held + 1);
+            Some(Span { first: below, end })
+        })
     }
 
     /// The first byte of a cell; of the cell after the last, `u64::MAX`.
@@ -142,6 +134,20 @@ impl Cells {
         let mut cells = Cells { starts: Vec::new(), held: vec![0; self.held.len()] };
         spans.into_iter().all(|span| cells.take(span)) && cells.held == self.held
     }
+}
+
+/// The last cell before `below` whose word, as `choose` sees it, has its bit set.
+fn last_before(held: &[u64], below: u32, choose: impl Fn(u64) -> u64) -> Option<u32> {
+    let below = below as usize;
+    let mut mask = (1u64 << (below % 64)) - 1;
+    for word in (0..=below / 64).rev() {
+        let bits = held.get(word).map_or(0, |&held| choose(held)) & mask;
+        if bits != 0 {
+            return Some(word as u32 * 64 + 63 - bits.leading_zeros());
+        }
+        mask = u64::MAX;
+    }
+    None
 }
 
 #[cfg(test)]
@@ -215,15 +221,21 @@ mod tests {
             let count: u32 = u.int_in_range(1..=200)?;
             let mut cells = Cells::new((0..u64::from(count)).map(|k| 10 * k));
             let mut held = vec![false; count as usize];
+            let mut avoided = Vec::new();
             for cell in 0..count {
+                let span = Span { first: cell, end: cell + 1 };
                 if u.ratio(1, 3)? {
-                    assert!(cells.take(Span { first: cell, end: cell + 1 }));
+                    assert!(cells.take(span));
+                    held[cell as usize] = true;
+                }
+                if u.ratio(1, 9)? {
+                    avoided.push(span);
                     held[cell as usize] = true;
                 }
             }
             let mut found = vec![true; count as usize];
             let mut below = count;
-            while let Some(run) = cells.free_run_below(below) {
+            for run in cells.free_runs(&avoided) {
                 assert!(run.first < run.end && run.end <= below, "{run:?} below {below}");
                 found[run.range()].fill(false);
                 below = run.first;

@@ -175,6 +175,13 @@ impl Follower {
         None
     }
 
+    /// The entries that are to come, the next one first; round and round on a ring.
+    pub fn ahead(&self) -> impl Iterator<Item = EntryId> {
+        let next = |&at: &u32| self.entries.get(at as usize).map(|entry| entry.next);
+        let is_entry = |&at: &u32| (at as usize) < self.entries.len();
+        std::iter::successors(Some(self.position), next).take_while(is_entry).map(EntryId)
+    }
+
     /// Goes to the beginning of the steady iteration, as if the program were about to begin one. A
     /// few requests will tell if it is not. Stays where it is if nothing repeats.
     pub fn join(&mut self) {

@@ -17,12 +17,16 @@
 //! A run that fits its plan never grows; one that does not settles after a few steps at what it
 //! needs. The ceiling is what was held before the plan. A plan under which the run keeps coming
 //! back there is worth nothing.
+//!
+//! The opening comes once, and builds the model: beyond what the plan foresees, what is idle goes
+//! back first every time there, and no credit comes of it.
 
 /// A credit is this share of the arena, one byte in so many, and at least a page of expandable
-/// segments (`kLargeBuffer`): one odd request is no reason for anything.
+/// segments (`kLargeBuffer`): one odd request is no reason for anything. Less than that is not worth
+/// giving back either.
 const CREDIT: u64 = 256;
-const CREDIT_MIN: u64 = 20 << 20;
-/// A plan followed from the first request may hold so much more than its own bytes, one byte in so
+pub(super) const CREDIT_MIN: u64 = 20 << 20;
+/// A plan followed from the first request may hold so much more than it foresees, one byte in so
 /// many.
 const OUTSIDE: u64 = 8;
 /// In so many iterations the ceiling may be met.
@@ -33,10 +37,14 @@ const PATIENCE: u32 = 3;
 pub(super) struct Growth {
     /// The most that was held since the plan is followed.
     pub(super) high: u64,
+    /// What its regions may be mapped for without anything going back.
+    pub(super) foreseen: u64,
     /// What may be held.
     pub(super) ceiling: u64,
     /// A credit.
     unit: u64,
+    /// No iteration has begun under this plan.
+    is_opening: bool,
     /// By how much the policy may still grow.
     credit: u64,
     /// How often something went back.
@@ -48,10 +56,12 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Of a plan that is followed from the first request and lays out so many bytes, `arena` of
-    /// them those of an iteration.
+    /// Of a plan that is followed from the first request and foresees so many bytes at once;
+    /// `arena` is what an iteration takes.
     pub(super) fn of_plan(bytes: u64, arena: u64) -> Growth {
-        Growth { ceiling: bytes + bytes / OUTSIDE, ..Growth::default() }.with_arena(arena)
+        let ceiling = bytes + bytes / OUTSIDE;
+        let foreseen = Growth { foreseen: bytes, ceiling, is_opening: true, ..Growth::default() };
+        foreseen.with_arena(arena)
     }
 
     /// Of a plan that is taken up now, while `held` are held, and `top` were at most.
@@ -69,6 +79,11 @@ impl Growth {
         self.ceiling.max(self.high)
     }
 
+    /// True until an iteration begins under a plan that is followed from the first request.
+    pub(super) fn is_opening(&self) -> bool {
+        self.is_opening
+    }
+
     /// So much is held now.
     #[inline]
     pub(super) fn note(&mut self, held: u64) {
@@ -80,9 +95,12 @@ impl Growth {
         after <= self.high || (after <= self.ceiling && bytes <= self.credit)
     }
 
-    /// The policy is about to grow by `bytes` and to hold `after`, more than ever. True if what is
-    /// idle must go back first.
-    pub(super) fn gives_back(&mut self, after: u64, bytes: u64) -> bool {
+    /// The policy is about to grow by `bytes` and to hold `after`, more than ever, while `idle` bytes
+    /// could go back. True if they must, first.
+    pub(super) fn gives_back(&mut self, after: u64, bytes: u64, idle: u64) -> bool {
+        if self.is_opening || idle < CREDIT_MIN {
+            return idle >= CREDIT_MIN;
+        }
         if self.is_free(after, bytes) {
             self.credit -= bytes;
             return false;
@@ -95,6 +113,7 @@ impl Growth {
 
     /// An iteration begins.
     pub(super) fn begin_iteration(&mut self) {
+        self.is_opening = false;
         let times = self.at_ceiling;
         self.at_ceiling = if self.is_at_ceiling { times + 1 } else { times.saturating_sub(1) };
         self.is_at_ceiling = false;
@@ -117,7 +136,7 @@ mod tests {
     fn press(mut growth: Growth, times: u32, bytes: u64) -> (u64, u32) {
         let (mut held, mut backs) = (growth.high, 0);
         for _ in 0..times {
-            if held + bytes > growth.high && growth.gives_back(held + bytes, bytes) {
+            if held + bytes > growth.high && growth.gives_back(held + bytes, bytes, GIB) {
                 held -= bytes;
                 backs += 1;
             }
@@ -152,12 +171,23 @@ mod tests {
         for time in 0..PATIENCE {
             assert!(!growth.is_in_vain(), "after {time} iterations");
             // More than once in an iteration is no more.
-            assert!(growth.gives_back(11 * GIB, GIB) && growth.gives_back(11 * GIB, GIB));
+            assert!(growth.gives_back(11 * GIB, GIB, GIB) && growth.gives_back(11 * GIB, GIB, GIB));
             growth.begin_iteration();
         }
         assert!(growth.is_in_vain());
         growth.begin_iteration();
         assert!(!growth.is_in_vain(), "an iteration went by without");
+    }
+
+    #[test]
+    fn in_the_opening_all_that_is_idle_goes_back_and_no_growth_is_let_pass_for_it() {
+        let mut growth = Growth::of_plan(10 * GIB, 8 * GIB);
+        for held in 0..10 {
+            assert!(growth.gives_back(held * GIB, GIB, GIB));
+            assert!(!growth.gives_back(held * GIB, GIB, CREDIT_MIN - 1), "it is not worth it");
+        }
+        growth.begin_iteration();
+        assert!(growth.gives_back(11 * GIB, GIB, GIB), "the credit is that of a new plan");
     }
 
     #[test]

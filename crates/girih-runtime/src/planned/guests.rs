@@ -2,13 +2,15 @@
 //!
 //! The arena is mapped for the peak of an iteration, and most of the time much of it is idle. A
 //! request off the plan that would make the fallback grow by more than is let pass
-//! ([`growth`](super::growth)) is put there instead, as high as it fits: the plan wants the highest
-//! bytes only near its peak.
+//! ([`growth`](super::growth)) is put there instead, where the plan wants nothing for as long as
+//! possible, and there as high as it fits: most of what comes and goes lies low.
 //!
 //! ```text
-//!  top     |  idle   | guest |              <- the highest idle run that is long enough
+//!  top     |  idle                    ccccc     c comes soon: not here
+//!          |  idle | guest |                    <- the highest idle run that is long enough
 //!          | bbb | idle |
 //!  bottom  | aaaaaaaaaaa | idle |
+//!                  now       entries to come ─►
 //! ```
 //!
 //! A guest costs no call of the device. If it is still there when its bytes are wanted, the block
@@ -18,12 +20,16 @@
 //! have stayed on.
 
 use super::block::{Home, Spot};
+use super::cells::Span;
 use super::{Planned, SMALL};
 use crate::policy::{AllocError, Env, Granted, Request};
 
 /// Guests that outlive their iteration may have this share of the arena, one byte in so many; with
 /// more no others are let in.
 const STAYING: u64 = 64;
+
+/// A guest is put where the plan wants nothing for so many entries to come, or else for so many.
+const AHEAD: [usize; 2] = [4096, 512];
 
 /// Who is there off the plan.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,7 +78,7 @@ impl Planned {
             return Ok(None);
         }
         let size = girih_plan::granted(request.size);
-        let Some((offset, span)) = self.layout.arena.idle_place(size) else { return Ok(None) };
+        let Some((offset, span)) = self.idle_place(size) else { return Ok(None) };
         let spot = Spot { offset, span, fence: false, is_guest: true };
         let granted = self.settle(env, Home::Arena(spot), spot, request)?;
         if let Some(Granted { size, .. }) = granted {
@@ -81,5 +87,16 @@ impl Planned {
             self.following.guest_bytes += request.size;
         }
         Ok(granted)
+    }
+
+    /// A place in the arena that is idle for now.
+    fn idle_place(&self, size: u64) -> Option<(u64, Span)> {
+        let places = self.follower.ahead().map(|entry| self.layout.places[entry.0 as usize].home);
+        let in_arena = |home| if let Home::Arena(spot) = home { Some(spot.span) } else { None };
+        let ahead: Vec<Option<Span>> = places.map(in_arena).take(AHEAD[0]).collect();
+        AHEAD.iter().find_map(|&count| {
+            let soon = ahead.iter().take(count).copied().flatten();
+            self.layout.arena.idle_place(size, &soon.collect::<Vec<Span>>())
+        })
     }
 }

@@ -132,8 +132,9 @@ impl Planned {
         planned.is_following = !planned.layout.places.is_empty();
         planned.begin_review();
         planned.relax();
-        let Plan { arena_bytes, persistent_bytes, .. } = *planned.layout.plan;
-        planned.growth = Growth::of_plan(arena_bytes + persistent_bytes, arena_bytes);
+        let plan = &planned.layout.plan;
+        let bytes = plan.opening_peak().max(plan.arena_bytes + plan.persistent_bytes);
+        planned.growth = Growth::of_plan(bytes, plan.arena_bytes);
         planned
     }
 
@@ -382,9 +383,7 @@ impl Policy for Planned {
     }
 
     fn releasable(&self) -> u64 {
-        let regions = [&self.layout.arena, &self.layout.persistent];
-        let idle = regions.into_iter().chain(self.retired.iter().flatten()).map(Region::idle);
-        self.fallback.releasable() + idle.sum::<u64>()
+        self.fallback.releasable() + self.idle_in_regions()
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
@@ -458,6 +457,9 @@ impl Policy for Planned {
         self.follower.mark(mark.kind);
         if mark.kind == MarkKind::Step {
             self.is_marked = true;
+            if self.growth.is_opening() && self.captures == 0 {
+                self.end_opening(env)?;
+            }
             self.relax();
         }
         self.fallback.mark(env, mark)

@@ -8,6 +8,7 @@
 use girih_trace::{Action, PoolId, StackId, StreamId};
 
 use super::block::{Home, Spot};
+use super::growth::CREDIT_MIN;
 use super::region::Region;
 use super::{Planned, Request};
 use crate::device::{Address, DeviceError};
@@ -60,8 +61,20 @@ impl Planned {
             return Ok(false);
         }
         let missing = self.region(home).missing(bytes.0, bytes.1);
-        if self.gives_back_for(missing, self.fallback_is_idle() || self.has_idle_retired()) {
-            self.reclaim(env)?;
+        // What the arena does not use now it will use later in the iteration: only for what is there
+        // to stay it makes way.
+        let stays = matches!(home, Home::Persistent(_));
+        let idle = |own: &Planned| {
+            let regions = if stays { own.idle_in_regions() } else { own.idle_in_retired() };
+            regions + own.fallback.releasable()
+        };
+        let is_foreseen = self.stats.reserved_bytes.all.current + missing <= self.growth.foreseen;
+        if !is_foreseen && self.gives_back_for(missing, idle) {
+            if stays {
+                self.trim(env)?
+            } else {
+                self.reclaim(env)?
+            }
             self.empty_fallback(env)?;
         }
         let after = self.stats.reserved_bytes.all.current + missing;
@@ -105,16 +118,19 @@ impl Planned {
     #[cold]
     pub(super) fn make_room(&mut self, env: &mut Env<'_>, bytes: u64) -> Result<(), AllocError> {
         let bytes = bytes.max(SMALL_SEGMENT);
-        if self.gives_back_for(bytes, self.has_idle_chunks()) {
+        if self.gives_back_for(bytes, Planned::idle_in_regions) {
             self.trim(env)?;
         }
         Ok(())
     }
 
-    /// True if what is idle (`any` says if anything is) must go back before `bytes` are taken.
-    fn gives_back_for(&mut self, bytes: u64, any: bool) -> bool {
+    /// True if what is idle (`idle` says how many bytes) must go back before `bytes` are taken.
+    fn gives_back_for(&mut self, bytes: u64, idle: impl FnOnce(&Planned) -> u64) -> bool {
         let after = self.stats.reserved_bytes.all.current + bytes;
-        after > self.growth.high && any && self.growth.gives_back(after, bytes)
+        after > self.growth.high && {
+            let idle = idle(self);
+            self.growth.gives_back(after, bytes, idle)
+        }
     }
 
     /// Keeps the most that was held in mind.
@@ -129,6 +145,15 @@ impl Planned {
             || self.has_idle_retired()
     }
 
+    /// Bytes of the regions that could go back.
+    pub(super) fn idle_in_regions(&self) -> u64 {
+        self.layout.arena.idle() + self.layout.persistent.idle() + self.idle_in_retired()
+    }
+
+    fn idle_in_retired(&self) -> u64 {
+        self.retired.iter().flatten().map(Region::idle).sum()
+    }
+
     fn fallback_is_idle(&self) -> bool {
         let stats = self.fallback.stats();
         stats.reserved_bytes.all.current > stats.active_bytes.all.current
@@ -137,6 +162,15 @@ impl Planned {
     /// Gives back what the fallback holds free, if it holds anything free.
     fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         if !self.fallback_is_idle() {
+            return Ok(());
+        }
+        self.with_fallback(|fallback| fallback.empty_cache(env))
+    }
+
+    /// The model is built, and what that has left behind in the fallback is of no more use.
+    #[cold]
+    pub(super) fn end_opening(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.fallback.releasable() < CREDIT_MIN {
             return Ok(());
         }
         self.with_fallback(|fallback| fallback.empty_cache(env))

@@ -81,13 +81,10 @@ impl Region {
         self.cells.give(span);
     }
 
-    /// The highest place for `size` bytes of which no block holds any and all are mapped: its offset
-    /// and its cells, which are then to be taken. What lies high is wanted by the plan only near the
-    /// peak.
-    pub(super) fn idle_place(&self, size: u64) -> Option<(u64, Span)> {
-        let mut below = self.cells.count() as u32;
-        while let Some(run) = self.cells.free_run_below(below) {
-            below = run.first;
+    /// The highest place for `size` bytes that are mapped and that neither a block nor `avoided`
+    /// has: its offset and its cells, which are then to be taken.
+    pub(super) fn idle_place(&self, size: u64, avoided: &[Span]) -> Option<(u64, Span)> {
+        for run in self.cells.free_runs(avoided) {
             let (start, mut end) = (self.cells.start(run.first), self.end_of(run));
             while end >= start + size {
                 let offset = self.cells.start(self.cells.span(end - size, end).first);
