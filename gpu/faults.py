@@ -44,6 +44,7 @@ from faulty.bench import (
     same_losses,
     sound,
 )
+from modes import shareable
 
 FOLLOWING = ("auto", "plan")
 STEPS = 14
@@ -386,7 +387,8 @@ def save(path: Path, verdicts: list[dict[str, Any]], bench: Bench) -> None:
         said = {"mode": child.mode, "words": child.words, "code": child.code}
         said |= {"seconds": round(child.seconds, 2), "stderr": child.stderr[-2000:]}
         children.append(said | {"result": result})
-    path.write_text(json.dumps({"tests": verdicts, "children": children}, indent=1) + "\n")
+    found = shareable({"tests": verdicts, "children": children})
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:

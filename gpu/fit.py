@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from modes import launch
+from modes import launch, shareable
 
 ROWS = ("native", "expandable", "auto", "again")
 GIB = 1 << 30
@@ -300,7 +300,7 @@ def main() -> int:
             "largest": {row: best and dataclasses.asdict(best) for row, best in found.items()},
             "runs": fit.log,
         }
-        arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
+        arguments.output.write_text(json.dumps(shareable(summary), indent=1) + "\n")
     return int(any(best is None for best in found.values()))
 
 

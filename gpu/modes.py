@@ -61,6 +61,18 @@ def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     )
 
 
+def shareable(found: Any) -> Any:
+    """The same without the paths of this machine, which say nothing elsewhere."""
+    if isinstance(found, dict):
+        return {name: shareable(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [shareable(value) for value in found]
+    if isinstance(found, str):
+        found = found.replace(str(Path(__file__).resolve().parents[1]) + "/", "")
+        return re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"':,]*", "TEMPORARY", found)
+    return found
+
+
 def printed(output: str) -> list[dict[str, Any]]:
     """What the ranks printed as RESULT. Two that print at once may share a line."""
     decode = json.JSONDecoder().raw_decode
@@ -96,7 +108,6 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
     reports = {}
     for path in sorted(Path(cache).glob(f"report-{mode}*.json")):
         reports[path.stem] = json.loads(path.read_text())
-        reports[path.stem].pop("plan_dir", None)  # A path of the machine, gone by then.
         path.unlink()
     ranks = {str(result["rank"]): result for result in results}
     return {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
@@ -186,10 +197,10 @@ def main() -> int:
             print(line, flush=True)
     if arguments.output:
         workload = [arguments.workload, *arguments.rest]
-        # What was said beside the result names paths of the machine, and is no result.
+        # What was said beside the result is no result.
         kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
         summary = {"workload": workload, "gpus": arguments.gpus, "runs": kept}
-        arguments.output.write_text(json.dumps(summary, indent=1) + "\n")
+        arguments.output.write_text(json.dumps(shareable(summary), indent=1) + "\n")
     return int(any("error" in run for run in runs))
 
 

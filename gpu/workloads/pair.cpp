@@ -1,6 +1,7 @@
 // Allocations and their frees as torch's operators make them: through c10's interface, with whatever
 // allocator is in place. gpu/pair.py calls these functions.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -52,13 +53,23 @@ extern "C" double replay(const int64_t* events, size_t count, size_t requests) {
   return nanoseconds_since(start);
 }
 
-// Nanoseconds of wall time for one pair in each of `threads` threads at once.
+// Nanoseconds of wall time for one pair in each of `threads` threads at once. What a thread's first
+// call of CUDA costs is not part of it.
 extern "C" double in_threads(size_t bytes, size_t pairs, size_t threads) {
+  std::atomic<size_t> ready{0};
+  std::atomic<bool> go{false};
   std::vector<std::thread> running;
-  const auto start = Clock::now();
   for (size_t i = 0; i < threads; ++i) {
-    running.emplace_back([=] { allocate_and_free(bytes, pairs); });
+    running.emplace_back([&] {
+      allocate_and_free(bytes, 1);
+      ++ready;
+      while (!go) std::this_thread::yield();
+      allocate_and_free(bytes, pairs);
+    });
   }
+  while (ready < threads) std::this_thread::yield();
+  const auto start = Clock::now();
+  go = true;
   for (auto& thread : running) thread.join();
   return nanoseconds_since(start) / static_cast<double>(pairs);
 }

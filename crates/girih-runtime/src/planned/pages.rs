@@ -71,9 +71,9 @@ impl Planned {
         let is_foreseen = self.stats.reserved_bytes.all.current + missing <= self.growth.foreseen;
         if !is_foreseen && self.gives_back_for(missing, idle) {
             if stays {
-                self.trim(env)?
+                self.trim(env)?;
             } else {
-                self.reclaim(env)?
+                self.reclaim(env)?;
             }
             self.empty_fallback(env)?;
         }
