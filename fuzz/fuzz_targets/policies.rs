@@ -23,18 +23,24 @@ const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrd
 /// The policy that a number stands for.
 fn policy(number: u8) -> Box<dyn Policy> {
     let kind = usize::from(number) % (SETTINGS.len() + 5);
+    let tie_order = ORDERS[usize::from(number) / 11 % ORDERS.len()];
+    let caching = |text| {
+        let config = Config::parse(text).expect("the settings are right");
+        Caching::new(Config { tie_order, ..config })
+    };
     let Some(text) = SETTINGS.get(kind) else {
         return match kind - SETTINGS.len() {
-            0 => Box::new(Direct::new()),
+            0 => {
+                let text = SETTINGS[usize::from(number) / 11 % SETTINGS.len()];
+                Box::new(Direct::new(caching(text)))
+            }
             1 => suite::planned(suite::reckless_plan(u64::from(number))),
             2 => suite::changing_plans(u64::from(number)),
             3 => suite::with_guests(u64::from(number)),
             _ => suite::auto(),
         };
     };
-    let config = Config::parse(text).expect("the settings are right");
-    let tie_order = ORDERS[usize::from(number) / 11 % ORDERS.len()];
-    Box::new(Caching::new(Config { tie_order, ..config }))
+    Box::new(caching(text))
 }
 
 fuzz_target!(|input: (u8, u16, Scenario)| {

@@ -31,7 +31,7 @@ const SMALL_PAGE: u64 = 2 << 20;
 /// The allocators that can be simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Allocator {
-    /// Each request straight to the device.
+    /// Each request straight to the device; private pools cached as by PyTorch.
     Direct,
     /// PyTorch's caching allocator.
     Native,
@@ -228,7 +228,7 @@ fn run(
     let mut beginning = Beginning::Requested;
     let (replayed, stats) = match allocator {
         Allocator::Direct => {
-            let mut policy = Direct::new();
+            let mut policy = Direct::new(caching());
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
             (replayed, policy.stats().clone())

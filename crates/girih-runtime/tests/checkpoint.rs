@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use arbitrary::Unstructured;
 use girih_plan::Plan;
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::direct::Direct;
 use girih_runtime::sim::SimDevice;
 use girih_runtime::suite;
 use girih_runtime::{
@@ -15,8 +16,8 @@ use girih_trace::{BlockState, Event, PoolId, StreamId};
 const MIB: u64 = 1 << 20;
 const POOL: PoolId = PoolId(1);
 
-fn caching(text: &str) -> Box<dyn Policy> {
-    Box::new(Caching::new(Config::parse(text).expect("the settings are right")))
+fn caching(text: &str) -> Caching {
+    Caching::new(Config::parse(text).expect("the settings are right"))
 }
 
 /// A policy at work, with what the program holds.
@@ -129,9 +130,10 @@ impl Machine {
 fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
     let empty = Plan { sequences: Vec::new(), ..suite::reckless_plan(1) };
     vec![
-        ("native", caching("")),
-        ("expandable", caching("expandable_segments:True")),
-        ("limited splits", caching("max_split_size_mb:21")),
+        ("native", Box::new(caching(""))),
+        ("expandable", Box::new(caching("expandable_segments:True"))),
+        ("limited splits", Box::new(caching("max_split_size_mb:21"))),
+        ("direct", Box::new(Direct::new(caching("")))),
         ("planned", suite::planned(suite::reckless_plan(7))),
         ("planned without places", suite::planned(empty)),
     ]
@@ -140,8 +142,9 @@ fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
 #[test]
 fn a_restored_pool_has_exactly_the_blocks_of_its_checkpoint() {
     arbtest::arbtest(|u| {
-        let which = u.int_in_range(0..=4)?;
-        let (name, policy) = policies().swap_remove(which);
+        let mut policies = policies();
+        let which = u.int_in_range(0..=policies.len() - 1)?;
+        let (name, policy) = policies.swap_remove(which);
         let mut machine = Machine::new(policy, 1 << 30);
         for _ in 0..u.int_in_range(0..=40)? {
             machine.step(u)?;

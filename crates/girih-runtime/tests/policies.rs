@@ -1,6 +1,6 @@
-//! The conformance suite on every policy of PyTorch's allocator, and on the direct one.
+//! The conformance suite on every policy of PyTorch's allocator, and on the direct one around it.
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
@@ -22,9 +22,14 @@ const SETTINGS: [&str; 7] = [
     "expandable_segments:True,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];
 
+fn direct(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+    let config = Config::parse(text).expect("the settings are right");
+    Box::new(Direct::new(Caching::new(Config { tie_order, ..config })))
+}
+
 #[test]
 fn the_direct_policy_passes_the_suite() {
-    suite::check_policy(16, &mut || Box::new(Direct::new()));
+    suite::check_policy(24, &mut || direct("", TieOrder::Address));
 }
 
 #[test]
@@ -37,14 +42,22 @@ fn expandable_segments_pass_the_suite() {
     suite::check_policy(24, &mut || caching("expandable_segments:True", TieOrder::Address));
 }
 
+type Make = fn(&str, TieOrder) -> Box<dyn Policy>;
+
+/// A policy that caches, or the direct one around it; settings; a release.
+fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOrder)> {
+    let text = *u.choose(&SETTINGS)?;
+    let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
+    let tie_order = *u.choose(&orders)?;
+    Ok((if u.ratio(1, 4)? { direct } else { caching }, text, tie_order))
+}
+
 #[test]
 fn every_setting_and_every_release_passes_random_scenarios() {
     arbtest::arbtest(|u| {
-        let text = *u.choose(&SETTINGS)?;
-        let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
-        let tie_order = *u.choose(&orders)?;
+        let (make, text, tie_order) = any(u)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run(&scenario, &mut || caching(text, tie_order));
+        suite::run(&scenario, &mut || make(text, tie_order));
         Ok(())
     })
     .size_min(200)
@@ -55,9 +68,9 @@ fn every_setting_and_every_release_passes_random_scenarios() {
 #[test]
 fn every_setting_survives_the_failure_of_each_call() {
     arbtest::arbtest(|u| {
-        let text = *u.choose(&SETTINGS)?;
+        let (make, text, tie_order) = any(u)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut || caching(text, TieOrder::Segment));
+        suite::run_with_faults(&scenario, &mut || make(text, tie_order));
         Ok(())
     })
     .size_min(200)

@@ -45,7 +45,11 @@ impl Engine {
         let mut warnings = Vec::new();
         let engine = match settings.mode {
             Mode::Native | Mode::Expandable => Engine::Caching(caching()),
-            Mode::Profile | Mode::Phantom => Engine::Direct(Box::default()),
+            Mode::Profile | Mode::Phantom => {
+                // Without mapped memory, these modes work on every device.
+                let config = Config { expandable_segments: false, ..settings.config.clone() };
+                Engine::Direct(Box::new(Direct::new(Caching::new(config))))
+            }
             Mode::Auto => {
                 let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
                 let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
@@ -210,4 +214,55 @@ fn read_plan(path: &Path, room: u64) -> Result<Plan, String> {
         ));
     }
     Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::Heap;
+
+    const MIB: u64 = 1 << 20;
+    const DEFAULT: (u64, u64) = (0, 0);
+    const POOL: (u64, u64) = (0, 1);
+
+    fn profiling(more: &str) -> Heap {
+        let json = format!(r#"{{"mode": "profile", "sim": {{"capacity": {}}} {more}}}"#, 64 * MIB);
+        Heap::new(0, &Settings::parse(&json).expect("right settings")).expect("a simulated device")
+    }
+
+    #[test]
+    fn profile_keeps_the_memory_fraction_that_a_program_or_its_settings_ask_for() {
+        let by_program = profiling("");
+        by_program.set_memory_fraction(0.25).unwrap();
+        let by_settings = profiling(r#", "conf": "per_process_memory_fraction:0.25""#);
+        for heap in [by_program, by_settings] {
+            assert_eq!(heap.memory_fraction().unwrap(), 0.25);
+            let address = heap.allocate(16 * MIB, 0, DEFAULT).unwrap();
+            for pool in [DEFAULT, POOL] {
+                let refused = heap.allocate(512, 0, pool).unwrap_err().to_string();
+                assert!(refused.contains("set_per_process_memory_fraction"), "{refused}");
+            }
+            assert!(heap.free(address).unwrap());
+            heap.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn profile_keeps_the_memory_of_a_graph_and_brings_it_back_to_a_checkpoint() {
+        let heap = profiling("");
+        heap.begin_pool(POOL, true).unwrap();
+        let address = heap.allocate(4 * MIB, 0, POOL).unwrap();
+        heap.end_pool(POOL, true).unwrap();
+        let checkpoint = heap.checkpoint(POOL).unwrap();
+        assert!(heap.free(address).unwrap());
+        heap.empty_cache(DEFAULT).unwrap();
+        let held = heap.segment_of(address).unwrap();
+        assert!(held.is_some(), "a replay writes to memory that is there");
+        assert_eq!(heap.restore(&checkpoint).unwrap(), (vec![], vec![address]));
+        assert!(heap.free(address).unwrap());
+        heap.release_pool(POOL).unwrap();
+        heap.empty_cache(DEFAULT).unwrap();
+        assert_eq!(heap.segment_of(address).unwrap(), None);
+        heap.check().unwrap();
+    }
 }

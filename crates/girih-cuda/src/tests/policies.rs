@@ -63,8 +63,14 @@ fn caching(settings: &str) -> Box<dyn Policy> {
     Box::new(Caching::new(Config::parse(settings).expect("the settings are right")))
 }
 
-const POLICIES: [Make; 4] = [
-    || Box::new(Direct::new()),
+fn direct(settings: &str) -> Box<dyn Policy> {
+    let config = Config::parse(settings).expect("the settings are right");
+    Box::new(Direct::new(Caching::new(config)))
+}
+
+const POLICIES: [Make; 5] = [
+    || direct(""),
+    || direct("expandable_segments:True,per_process_memory_fraction:0.7"),
     || caching(""),
     || caching("expandable_segments:True"),
     || suite::planned(suite::reckless_plan(3)),

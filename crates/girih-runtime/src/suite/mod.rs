@@ -11,9 +11,10 @@
 //! A policy joins in a few lines:
 //!
 //! ```
+//! use girih_runtime::caching::{Caching, Config};
 //! use girih_runtime::{direct::Direct, suite};
 //!
-//! suite::check_policy(16, &mut || Box::new(Direct::new()));
+//! suite::check_policy(16, &mut || Box::new(Direct::new(Caching::new(Config::default()))));
 //! ```
 
 mod harness;
