@@ -37,8 +37,8 @@ const PATIENCE: u32 = 3;
 pub(super) struct Growth {
     /// The most that was held since the plan is followed.
     pub(super) high: u64,
-    /// What its regions may be mapped for without anything going back.
-    pub(super) foreseen: u64,
+    /// What the plan foresees.
+    foreseen: u64,
     /// What may be held.
     pub(super) ceiling: u64,
     /// A credit.
@@ -77,6 +77,12 @@ impl Growth {
     /// The most that was held, or may be.
     pub(super) fn top(&self) -> u64 {
         self.ceiling.max(self.high)
+    }
+
+    /// True if nothing need go back for it that `after` are held: the plan foresees as much, and it
+    /// is the plan that grows, or the opening, in which it foresees what others need too.
+    pub(super) fn is_foreseen(&self, after: u64, for_plan: bool) -> bool {
+        (for_plan || self.is_opening) && after <= self.foreseen
     }
 
     /// True until an iteration begins under a plan that is followed from the first request.

@@ -61,16 +61,15 @@ impl Planned {
             return Ok(false);
         }
         let missing = self.region(home).missing(bytes.0, bytes.1);
-        // What the arena does not use now it will use later in the iteration: only for what is there
-        // to stay it makes way.
-        let stays = matches!(home, Home::Persistent(_));
+        // What the arena does not use now it will use later in the iteration. Only while the model is
+        // built does it make way, for what is there to stay.
+        let makes_way = matches!(home, Home::Persistent(_)) && self.growth.is_opening();
         let idle = |own: &Planned| {
-            let regions = if stays { own.idle_in_regions() } else { own.idle_in_retired() };
+            let regions = if makes_way { own.idle_in_regions() } else { own.idle_in_retired() };
             regions + own.fallback.releasable()
         };
-        let is_foreseen = self.stats.reserved_bytes.all.current + missing <= self.growth.foreseen;
-        if !is_foreseen && self.gives_back_for(missing, idle) {
-            if stays {
+        if self.gives_back_for(missing, true, idle) {
+            if makes_way {
                 self.trim(env)?;
             } else {
                 self.reclaim(env)?;
@@ -118,16 +117,22 @@ impl Planned {
     #[cold]
     pub(super) fn make_room(&mut self, env: &mut Env<'_>, bytes: u64) -> Result<(), AllocError> {
         let bytes = bytes.max(SMALL_SEGMENT);
-        if self.gives_back_for(bytes, Planned::idle_in_regions) {
+        if self.gives_back_for(bytes, false, Planned::idle_in_regions) {
             self.trim(env)?;
         }
         Ok(())
     }
 
-    /// True if what is idle (`idle` says how many bytes) must go back before `bytes` are taken.
-    fn gives_back_for(&mut self, bytes: u64, idle: impl FnOnce(&Planned) -> u64) -> bool {
+    /// True if what is idle (`idle` says how many bytes) must go back before `bytes` are taken, for
+    /// the plan or for others.
+    fn gives_back_for(
+        &mut self,
+        bytes: u64,
+        for_plan: bool,
+        idle: impl FnOnce(&Planned) -> u64,
+    ) -> bool {
         let after = self.stats.reserved_bytes.all.current + bytes;
-        after > self.growth.high && {
+        after > self.growth.high && !self.growth.is_foreseen(after, for_plan) && {
             let idle = idle(self);
             self.growth.gives_back(after, bytes, idle)
         }
