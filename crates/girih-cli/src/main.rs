@@ -42,6 +42,8 @@ enum Command {
     Convert(commands::convert::ConvertArgs),
     /// Holds the simulated allocator against PyTorch's own answers.
     Conform(commands::conform::ConformArgs),
+    /// Measures planners on planning problems and recordings.
+    Bench(commands::bench::BenchArgs),
     /// Shows how a caching allocator fragments, step by step.
     Lab(commands::lab::LabArgs),
 }
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
     match &cli.command {
         Command::Stats(args) => commands::stats::run(args, cli.json, out),
+        Command::Bench(args) => commands::bench::run(args, cli.json, out),
         Command::Replay(args) => commands::replay::run(args, cli.json, out),
         Command::Plan(args) => commands::plan::run(args, cli.json, out),
         Command::Check(args) => commands::check::run(args, cli.json, out),

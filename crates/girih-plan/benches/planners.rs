@@ -57,7 +57,7 @@ fn benches(criterion: &mut Criterion) {
         group.bench_function(planner.to_string(), |b| b.iter(|| planner.plan(problem)));
     }
     group.bench_function("bound", |b| b.iter(|| max_load(problem)));
-    let solution = solve(problem, Budget { attempts: 1 }).expect("valid").solution;
+    let solution = solve(problem, Budget::attempts(1)).expect("valid").solution;
     group.bench_function("check", |b| b.iter(|| check(problem, &solution)));
     group.finish();
 }

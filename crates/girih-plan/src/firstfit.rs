@@ -11,6 +11,7 @@ use std::cmp::Reverse;
 
 use crate::instance::{Instance, Item};
 use crate::occupancy::Occupancy;
+use crate::planner::Limit;
 
 /// By what first fit goes, the largest first; ties by birth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -48,7 +49,7 @@ pub(crate) fn first_fit(
     instance: &Instance,
     order: Order,
     placed: impl Fn(&Item) -> bool,
-    (mut top, limit): (u64, u64),
+    (mut top, limit): (u64, Limit<'_>),
     scratch: &mut Scratch,
     layout: &mut [u64],
 ) -> Option<u64> {
@@ -65,10 +66,10 @@ pub(crate) fn first_fit(
     queue.sort_unstable();
     for &(_, index) in queue.iter() {
         let item = &instance.items[index as usize];
-        let offset = occupancy.first_fit(instance, item, limit)?;
+        let offset = occupancy.first_fit(instance, item, limit.top())?;
         occupancy.enter(instance, item, offset);
         layout[index as usize] = offset;
         top = top.max(offset + item.size);
     }
-    (top < limit).then_some(top)
+    (top < limit.top()).then_some(top)
 }

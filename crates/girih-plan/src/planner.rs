@@ -1,6 +1,7 @@
 //! Every planner with its settings, under one name, and one call to run any of them.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::firstfit::{self, Order, first_fit};
 use crate::gaps::Fit;
@@ -50,7 +51,7 @@ impl Planner {
         let instance = Instance::new(problem)?;
         let mut layout = vec![0; instance.items.len()];
         let top = self
-            .run(&instance, u64::MAX, &mut Scratch::default(), &mut layout)
+            .run(&instance, Limit::none(), &mut Scratch::default(), &mut layout)
             .expect("no layout reaches the last unit, since all sizes together do not pass it");
         Ok(instance.solution(problem.buffers.len(), &layout, top, self.name()))
     }
@@ -60,7 +61,7 @@ impl Planner {
     pub(crate) fn run(
         self,
         instance: &Instance,
-        limit: u64,
+        limit: Limit<'_>,
         scratch: &mut Scratch,
         layout: &mut [u64],
     ) -> Option<u64> {
@@ -79,6 +80,38 @@ impl Planner {
                 first_fit(instance, order, is_long, (top, limit), fit_scratch, layout)
             }
             Planner::Skyline(key) => skyline(instance, key, limit, sky_scratch, layout),
+        }
+    }
+}
+
+/// Where a planner gives up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit<'a> {
+    /// The height to beat, in units.
+    top: u64,
+    /// The number of this attempt, and of the first one that was proven best: what comes after that
+    /// is in vain.
+    order: Option<(usize, &'a AtomicUsize)>,
+}
+
+impl<'a> Limit<'a> {
+    /// Nothing to beat.
+    pub(crate) fn none() -> Limit<'static> {
+        Limit { top: u64::MAX, order: None }
+    }
+
+    /// A height to beat, in units, in the attempt of this number; `proven` is the number of the
+    /// first one that was proven best.
+    pub(crate) fn of_attempt(top: u64, number: usize, proven: &'a AtomicUsize) -> Limit<'a> {
+        Limit { top, order: Some((number, proven)) }
+    }
+
+    /// The height at which to give up, in units: none can be beaten once all is in vain.
+    #[inline]
+    pub(crate) fn top(&self) -> u64 {
+        match self.order {
+            Some((number, proven)) if proven.load(Ordering::Relaxed) < number => 0,
+            _ => self.top,
         }
     }
 }

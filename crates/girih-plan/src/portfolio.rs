@@ -4,14 +4,21 @@
 //! the lower bound, which proves it. The order is fixed and there is no clock, so that the same
 //! problem always gets the same plan. Every planner is given the height to beat and stops when it
 //! cannot.
+//!
+//! After the first attempt they go in batches of eight. All of a batch have the same height to beat,
+//! and the first of the lowest wins, so that it makes no difference how many threads share a batch
+//! ([`mod@batch`]).
+
+mod batch;
 
 use std::ops::ControlFlow;
 
+use self::batch::{BATCH, Bench};
 use crate::bound::{Bound, max_load};
 use crate::firstfit::Order;
 use crate::gaps::Fit;
 use crate::instance::Instance;
-use crate::planner::{Planner, Scratch};
+use crate::planner::Planner;
 use crate::problem::{Problem, ProblemError, Solution};
 use crate::skyline::Key;
 use crate::sweep::Direction;
@@ -21,14 +28,27 @@ use crate::sweep::Direction;
 pub struct Budget {
     /// Planners to run at most, each with its settings. At least one is run.
     pub attempts: u32,
+    /// Threads that share the work, the caller's with them; at least 1. The outcome is the same
+    /// with any number.
+    pub threads: u32,
 }
 
 impl Budget {
+    /// So many attempts, on the caller's thread.
+    pub fn attempts(attempts: u32) -> Budget {
+        Budget { attempts, threads: 1 }
+    }
+
+    /// The same shared by so many threads.
+    pub fn on_threads(self, threads: u32) -> Budget {
+        Budget { threads, ..self }
+    }
+
     /// A budget for `buffers` buffers whose plan is awaited: at worst about 0.1 s for 16,000 and a
     /// second for 96,000 on one core, and much less if a proof comes first, as it mostly does.
     pub fn interactive(buffers: usize) -> Budget {
         let attempts = 100_000 / buffers.max(1);
-        Budget { attempts: attempts.clamp(6, 400) as u32 }
+        Budget::attempts(attempts.clamp(9, 401) as u32)
     }
 }
 
@@ -93,34 +113,51 @@ pub fn solve(problem: &Problem, budget: Budget) -> Result<Outcome, ProblemError>
 pub fn solve_with(
     problem: &Problem,
     budget: Budget,
+    progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Outcome, ProblemError> {
+    solve_among(problem, budget, schedule(), progress)
+}
+
+/// Solves `problem` like [`solve_with`], with these planners in this order: what [`schedule`] is
+/// without some of it says what they are worth.
+///
+/// # Panics
+/// If there is no planner at all.
+pub fn solve_among(
+    problem: &Problem,
+    budget: Budget,
+    planners: impl IntoIterator<Item = Planner>,
     mut progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, ProblemError> {
     let bound = max_load(problem)?;
     let instance = Instance::new(problem)?;
-    let mut scratch = Scratch::default();
-    let mut layout = vec![0; instance.items.len()];
-    let (mut best, mut best_layout) = (None, layout.clone());
+    let mut bench = Bench::new(&instance, budget.threads, bound.bytes);
+    let mut planners = planners.into_iter();
     let mut attempts = Vec::new();
 
     let of = budget.attempts.max(1);
-    for (planner, done) in schedule().zip(1..=of) {
-        let limit = best.map_or(u64::MAX, |(top, _)| top);
-        let top = planner.run(&instance, limit, &mut scratch, &mut layout);
-        if let Some(top) = top {
-            best = Some((top, planner));
-            std::mem::swap(&mut layout, &mut best_layout);
+    'batches: loop {
+        let done = attempts.len() as u32;
+        // The first sets the height to beat.
+        let size = if done == 0 { 1 } else { BATCH.min(of - done) };
+        let batch: Vec<Planner> = planners.by_ref().take(size as usize).collect();
+        if batch.is_empty() {
+            break;
         }
-        let attempt = Attempt { planner, height: top.map(|top| instance.height(top)) };
-        attempts.push(attempt);
-
-        let height = best.map_or(u64::MAX, |(top, _)| instance.height(top));
-        let told = progress(Progress { done, of, attempt, height, bound: bound.bytes });
-        if height == bound.bytes || told.is_break() {
+        for (planner, height) in batch.iter().zip(bench.run(&batch)) {
+            let attempt = Attempt { planner: *planner, height: height.tried };
+            attempts.push(attempt);
+            let done = attempts.len() as u32;
+            let told = Progress { done, of, attempt, height: height.best, bound: bound.bytes };
+            if progress(told).is_break() {
+                break 'batches;
+            }
+        }
+        if bench.is_proven() || attempts.len() as u32 == of {
             break;
         }
     }
-    let (top, planner) = best.expect("the first attempt has nothing to beat");
-    let solution = instance.solution(problem.buffers.len(), &best_layout, top, planner.name());
+    let solution = bench.solution(problem.buffers.len());
     Ok(Outcome { solution, bound, attempts })
 }
 

@@ -23,6 +23,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::instance::{Instance, Item};
+use crate::planner::Limit;
 
 /// What makes an item come first in its valley.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -88,7 +89,7 @@ pub(crate) struct Scratch {
 pub(crate) fn skyline(
     instance: &Instance,
     key: Key,
-    limit: u64,
+    limit: Limit<'_>,
     scratch: &mut Scratch,
     layout: &mut [u64],
 ) -> Option<u64> {
@@ -108,12 +109,12 @@ pub(crate) fn skyline(
         let offset = ring.place(start, item);
         layout[index] = offset;
         top = top.max(offset + item.size);
-        if top >= limit {
+        if top >= limit.top() {
             return None;
         }
         left -= 1;
     }
-    (top < limit).then_some(top)
+    (top < limit.top()).then_some(top)
 }
 
 /// The skyline: a ring of steps of one height each, named by the section in which they start.

@@ -396,7 +396,7 @@ mod tests {
                 of.push(StreamId(u.int_in_range(0..=5)? / 2));
             }
             let problem = Problem { buffers, period, alignment: *u.choose(&[1, 2])? };
-            let before = solve(&problem, Budget { attempts: 3 }).unwrap().solution;
+            let before = solve(&problem, Budget::attempts(3)).unwrap().solution;
             let after = keep_apart(&problem, &of, before.clone()).unwrap();
             check(&problem, &after).unwrap();
             assert!(after.height <= before.height);

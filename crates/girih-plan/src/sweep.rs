@@ -18,6 +18,7 @@
 
 use crate::gaps::{Fit, Gaps};
 use crate::instance::{Instance, Item};
+use crate::planner::Limit;
 
 /// The way that time runs in a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -74,7 +75,7 @@ pub(crate) fn sweep(
     instance: &Instance,
     (fit, direction): (Fit, Direction),
     member: impl Fn(&Item) -> bool,
-    limit: u64,
+    limit: Limit<'_>,
     scratch: &mut Scratch,
     layout: &mut [u64],
 ) -> Option<u64> {
@@ -93,12 +94,12 @@ pub(crate) fn sweep(
         let (_, end) = direction.view(item, instance.sections);
         let offset = gaps.take(item.size, floor(stairs, end), fit);
         top = top.max(offset + item.size);
-        if top >= limit {
+        if top >= limit.top() {
             return None;
         }
         layout[index] = offset;
     }
-    (top < limit).then_some(top)
+    (top < limit.top()).then_some(top)
 }
 
 /// The lowest unit for an item that dies at `end`: above all that have come back by then.

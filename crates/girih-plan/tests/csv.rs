@@ -56,7 +56,7 @@ fn a_table_reads_back_as_it_was_written() {
     arbtest::arbtest(|u| {
         let AnyProblem(mut problem) = AnyProblem::arbitrary(u)?;
         (problem.period, problem.alignment) = (0, 1);
-        let solution = solve(&problem, Budget { attempts: 2 }).expect("valid").solution;
+        let solution = solve(&problem, Budget::attempts(2)).expect("valid").solution;
         let table = Table::from(problem);
         let again = read(text(&table, Some(&solution)).as_bytes()).expect("written by us");
         assert_eq!(again.offsets.as_ref(), Some(&solution.offsets));

@@ -3,6 +3,7 @@
 mod common;
 
 use arbitrary::Arbitrary;
+use common::pipeline::Pipeline;
 use common::{AnyProblem, planners};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
@@ -98,7 +99,7 @@ fn the_portfolio_finds_the_optimum_of_nearly_all_tiny_problems() {
     for (ticks, ring) in [(5, false), (4, true)] {
         let (mut problems, mut missed) = (0, 0);
         all_problems(4, ticks, ring, |problem| {
-            let outcome = solve(problem, Budget { attempts: 30 }).expect("valid");
+            let outcome = solve(problem, Budget::attempts(30)).expect("valid");
             check_pairs(problem, &outcome.solution).expect("valid");
             let best = if outcome.is_proven() { outcome.bound.bytes } else { optimum(problem) };
             assert!(outcome.bound.bytes <= best && best <= outcome.solution.height);
@@ -112,7 +113,7 @@ fn the_portfolio_finds_the_optimum_of_nearly_all_tiny_problems() {
 #[test]
 fn a_proven_height_is_the_optimum() {
     all_problems(3, 4, true, |problem| {
-        let outcome = solve(problem, Budget { attempts: 4 }).expect("valid");
+        let outcome = solve(problem, Budget::attempts(4)).expect("valid");
         if outcome.is_proven() {
             assert_eq!(outcome.solution.height, optimum(problem), "{problem:?}");
         }
@@ -158,7 +159,7 @@ fn the_bound_is_the_largest_load_of_any_tick_and_its_certificate_adds_up() {
 fn solving_twice_gives_the_same_and_never_worse_than_any_attempt() {
     arbtest::arbtest(|u| {
         let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
-        let budget = Budget { attempts: 30 };
+        let budget = Budget::attempts(30);
         let outcome = solve(&problem, budget).expect("valid");
         assert_eq!(outcome, solve(&problem, budget).expect("valid"));
         let lowest = outcome.attempts.iter().filter_map(|attempt| attempt.height).min();
@@ -171,6 +172,22 @@ fn solving_twice_gives_the_same_and_never_worse_than_any_attempt() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn threads_share_the_work_and_change_nothing() {
+    let jitter = 1 << 21;
+    let uneven = Pipeline { microbatches: 20, layers: 5, ahead: 3, ring: true, jitter }.problem();
+    let even = Pipeline { microbatches: 8, layers: 5, ahead: 3, ring: false, jitter: 0 }.problem();
+    let outcome = solve(&even, Budget::attempts(40)).expect("valid");
+    assert!(outcome.is_proven() && outcome.attempts.len() == 2, "the rest of the batch is in vain");
+    for problem in [uneven, even] {
+        let alone = solve(&problem, Budget::attempts(40)).expect("valid");
+        for threads in [2, 3, 16] {
+            let shared = solve(&problem, Budget::attempts(40).on_threads(threads)).expect("valid");
+            assert_eq!(shared, alone, "{threads} threads");
+        }
+    }
 }
 
 #[test]
@@ -197,7 +214,7 @@ fn buffers_that_are_always_alive_lie_at_the_bottom() {
     let buffers = vec![b(0, 2, 8), b(0, 9, 16), b(3, 9, 8), b(0, 9, 4)];
     for period in [0, 9] {
         let problem = Problem { buffers: buffers.clone(), period, alignment: 4 };
-        let solution = solve(&problem, Budget { attempts: 1 }).expect("valid").solution;
+        let solution = solve(&problem, Budget::attempts(1)).expect("valid").solution;
         assert_eq!(solution.offsets, [20, 0, 20, 16]);
         assert_eq!(solution.height, 28);
     }
@@ -208,7 +225,7 @@ fn a_buffer_that_wraps_keeps_others_off_in_both_its_parts() {
     let b = |lower, upper, size| Buffer { lower, upper, size };
     let buffers = vec![b(8, 12, 1), b(1, 3, 1), b(2, 8, 1), b(6, 9, 1)];
     let problem = Problem { buffers, period: 10, alignment: 1 };
-    let outcome = solve(&problem, Budget { attempts: 10 }).expect("valid");
+    let outcome = solve(&problem, Budget::attempts(10)).expect("valid");
     check(&problem, &outcome.solution).expect("valid");
     assert_eq!((outcome.bound.bytes, outcome.is_proven()), (2, true));
 }
@@ -220,7 +237,7 @@ fn the_search_ends_when_progress_says_so() {
     let buffers = vec![b(0, 2, 2), b(1, 4, 1), b(3, 6, 2), b(0, 3, 1), b(2, 5, 2), b(5, 7, 3)];
     let problem = Problem { buffers, period: 7, alignment: 1 };
     let mut told = Vec::new();
-    let outcome = solve_with(&problem, Budget { attempts: 50 }, |progress| {
+    let outcome = solve_with(&problem, Budget::attempts(50), |progress| {
         told.push(progress);
         if progress.done == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
@@ -235,7 +252,7 @@ fn nothing_to_place_needs_no_arena() {
     for buffers in [vec![], vec![Buffer { lower: 3, upper: 4, size: 0 }]] {
         for period in [0, 5] {
             let problem = Problem { buffers: buffers.clone(), period, alignment: 1 };
-            let outcome = solve(&problem, Budget { attempts: 0 }).expect("valid");
+            let outcome = solve(&problem, Budget::attempts(0)).expect("valid");
             assert_eq!((outcome.solution.height, outcome.is_proven()), (0, true));
         }
     }
@@ -265,7 +282,7 @@ fn what_has_no_meaning_is_named() {
     assert_eq!(error(problem(0, 1, u64::MAX, 0, 1)), ProblemError::TooLarge { buffer: 1 });
     assert_eq!(error(problem(0, 1, u64::MAX - 5, 0, 512)), ProblemError::TooLarge { buffer: 1 });
     assert!(problem(2, 11, 1, 9, 1).validate().is_ok(), "a whole round is allowed");
-    assert!(solve(&problem(4, 4, 1, 0, 1), Budget { attempts: 1 }).is_err());
+    assert!(solve(&problem(4, 4, 1, 0, 1), Budget::attempts(1)).is_err());
     assert!(max_load(&problem(4, 4, 1, 0, 1)).is_err());
 }
 

@@ -117,7 +117,7 @@ fn problem_of(loaded: &Loaded, part: Part) -> anyhow::Result<Problem> {
             bail!("{name} has no iterations that are alike: convert the whole run instead");
         }
         let mut seen = None;
-        let budget = girih_plan::Budget { attempts: 1 };
+        let budget = girih_plan::Budget::attempts(1);
         profile::plan(trace, lives, iterations, |problem| {
             seen = Some(problem.clone());
             girih_plan::solve(problem, budget).expect("a problem made from a trace has a meaning")

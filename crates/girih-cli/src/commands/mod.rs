@@ -1,10 +1,12 @@
 //! The subcommands, one a file. Each has its arguments and a `run` that writes to `out`.
 
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod conform;
 pub(crate) mod convert;
 pub(crate) mod earlier;
+pub(crate) mod effort;
 pub(crate) mod lab;
 pub(crate) mod plan;
 pub(crate) mod replay;

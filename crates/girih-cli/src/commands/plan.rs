@@ -1,17 +1,20 @@
 //! `girih plan`: where every tensor of a recording, or of a planning problem, goes.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use girih_plan::bound::Bound;
 use girih_plan::csv::{self, Table};
-use girih_plan::{Budget, Outcome, check, file, solve};
+use girih_plan::{Outcome, Problem, check, file, profile};
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
-use super::row::make_plan;
+use super::effort::Effort;
 use super::write_json;
 use crate::Answer;
 use crate::load::{self, timed};
@@ -33,6 +36,11 @@ pub(crate) struct PlanArgs {
     /// Plans a planning problem instead: rows of id,lower,upper,size.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    #[command(flatten)]
+    effort: Effort,
+    /// Says what proves the bound, and which planners brought the height down.
+    #[arg(long)]
+    explain: bool,
     /// Where to write the plan; for a CSV problem, the rows with their offsets.
     #[arg(short, long, value_name = "PLAN")]
     output: Option<PathBuf>,
@@ -51,6 +59,7 @@ struct Json {
     proven: bool,
     planner: String,
     attempts: Vec<JsonAttempt>,
+    certificate: Certificate,
     #[serde(skip_serializing_if = "Option::is_none")]
     fingerprint: Option<String>,
     seconds: f64,
@@ -62,16 +71,47 @@ struct JsonAttempt {
     height: Option<u64>,
 }
 
+/// What proves the bound: blocks that are alive together, side by side whatever the plan.
+#[derive(Serialize)]
+struct Certificate {
+    /// The tick of the planning problem.
+    tick: u32,
+    /// Blocks alive then.
+    blocks: usize,
+    /// How many of each size, the sizes with the most bytes first.
+    sizes: Vec<SizeCount>,
+}
+
+#[derive(Serialize)]
+struct SizeCount {
+    bytes: u64,
+    count: usize,
+}
+
+impl Certificate {
+    fn of(problem: &Problem, bound: &Bound) -> Certificate {
+        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+        for &buffer in &bound.live {
+            let size = problem.buffers[buffer as usize].size;
+            *counts.entry(size.next_multiple_of(problem.alignment)).or_default() += 1;
+        }
+        let mut sizes: Vec<SizeCount> =
+            counts.into_iter().map(|(bytes, count)| SizeCount { bytes, count }).collect();
+        sizes.sort_by_key(|size| (Reverse(size.bytes * size.count as u64), size.bytes));
+        Certificate { tick: bound.tick, blocks: bound.live.len(), sizes }
+    }
+}
+
 pub(crate) fn run(args: &PlanArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
     let result = match (&args.csv, &args.file) {
-        (Some(csv), _) => plan_csv(csv, args.output.as_deref())?,
+        (Some(csv), _) => plan_csv(args, csv)?,
         (None, Some(file)) => plan_recording(args, file)?,
         (None, None) => bail!("give a recording, or a planning problem with --csv"),
     };
     if json {
         write_json(out, &result)?;
     } else {
-        print(&result, args.output.as_deref(), out)?;
+        print(&result, args, out)?;
     }
     Ok(Answer::Yes)
 }
@@ -83,7 +123,16 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         load::Source { file: path.to_owned(), marks: args.marks.clone(), device: args.device };
     let loaded = source.load()?;
     progress.say("planning");
-    let ((plan, outcome), seconds) = timed(|| make_plan(&loaded));
+    let solver = args.effort.solver(&progress)?;
+    let mut made = None;
+    let (plan, seconds) = timed(|| {
+        profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
+            let outcome = solver(problem).expect("a problem made from a trace has a meaning");
+            made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome)));
+            outcome
+        })
+    });
+    let (certificate, attempts) = made.expect("the planner is asked once");
     if let Some(output) = &args.output {
         load::write_whole(output, |writer| Ok(file::write(&plan, writer)?))?;
     }
@@ -98,24 +147,25 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         gap: plan.gap(),
         proven: plan.proven,
         planner: plan.planner.clone(),
-        attempts: attempts(&outcome),
+        attempts,
+        certificate,
         fingerprint: Some(format!("{:016x}", plan.fingerprint())),
         seconds,
     })
 }
 
-fn plan_csv(path: &Path, output: Option<&Path>) -> anyhow::Result<Json> {
+fn plan_csv(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
     let progress = Progress::new();
     progress.say(format!("reading {}", path.display()));
     let problem = read_csv(path)?;
     progress.say("planning");
-    let budget = Budget::interactive(problem.problem.buffers.len());
-    let (outcome, seconds) = timed(|| solve(&problem.problem, budget));
+    let solver = args.effort.solver(&progress)?;
+    let (outcome, seconds) = timed(|| solver(&problem.problem));
     let outcome = outcome.with_context(|| format!("{}", path.display()))?;
     // The checker shares nothing with the planners: what it passes is right.
     check::check(&problem.problem, &outcome.solution)
         .context("the planner made a mistake, which is a bug of Girih")?;
-    if let Some(output) = output {
+    if let Some(output) = &args.output {
         load::write_whole(output, |writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
     }
     Ok(Json {
@@ -130,6 +180,7 @@ fn plan_csv(path: &Path, output: Option<&Path>) -> anyhow::Result<Json> {
         proven: outcome.is_proven(),
         planner: outcome.solution.planner.to_owned(),
         attempts: attempts(&outcome),
+        certificate: Certificate::of(&problem.problem, &outcome.bound),
         fingerprint: None,
         seconds,
     })
@@ -150,7 +201,7 @@ fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
         .collect()
 }
 
-fn print(result: &Json, output: Option<&Path>, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print(result: &Json, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let verdict = match (result.proven, result.gap) {
         (true, _) => "at the lower bound: no plan can be lower".to_owned(),
@@ -165,8 +216,59 @@ fn print(result: &Json, output: Option<&Path>, out: &mut dyn Write) -> anyhow::R
     ];
     write!(out, "{}", table(&[&result.name, ""], &rows))?;
     writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
-    if let Some(output) = output {
+    if args.explain {
+        explain(result, out)?;
+    }
+    if let Some(output) = &args.output {
         writeln!(out, "written to {}", output.display())?;
     }
+    Ok(())
+}
+
+/// Sizes of the certificate that are shown one by one.
+const SIZES_SHOWN: usize = 8;
+
+fn explain(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Certificate { tick, blocks, sizes } = &result.certificate;
+    writeln!(
+        out,
+        "\nAt tick {} {} blocks are alive, {} together:",
+        count(u64::from(*tick)),
+        count(*blocks as u64),
+        bytes(result.lower_bound)
+    )?;
+    let row = |size: &SizeCount| {
+        let sum = size.bytes * size.count as u64;
+        vec![count(size.count as u64), bytes(size.bytes), bytes(sum)]
+    };
+    let mut rows: Vec<Vec<String>> = sizes.iter().take(SIZES_SHOWN).map(row).collect();
+    let others = sizes.iter().skip(SIZES_SHOWN);
+    let (others, sum) = others.fold((0, 0), |(others, sum), size| {
+        (others + size.count, sum + size.bytes * size.count as u64)
+    });
+    if others > 0 {
+        rows.push(vec![count(others as u64), "others".to_owned(), bytes(sum)]);
+    }
+    write!(out, "{}", table(&["blocks", "of", "together"], &rows))?;
+
+    match result.attempts.len() {
+        1 => writeln!(out, "\nOne planner was tried:")?,
+        tried => writeln!(out, "\n{tried} planners were tried. The height came down with:")?,
+    }
+    let mut best = u64::MAX;
+    let mut rows = Vec::new();
+    for (index, attempt) in result.attempts.iter().enumerate() {
+        let Some(height) = attempt.height.filter(|height| *height < best) else { continue };
+        best = height;
+        let above = (height - result.lower_bound) as f64 / result.lower_bound.max(1) as f64;
+        let place = count(index as u64 + 1);
+        rows.push(vec![
+            place,
+            bytes(height),
+            format!("{:.4} %", 100.0 * above),
+            attempt.planner.clone(),
+        ]);
+    }
+    write!(out, "{}", table(&["try", "height", "above", "planner"], &rows))?;
     Ok(())
 }

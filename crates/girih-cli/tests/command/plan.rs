@@ -111,3 +111,84 @@ fn a_planning_problem_that_makes_no_sense_is_refused_with_its_row() {
     let message = error(&["plan", "--csv", arg(&problem)]);
     assert!(message.contains("line 3"), "{message}");
 }
+
+/// Three buffers of which the plan by birth is higher than the best one.
+const ROWS: &str = "id,lower,upper,size\na,0,4,2\nb,2,6,4\nc,4,8,3\nd,1,7,1\n";
+
+#[test]
+fn a_plan_is_explained_by_its_bound_and_by_what_was_tried() {
+    let file = snapshot("fsdp2_R_r0");
+    let plan = ["plan", arg(&file), "--explain"];
+    insta::assert_snapshot!("explained_fsdp2_R_r0", without_times(&text(&plan)));
+    let plan = json(&["plan", arg(&snapshot("fsdp2_R_r0"))]);
+    let certificate = &plan["certificate"];
+    let sizes = certificate["sizes"].as_array().expect("a list");
+    let sum: u64 = sizes.iter().map(|size| integer(size, "bytes") * integer(size, "count")).sum();
+    assert_eq!(sum, integer(&plan, "lower_bound"), "the sizes add up to the bound");
+}
+
+#[test]
+fn a_budget_bounds_what_is_tried_and_threads_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.csv");
+    // Gaps that no greedy planner closes: a bound that is not reached ends no search.
+    let mut text = "id,lower,upper,size\n".to_owned();
+    for k in 0..600u32 {
+        let (lower, life, size) = (k * 7 % 150, 3 + k * 31 % 37, 100 + k * 53 % 211);
+        text += &format!("{k},{lower},{},{size}\n", lower + life);
+    }
+    fs::write(&rows, text).unwrap();
+    let plan = |more: &[&str]| {
+        let mut plan = json(&[&["plan", "--csv", arg(&rows)], more].concat());
+        plan["seconds"] = 0.into();
+        plan
+    };
+    let alone = plan(&["--budget", "30", "--threads", "1"]);
+    assert_eq!(alone["proven"], false);
+    assert_eq!(alone["attempts"].as_array().expect("a list").len(), 30);
+    assert_eq!(alone, plan(&["--budget", "30", "--threads", "3"]));
+
+    let sweeps = plan(&["--budget", "30", "--planner", "sweep"]);
+    for attempt in sweeps["attempts"].as_array().expect("a list") {
+        assert!(attempt["planner"].as_str().expect("a name").contains("sweep"), "{attempt}");
+    }
+    let without = plan(&["--budget", "30", "--without", "skyline", "--without", "sweep"]);
+    for attempt in without["attempts"].as_array().expect("a list") {
+        let name = attempt["planner"].as_str().expect("a name");
+        assert!(name.starts_with("two-phase") || name.starts_with("first fit"), "{name}");
+    }
+    assert!(integer(&alone, "peak") <= integer(&sweeps, "peak"));
+    assert!(integer(&alone, "peak") <= integer(&without, "peak"));
+    let timed = plan(&["--budget", "50ms"]);
+    assert!(integer(&timed, "peak") <= integer(&without, "peak"));
+
+    let refused = error(&["plan", "--csv", arg(&rows), "--planner", "sweep", "--without", "sweep"]);
+    assert!(refused.contains("no planner is left"), "{refused}");
+}
+
+#[test]
+fn every_planner_is_measured_on_every_problem_of_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("small.csv"), ROWS).unwrap();
+    fs::write(folder.path().join("broken.csv"), "id,lower,upper,size\na,5,2,1\n").unwrap();
+    fs::write(folder.path().join("notes.txt"), "no problem").unwrap();
+    let ran = girih(&["bench", "planners", arg(folder.path()), "--json"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (1, ""), "one of the problems is broken");
+    let answer: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let [broken, small] = &answer["problems"].as_array().expect("a list")[..] else {
+        panic!("two problems: {answer}");
+    };
+    for row in small["rows"].as_array().expect("a list") {
+        assert_eq!(integer(row, "buffers"), 4, "{row}");
+        assert!(integer(row, "height") >= integer(row, "lower_bound"), "{row}");
+    }
+    assert_eq!(small["rows"][0]["planner"], "auto");
+    assert_eq!(small["rows"][0]["proven"], true);
+    for row in broken["rows"].as_array().expect("a list") {
+        assert!(row["error"].as_str().expect("a reason").contains("broken.csv"), "{row}");
+    }
+
+    let empty = tempfile::tempdir().unwrap();
+    let refused = error(&["bench", "planners", arg(empty.path())]);
+    assert!(refused.contains("has no .csv"), "{refused}");
+}

@@ -1,0 +1,303 @@
+//! `girih bench planners`: every planner on every problem of a folder, one process each.
+//!
+//! Problems are CSV files of rows id,lower,upper,size and recordings, of which the steady iteration
+//! is planned. Each row is a process of its own, so that its memory is its own and a planner that
+//! takes too long can be stopped.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use girih_plan::{Outcome, Problem, check, profile};
+use serde::{Deserialize, Serialize};
+
+use super::effort::Effort;
+use super::plan::read_csv;
+use super::write_json;
+use crate::Answer;
+use crate::load::{self, timed};
+use crate::progress::Progress;
+use crate::table::table;
+use crate::units::{bytes, count};
+
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Runs every planner on every problem of a folder: how low, how fast, how much memory.
+    Planners(PlannersArgs),
+    /// One row of it.
+    #[command(hide = true)]
+    Row(RowArgs),
+}
+
+#[derive(Args)]
+struct PlannersArgs {
+    /// The folder: planning problems (.csv) and recordings (.pickle, .girih), compressed or not.
+    folder: PathBuf,
+    /// How much is tried in each row: a number of planners with their settings, or a time.
+    #[arg(long, value_name = "NUMBER|TIME")]
+    budget: Option<String>,
+    /// Stops a row after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+}
+
+#[derive(Args)]
+struct RowArgs {
+    file: PathBuf,
+    #[command(flatten)]
+    effort: Effort,
+}
+
+/// What is run, and what it is called: the options of `girih plan`.
+const ROWS: [(&str, &[&str]); 10] = [
+    ("auto", &[]),
+    ("sweep", &["--planner", "sweep"]),
+    ("first fit", &["--planner", "first-fit"]),
+    ("two-phase", &["--planner", "two-phase"]),
+    ("skyline", &["--planner", "skyline"]),
+    ("auto without sweep", &["--without", "sweep"]),
+    ("auto without first fit", &["--without", "first-fit"]),
+    ("auto without two-phase", &["--without", "two-phase"]),
+    ("auto without skyline", &["--without", "skyline"]),
+    ("auto without noise", &["--without", "noise"]),
+];
+
+/// What a row finds.
+#[derive(Serialize, Deserialize, Clone)]
+struct Found {
+    buffers: usize,
+    lower_bound: u64,
+    height: u64,
+    proven: bool,
+    found_by: String,
+    attempts: usize,
+    seconds: f64,
+    /// The most memory that the process had, in bytes; none where the system does not say.
+    memory_peak: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Json {
+    problems: Vec<JsonProblem>,
+}
+
+#[derive(Serialize)]
+struct JsonProblem {
+    name: String,
+    rows: Vec<JsonRow>,
+}
+
+#[derive(Serialize)]
+struct JsonRow {
+    planner: &'static str,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    found: Option<Found>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+pub(crate) fn run(args: &BenchArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    match &args.what {
+        What::Planners(args) => planners(args, json, out),
+        What::Row(args) => row(args, out),
+    }
+}
+
+fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let files = problems(&args.folder)?;
+    let progress = Progress::new();
+    let mut result = Json { problems: Vec::new() };
+    for file in &files {
+        let name = load::name_of(file);
+        let rows: Vec<JsonRow> = ROWS
+            .iter()
+            .map(|(planner, options)| {
+                progress.say(format!("{name}: {planner}"));
+                match measure(file, options, args) {
+                    Ok(found) => JsonRow { planner, found: Some(found), error: None },
+                    Err(error) => {
+                        JsonRow { planner, found: None, error: Some(format!("{error:#}")) }
+                    }
+                }
+            })
+            .collect();
+        if !json {
+            print(&name, &rows, out)?;
+            out.flush()?;
+        }
+        result.problems.push(JsonProblem { name, rows });
+    }
+    if json {
+        write_json(out, &result)?;
+    }
+    let failed =
+        result.problems.iter().flat_map(|problem| &problem.rows).any(|r| r.error.is_some());
+    Ok(if failed { Answer::No } else { Answer::Yes })
+}
+
+/// The planning problems and recordings of a folder, by name.
+fn problems(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder)
+        .with_context(|| format!("cannot read the folder {}", folder.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = uncompressed(&path);
+        if [".csv", ".pickle", ".girih"].iter().any(|ending| name.ends_with(ending)) {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        bail!("{} has no .csv, .pickle or .girih files", folder.display());
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn is_csv(path: &Path) -> bool {
+    uncompressed(path).ends_with(".csv")
+}
+
+/// The name of a file, as it would be without compression.
+fn uncompressed(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    name.trim_end_matches(".gz").trim_end_matches(".zst").to_owned()
+}
+
+/// Runs a row in a process of its own.
+#[expect(clippy::disallowed_methods, reason = "a benchmark has a time limit")]
+fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result<Found> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(own);
+    command.args(["bench", "row"]).arg(file).args(options);
+    command.args(args.budget.iter().flat_map(|budget| ["--budget", budget]));
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot start a process")?;
+    let until = Instant::now() + Duration::from_secs(args.timeout);
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() >= until {
+            child.kill()?;
+            child.wait()?;
+            bail!("stopped after {} s", args.timeout);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let mut said = String::new();
+    if !status.success() {
+        child.stderr.take().context("no standard error")?.read_to_string(&mut said)?;
+        bail!("{}", said.trim().trim_start_matches("girih: "));
+    }
+    child.stdout.take().context("no standard output")?.read_to_string(&mut said)?;
+    serde_json::from_str(&said).context("a row said something unexpected")
+}
+
+/// Plans one problem and says what came of it.
+fn row(args: &RowArgs, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let mut found = None;
+    if is_csv(&args.file) {
+        let table = read_csv(&args.file)?;
+        found = Some(plan(&table.problem, &args.effort)?);
+    } else {
+        let source = load::Source { file: args.file.clone(), marks: None, device: None };
+        let loaded = source.load()?;
+        let mut failed = None;
+        profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
+            let (outcome, row) = match plan_both(problem, &args.effort) {
+                Ok(both) => both,
+                Err(error) => {
+                    failed = Some(error);
+                    // The plan is not wanted any more.
+                    let outcome = girih_plan::solve(problem, girih_plan::Budget::attempts(1));
+                    return outcome.expect("a problem made from a trace has a meaning");
+                }
+            };
+            found = Some(row);
+            outcome
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+    }
+    write_json(out, &found.context("nothing was planned")?)?;
+    Ok(Answer::Yes)
+}
+
+fn plan(problem: &Problem, effort: &Effort) -> anyhow::Result<Found> {
+    Ok(plan_both(problem, effort)?.1)
+}
+
+fn plan_both(problem: &Problem, effort: &Effort) -> anyhow::Result<(Outcome, Found)> {
+    let progress = Progress::new();
+    let solver = effort.solver(&progress)?;
+    let (outcome, seconds) = timed(|| solver(problem));
+    let outcome = outcome?;
+    let memory_peak = memory_peak();
+    check::check(problem, &outcome.solution)
+        .context("the planner made a mistake, which is a bug of Girih")?;
+    let found = Found {
+        buffers: problem.buffers.len(),
+        lower_bound: outcome.bound.bytes,
+        height: outcome.solution.height,
+        proven: outcome.is_proven(),
+        found_by: outcome.solution.planner.to_owned(),
+        attempts: outcome.attempts.len(),
+        seconds,
+        memory_peak,
+    };
+    Ok((outcome, found))
+}
+
+/// The most memory that this process has had.
+fn memory_peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+fn print(name: &str, rows: &[JsonRow], out: &mut dyn Write) -> anyhow::Result<()> {
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| match (&row.found, &row.error) {
+            (Some(found), _) => {
+                let above = (found.height - found.lower_bound) as f64;
+                let above = 100.0 * above / found.lower_bound.max(1) as f64;
+                vec![
+                    row.planner.to_owned(),
+                    if found.proven { "proven".to_owned() } else { format!("{above:.4} %") },
+                    bytes(found.height),
+                    format!("{:.3} s", found.seconds),
+                    count(found.attempts as u64),
+                    found.memory_peak.map_or("-".to_owned(), bytes),
+                ]
+            }
+            (None, error) => {
+                let mut cells = vec![row.planner.to_owned(), error.clone().unwrap_or_default()];
+                cells.resize(6, String::new());
+                cells
+            }
+        })
+        .collect();
+    let found = rows.iter().find_map(|row| row.found.as_ref());
+    let (buffers, bound) = found.map_or((0, 0), |found| (found.buffers, found.lower_bound));
+    writeln!(out, "{name}: {} buffers, at least {}", count(buffers as u64), bytes(bound))?;
+    let head = ["planner", "above", "height", "time", "tries", "memory"];
+    writeln!(out, "{}", table(&head, &cells))?;
+    Ok(())
+}
