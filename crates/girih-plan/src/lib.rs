@@ -22,6 +22,7 @@ pub mod problem;
 pub mod profile;
 pub mod skyline;
 pub mod streams;
+pub mod stweaver;
 pub mod sweep;
 pub mod verify;
 

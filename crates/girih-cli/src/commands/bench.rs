@@ -1,7 +1,7 @@
 //! `girih bench planners`: every planner on every problem of a folder, one process each.
 //!
 //! Problems are CSV files of rows id,lower,upper,size and recordings, of which the steady iteration
-//! is planned. Each row is a process of its own, so that its memory is its own and a planner that
+//! is planned; published planners ([`girih_plan::stweaver`]) stand beside ours. Each row is a process of its own, so that its memory is its own and a planner that
 //! takes too long can be stopped.
 
 use std::io::{Read, Write};
@@ -10,8 +10,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand};
-use girih_plan::{Outcome, Problem, check, profile};
+use clap::{Args, Subcommand, ValueEnum};
+use girih_plan::bound::max_load;
+use girih_plan::stweaver::{self, PhaseSpan, Timeline};
+use girih_plan::{Budget, Problem, Solution, check, profile, solve};
 use serde::{Deserialize, Serialize};
 
 use super::effort::Effort;
@@ -55,15 +57,29 @@ struct RowArgs {
     file: PathBuf,
     #[command(flatten)]
     effort: Effort,
+    /// STWeaver's planner instead.
+    #[arg(long, value_enum)]
+    stweaver: Option<Stweaver>,
+}
+
+/// STWeaver's static planner.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Stweaver {
+    /// As its paper describes it: groups by phase, then by size.
+    Phases,
+    /// Its second half alone, which its program runs unless it is told otherwise.
+    Sizes,
 }
 
 /// What is run, and what it is called: the options of `girih plan`.
-const ROWS: [(&str, &[&str]); 10] = [
+const ROWS: [(&str, &[&str]); 12] = [
     ("auto", &[]),
     ("sweep", &["--planner", "sweep"]),
     ("first fit", &["--planner", "first-fit"]),
     ("two-phase", &["--planner", "two-phase"]),
     ("skyline", &["--planner", "skyline"]),
+    ("stweaver, by phase and size", &["--stweaver", "phases"]),
+    ("stweaver, by size", &["--stweaver", "sizes"]),
     ("auto without sweep", &["--without", "sweep"]),
     ("auto without first fit", &["--without", "first-fit"]),
     ("auto without two-phase", &["--without", "two-phase"]),
@@ -120,6 +136,8 @@ fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Res
         let name = load::name_of(file);
         let rows: Vec<JsonRow> = ROWS
             .iter()
+            // A planning problem has no phases.
+            .filter(|(_, options)| !(is_csv(file) && options.contains(&"phases")))
             .map(|(planner, options)| {
                 progress.say(format!("{name}: {planner}"));
                 match measure(file, options, args) {
@@ -209,58 +227,67 @@ fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result
 
 /// Plans one problem and says what came of it.
 fn row(args: &RowArgs, out: &mut dyn Write) -> anyhow::Result<Answer> {
-    let mut found = None;
-    if is_csv(&args.file) {
-        let table = read_csv(&args.file)?;
-        found = Some(plan(&table.problem, &args.effort)?);
+    let (problem, phases) = if is_csv(&args.file) {
+        (read_csv(&args.file)?.problem, Vec::new())
     } else {
-        let source = load::Source { file: args.file.clone(), marks: None, device: None };
-        let loaded = source.load()?;
-        let mut failed = None;
-        profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
-            let (outcome, row) = match plan_both(problem, &args.effort) {
-                Ok(both) => both,
-                Err(error) => {
-                    failed = Some(error);
-                    // The plan is not wanted any more.
-                    let outcome = girih_plan::solve(problem, girih_plan::Budget::attempts(1));
-                    return outcome.expect("a problem made from a trace has a meaning");
-                }
-            };
-            found = Some(row);
-            outcome
-        });
-        if let Some(error) = failed {
-            return Err(error);
+        steady_iteration(&args.file)?
+    };
+    let found = match args.stweaver {
+        None => plan(&problem, &args.effort)?,
+        Some(Stweaver::Phases) => {
+            let (solution, seconds) = timed(|| stweaver::plan(&problem, &phases));
+            found(&problem, &solution?, seconds)?
         }
-    }
-    write_json(out, &found.context("nothing was planned")?)?;
+        Some(Stweaver::Sizes) => {
+            let (solution, seconds) = timed(|| stweaver::plan_by_size(&problem));
+            found(&problem, &solution?, seconds)?
+        }
+    };
+    write_json(out, &found)?;
     Ok(Answer::Yes)
 }
 
-fn plan(problem: &Problem, effort: &Effort) -> anyhow::Result<Found> {
-    Ok(plan_both(problem, effort)?.1)
+/// The planning problem of a recording's steady iteration, and the phases of its buffers.
+fn steady_iteration(path: &Path) -> anyhow::Result<(Problem, Vec<PhaseSpan>)> {
+    let source = load::Source { file: path.to_owned(), marks: None, device: None };
+    let loaded = source.load()?;
+    let mut problem = Problem::default();
+    let plan = profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |asked| {
+        problem.clone_from(asked);
+        // Only the shape of the plan is looked at.
+        let outcome = solve(asked, Budget::attempts(1));
+        outcome.expect("a problem made from a trace has a meaning")
+    });
+    let timeline = Timeline::of(&plan, &loaded.trace, &loaded.lives, &loaded.iterations);
+    let phases = timeline.spans(&problem);
+    Ok((problem, phases))
 }
 
-fn plan_both(problem: &Problem, effort: &Effort) -> anyhow::Result<(Outcome, Found)> {
+fn plan(problem: &Problem, effort: &Effort) -> anyhow::Result<Found> {
     let progress = Progress::new();
     let solver = effort.solver(&progress)?;
     let (outcome, seconds) = timed(|| solver(problem));
     let outcome = outcome?;
+    let attempts = outcome.attempts.len();
+    Ok(Found { attempts, ..found(problem, &outcome.solution, seconds)? })
+}
+
+/// What is said of a solution that took so long.
+fn found(problem: &Problem, solution: &Solution, seconds: f64) -> anyhow::Result<Found> {
     let memory_peak = memory_peak();
-    check::check(problem, &outcome.solution)
+    check::check(problem, solution)
         .context("the planner made a mistake, which is a bug of Girih")?;
-    let found = Found {
+    let lower_bound = max_load(problem)?.bytes;
+    Ok(Found {
         buffers: problem.buffers.len(),
-        lower_bound: outcome.bound.bytes,
-        height: outcome.solution.height,
-        proven: outcome.is_proven(),
-        found_by: outcome.solution.planner.to_owned(),
-        attempts: outcome.attempts.len(),
+        lower_bound,
+        height: solution.height,
+        proven: solution.height == lower_bound,
+        found_by: solution.planner.to_owned(),
+        attempts: 1,
         seconds,
         memory_peak,
-    };
-    Ok((outcome, found))
+    })
 }
 
 /// The most memory that this process has had.

@@ -1,0 +1,198 @@
+//! STWeaver's planner, whole: right on everything, the same every time, and as good as its paper
+//! says where the phases are known.
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use arbitrary::Arbitrary;
+use common::AnyProblem;
+use common::pipeline::Pipeline;
+use girih_plan::bound::max_load;
+use girih_plan::check::{check, check_pairs};
+use girih_plan::stweaver::{
+    PhaseSpan, Steps, StweaverError, Timeline, plan, plan_by_size, plan_in_steps,
+};
+use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve};
+use girih_trace::compress::Limits;
+use girih_trace::generate::{Training, training};
+use girih_trace::{Iterations, Lifetimes, Trace, marks, open};
+
+/// The problem that the profile makes of a recording, with the phases of its buffers.
+fn problem_of(trace: &Trace) -> (Problem, Vec<PhaseSpan>) {
+    let lives = Lifetimes::of(trace);
+    let iterations = Iterations::of(trace, &lives);
+    let mut seen = None;
+    let plan = profile::plan(trace, &lives, &iterations, |problem| {
+        seen = Some(problem.clone());
+        solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
+    });
+    let problem = seen.expect("the planner is asked once");
+    let spans = Timeline::of(&plan, trace, &lives, &iterations).spans(&problem);
+    (problem, spans)
+}
+
+/// Plans, checks, and says how far above the bound the plan is, as a part of the bound.
+fn gap(problem: &Problem, spans: &[PhaseSpan]) -> (f64, Steps) {
+    let (solution, steps) = plan_in_steps(problem, spans).expect("valid");
+    (gap_of(problem, &solution), steps)
+}
+
+fn gap_of(problem: &Problem, solution: &Solution) -> f64 {
+    check(problem, solution).expect("right");
+    let bound = max_load(problem).expect("valid").bytes;
+    (solution.height - bound) as f64 / bound as f64
+}
+
+#[test]
+fn every_plan_passes_the_checker_whatever_the_phases_are() {
+    arbtest::arbtest(|u| {
+        let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
+        let mut spans = Vec::new();
+        for _ in &problem.buffers {
+            let (birth, death) = (u.int_in_range(0..=3)?, u.int_in_range(0..=4)?);
+            spans.push(PhaseSpan { birth, death });
+        }
+        let solution = plan(&problem, &spans).expect("valid");
+        check(&problem, &solution).unwrap_or_else(|e| panic!("{e}: {problem:?} {spans:?}"));
+        check_pairs(&problem, &solution).expect("both checkers agree");
+        assert_eq!(solution.height % problem.alignment, 0);
+        assert_eq!(solution.planner, "stweaver");
+        assert_eq!(plan(&problem, &spans), Ok(solution), "the same every time");
+        Ok(())
+    });
+}
+
+#[test]
+fn every_plan_passes_the_checker_where_phases_follow_time() {
+    arbtest::arbtest(|u| {
+        let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
+        let mut starts: Vec<u32> = (0..u.int_in_range(0..=4)?)
+            .map(|_| u.int_in_range(0..=40))
+            .collect::<Result<_, _>>()?;
+        starts.sort_unstable();
+        let spans = Timeline::new(&starts).spans(&problem);
+        let (solution, steps) = plan_in_steps(&problem, &spans).expect("valid");
+        check(&problem, &solution).unwrap_or_else(|e| panic!("{e}: {problem:?} {spans:?}"));
+        assert!(steps.fused * 2 <= steps.groups && steps.fused <= steps.tried);
+        assert!(steps.inserted + steps.layers <= steps.requests);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_single_phase_leaves_the_second_step_alone() {
+    arbtest::arbtest(|u| {
+        let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
+        let spans = vec![PhaseSpan { birth: 7, death: 7 }; problem.buffers.len()];
+        let by_size = plan_by_size(&problem).expect("valid");
+        check(&problem, &by_size).expect("right");
+        assert_eq!(plan(&problem, &spans), Ok(by_size));
+        Ok(())
+    });
+}
+
+#[test]
+fn an_iteration_by_hand_is_planned_as_the_paper_draws_it() {
+    // Phases: forward [0, 4), backward [4, 8), optimizer [8, 10). Two activations go in the reverse
+    // of their order, and leave room for two gradients that the optimizer takes up; a transient of
+    // the forward and one of the optimizer, when the gradients are gone.
+    let b = |lower, upper, size| Buffer { lower, upper, size };
+    let buffers = vec![b(0, 7, 4), b(1, 5, 4), b(5, 9, 4), b(7, 9, 4), b(2, 3, 2), b(9, 10, 2)];
+    let problem = Problem { buffers, period: 0, alignment: 1 };
+    let spans = Timeline::new(&[0, 4, 8]).spans(&problem);
+    assert_eq!(
+        (spans[1], spans[2]),
+        (PhaseSpan { birth: 1, death: 2 }, PhaseSpan { birth: 2, death: 3 })
+    );
+    let (solution, steps) = plan_in_steps(&problem, &spans).expect("valid");
+    // One rectangle for both groups: the gradient of tick 7 where the activation of tick 0 was.
+    assert_eq!((steps.groups, steps.tried, steps.fused), (2, 1, 1));
+    assert_eq!(solution.offsets[..4], [0, 4, 4, 0]);
+    // The first transient has a layer above it, the second what it leaves idle.
+    assert_eq!((solution.offsets[4], solution.offsets[5], solution.height), (8, 0, 10));
+    assert_eq!((steps.requests, steps.sizes, steps.layers, steps.inserted), (3, 2, 2, 1));
+}
+
+#[test]
+fn what_has_no_meaning_is_named() {
+    let problem =
+        Problem { buffers: vec![Buffer { lower: 0, upper: 1, size: 1 }], period: 0, alignment: 1 };
+    let missing = plan(&problem, &[]).expect_err("no phases");
+    assert_eq!(missing, StweaverError::Phases { buffers: 1, phases: 0 });
+    assert!(missing.to_string().contains("0 pairs of phases for 1 buffers"));
+    let nonsense = Problem { alignment: 0, ..problem };
+    let error = plan(&nonsense, &[PhaseSpan::default()]).expect_err("no alignment");
+    assert_eq!(error, StweaverError::Problem(ProblemError::Alignment));
+}
+
+#[test]
+fn the_largest_times_and_sizes_are_planned() {
+    let b = |lower, upper, size| Buffer { lower, upper, size };
+    let half = u64::MAX / 2;
+    let buffers = vec![b(0, u32::MAX, 1), b(u32::MAX - 1, u32::MAX, half), b(5, 6, half)];
+    for period in [0, u32::MAX] {
+        let problem = Problem { buffers: buffers.clone(), period, alignment: 1 };
+        for starts in [&[][..], &[6], &[6, u32::MAX - 1]] {
+            let solution = plan(&problem, &Timeline::new(starts).spans(&problem)).expect("valid");
+            check(&problem, &solution).expect("right");
+            assert_eq!(solution.height, half + 1);
+        }
+    }
+}
+
+#[test]
+fn the_schedule_of_a_pipeline_is_planned_by_size_within_a_hundredth() {
+    for ring in [false, true] {
+        let pipeline = Pipeline { microbatches: 24, layers: 4, ahead: 3, ring, jitter: 0 };
+        let problem = pipeline.problem();
+        let gap = gap_of(&problem, &plan_by_size(&problem).expect("valid"));
+        assert!(gap < 0.01, "gap {gap}");
+    }
+}
+
+#[test]
+fn generated_training_has_the_phases_of_its_marks() {
+    for (stages, recompute, evaluate_every) in [(1, false, 0), (4, false, 0), (2, true, 2)] {
+        let shape = Training { stages, recompute, evaluate_every, steps: 5, ..Training::default() };
+        let (problem, spans) = problem_of(&training(&shape, 7));
+        let (gap, steps) = gap(&problem, &spans);
+        // What the forward of each microbatch leaves to its backward is one group at least.
+        assert!(steps.groups >= shape.microbatches as usize, "{steps:?}");
+        assert!(gap < 0.5, "{shape:?}: gap {gap}");
+    }
+}
+
+#[test]
+fn where_no_pass_is_marked_the_iteration_is_one_phase() {
+    let mut trace = training(&Training::default(), 7);
+    trace.marks.clear();
+    let (problem, spans) = problem_of(&trace);
+    assert!(spans.iter().all(|span| *span == PhaseSpan::default()));
+    let (_, steps) = gap(&problem, &spans);
+    assert_eq!(steps.groups, 0);
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn recorded_runs_are_planned_within_what_was_measured() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
+    // By groups, and by size alone.
+    let measured = [("fsdp2_R_r0", 0.084, 0.0), ("megatron_gpt2-R_r3", 0.017, 0.0)];
+    for (name, by_groups, by_size) in measured {
+        let Ok(file) = File::open(folder.join(format!("{name}.pickle.gz"))) else {
+            eprintln!("skipped: {name} is not in {}", folder.display());
+            continue;
+        };
+        let mut trace = open::detect_and_read(file, Limits::default()).expect("a recording");
+        let mut trace = trace.traces.remove(0);
+        let json = fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
+        marks::apply(&mut trace, &json).expect("marks");
+        let (problem, spans) = problem_of(&trace);
+        let (with_groups, steps) = gap(&problem, &spans);
+        assert!(steps.groups > 0 && with_groups <= by_groups, "{name}: {with_groups} {steps:?}");
+        let alone = gap_of(&problem, &plan_by_size(&problem).expect("valid"));
+        assert!(alone <= by_size, "{name}: {alone}");
+    }
+}
