@@ -7,7 +7,7 @@
 //!
 //! After the first attempt they go in batches of eight. All of a batch have the same height to beat,
 //! and the first of the lowest wins, so that it makes no difference how many threads share a batch
-//! ([`mod@batch`]).
+//! (`batch`).
 
 mod batch;
 
