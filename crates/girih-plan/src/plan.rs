@@ -116,8 +116,8 @@ impl Plan {
     }
 
     /// The most bytes requested and alive at once in the opening, wherever they are; 0 without one.
-    /// More than the regions together where a program makes more than it keeps: a model that is made in 32 bits
-    /// and turned to 16.
+    /// That is more than the regions together where a program makes more than it keeps: a model that
+    /// is made in 32 bits and turned to 16.
     pub fn opening_peak(&self) -> u64 {
         let opening = self.sequences.iter().find(|sequence| sequence.role == Role::Opening);
         let entries = opening.map_or(&[][..], |sequence| &sequence.entries);

@@ -59,7 +59,8 @@ impl Growth {
     /// Of a plan that is followed from the first request and foresees so many bytes at once;
     /// `arena` is what an iteration takes.
     pub(super) fn of_plan(bytes: u64, arena: u64) -> Growth {
-        let ceiling = bytes + bytes / OUTSIDE;
+        // A plan file may claim anything of what lies outside its regions.
+        let ceiling = bytes.saturating_add(bytes / OUTSIDE);
         let foreseen = Growth { foreseen: bytes, ceiling, is_opening: true, ..Growth::default() };
         foreseen.with_arena(arena)
     }
@@ -194,6 +195,11 @@ mod tests {
         }
         growth.begin_iteration();
         assert!(growth.gives_back(11 * GIB, GIB, GIB), "the credit is that of a new plan");
+    }
+
+    #[test]
+    fn a_plan_that_claims_the_impossible_has_a_ceiling_too() {
+        assert_eq!(Growth::of_plan(u64::MAX, GIB).top(), u64::MAX);
     }
 
     #[test]
