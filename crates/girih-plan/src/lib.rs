@@ -9,6 +9,7 @@
 pub mod bound;
 pub mod check;
 pub mod csv;
+pub mod exact;
 pub mod file;
 mod fill;
 pub mod firstfit;

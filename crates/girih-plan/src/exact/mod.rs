@@ -1,0 +1,214 @@
+//! The exact solver: the lowest height there is, with the proof, or the best so far with a bound.
+//!
+//! Branch and bound over canonical layouts (`state`), one capacity at a time (`tree`): is there
+//! a layout of this height? First the height is tried that cannot be beaten, the maximum load.
+//! While that stays open, the range between what is refuted and what was found is halved. Several
+//! strategies (`strategy`) take turns at each height, with limits that double from round to
+//! round; what has failed is remembered (`nogoods`), so that a new round does not begin anew.
+//!
+//! ```text
+//!  height   bound                                        best
+//!    |--------|------------?------------?---------?--------|-----
+//!     refuted  1st question  ..           3rd       2nd      found
+//! ```
+//!
+//! This is for what the portfolio leaves: some hundred buffers, tightly packed. The greedy planners
+//! are far faster on everything that they can solve at the bound.
+//!
+//! The canonical layouts, the bound of a section and the components are those of M. D. Moffitt,
+//! *MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning*, ASPLOS
+//! 2023; the search asks the tightest section of a valley instead of placing by rising offset.
+
+mod model;
+mod nogoods;
+mod state;
+mod strategy;
+mod tree;
+
+use std::ops::ControlFlow;
+
+use crate::bound::max_load;
+use crate::instance::Instance;
+use crate::problem::{Problem, ProblemError, Solution};
+use model::Model;
+use strategy::{STRATEGIES, Strategy};
+use tree::{Tree, Verdict};
+
+/// How far to search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Search {
+    /// Nodes of the tree at most. A node costs a few microseconds for some hundred buffers.
+    pub nodes: u64,
+    /// Bytes that are low enough: the search ends as soon as it has a solution of this height. 0
+    /// if only the lowest is.
+    pub enough: u64,
+}
+
+/// What a search found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The lowest solution: the one to be beaten, if nothing was lower.
+    pub solution: Solution,
+    /// No solution is lower than this many bytes: the maximum load, or more if that was refuted.
+    pub bound: u64,
+    /// Nodes that were searched. 0 if there was nothing to beat, or if the problem is too large to
+    /// be searched: its tables of overlaps would take more than 64 MiB.
+    pub nodes: u64,
+}
+
+impl Outcome {
+    /// Whether no solution can be lower.
+    pub fn is_proven(&self) -> bool {
+        self.solution.height <= self.bound
+    }
+}
+
+/// What is told while the search goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Nodes searched so far.
+    pub nodes: u64,
+    /// The height of the best solution so far, in bytes.
+    pub height: u64,
+    /// The best lower bound so far, in bytes.
+    pub bound: u64,
+    /// The height that is being decided, in bytes.
+    pub target: u64,
+}
+
+/// Looks for the lowest solution of `problem` that is lower than `start`, which must solve it.
+/// `progress` is told of every few thousand nodes and may end the search.
+///
+/// The same arguments give the same outcome on every machine, as long as `progress` lets it.
+pub fn improve(
+    problem: &Problem,
+    start: Solution,
+    search: Search,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Outcome, ProblemError> {
+    let bound = max_load(problem)?.bytes;
+    let outcome = Outcome { solution: start, bound, nodes: 0 };
+    if outcome.solution.height <= bound.max(search.enough) || search.nodes == 0 {
+        return Ok(outcome);
+    }
+    let instance = Instance::new(problem)?;
+    let Some(model) = Model::new(&instance) else { return Ok(outcome) };
+    let mut solver = Solver::new(&instance, &model, outcome, search, problem.buffers.len());
+    solver.run(&mut progress);
+    let Solver { outcome, tree, .. } = solver;
+    Ok(Outcome { nodes: tree.nodes, ..outcome })
+}
+
+/// A search under way. Heights are in steps of the model, above the residents.
+struct Solver<'m> {
+    instance: &'m Instance,
+    model: &'m Model,
+    tree: Tree<'m>,
+    strategies: Vec<(Strategy, Vec<u32>)>,
+    search: Search,
+    outcome: Outcome,
+    buffers: usize,
+    /// The least height that is not refuted, and the least that is no improvement.
+    lower: u64,
+    upper: u64,
+}
+
+/// The caller, the budget or the proof says that it is enough.
+struct Done;
+
+impl<'m> Solver<'m> {
+    fn new(
+        instance: &'m Instance,
+        model: &'m Model,
+        outcome: Outcome,
+        search: Search,
+        buffers: usize,
+    ) -> Solver<'m> {
+        let tree = Tree::new(model, search.nodes);
+        let of = |strategy: Strategy| (strategy, strategy.order.ranks(model, &tree.state));
+        let strategies = STRATEGIES.into_iter().map(of).collect();
+        let (ground, step) = (instance.height(0), instance.height(model.step) - instance.height(0));
+        let lower = tree.state.sections.iter().map(|section| section.load).max().unwrap_or(0);
+        let upper = outcome.solution.height.saturating_sub(ground).div_ceil(step);
+        Solver { instance, model, tree, strategies, search, outcome, buffers, lower, upper }
+    }
+
+    fn run(&mut self, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) {
+        let mut limit = self.model.sizes.len().max(64) as u64;
+        while self.round(limit, progress).is_ok() {
+            limit = limit.saturating_mul(2);
+        }
+    }
+
+    /// Tries heights from the bound on, each by every strategy for `limit` nodes.
+    fn round(
+        &mut self,
+        limit: u64,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<(), Done> {
+        // What is enough is asked for first; what is lower than that, never.
+        let mut target = self.lower.max(self.enough());
+        // The highest height that no strategy could decide.
+        let mut undecided = None;
+        while target < self.upper {
+            if self.decide(target, limit, progress)? == Verdict::Limit {
+                undecided = Some(target);
+            }
+            target = match undecided.filter(|height| *height >= self.lower) {
+                // The bound has moved: the next height may be as easily refuted.
+                None => self.lower,
+                Some(height) if height < self.upper => height + (self.upper - height).div_ceil(2),
+                Some(_) => break,
+            };
+        }
+        if self.lower < self.upper { Ok(()) } else { Err(Done) }
+    }
+
+    /// The height in steps that is low enough, rounded down.
+    fn enough(&self) -> u64 {
+        let (ground, step) = (self.instance.height(0), self.instance.height(self.model.step));
+        self.search.enough.saturating_sub(ground) / (step - ground)
+    }
+
+    /// Asks each strategy for a layout of at most `target` steps, until one knows.
+    fn decide(
+        &mut self,
+        target: u64,
+        limit: u64,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Verdict, Done> {
+        for (strategy, ranks) in &self.strategies {
+            let limit = limit.min(self.search.nodes - self.tree.nodes);
+            let told = Progress {
+                nodes: 0,
+                height: self.outcome.solution.height,
+                bound: self.outcome.bound,
+                target: self.instance.height(target * self.model.step),
+            };
+            let mut go_on = |nodes| progress(Progress { nodes, ..told }).is_continue();
+            match self.tree.decide(target, (strategy.choice, ranks), limit, &mut go_on) {
+                Verdict::Found => return self.found(),
+                Verdict::Refuted => {
+                    self.lower = target + 1;
+                    self.outcome.bound = self.instance.height(self.lower * self.model.step);
+                    return if self.lower < self.upper { Ok(Verdict::Refuted) } else { Err(Done) };
+                }
+                Verdict::Limit if self.tree.nodes < self.search.nodes => {}
+                Verdict::Limit | Verdict::Stopped => return Err(Done),
+            }
+        }
+        Ok(Verdict::Limit)
+    }
+
+    /// Keeps the layout that the tree has found.
+    fn found(&mut self) -> Result<Verdict, Done> {
+        let layout: Vec<u64> =
+            self.tree.state.layout.iter().map(|offset| offset * self.model.step).collect();
+        let ends = layout.iter().zip(&self.instance.items).map(|(offset, item)| offset + item.size);
+        let top = ends.max().unwrap_or(0);
+        self.outcome.solution = self.instance.solution(self.buffers, &layout, top, "exact");
+        self.upper = top / self.model.step;
+        let is_enough = self.outcome.solution.height <= self.search.enough;
+        if is_enough || self.upper <= self.lower { Err(Done) } else { Ok(Verdict::Found) }
+    }
+}
