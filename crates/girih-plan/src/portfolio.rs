@@ -3,7 +3,7 @@
 //! No planner is best everywhere, but each is cheap; on real traces one of the first few reaches
 //! the lower bound, which proves it. The order is fixed and there is no clock, so that the same
 //! problem always gets the same plan. Every planner is given the height to beat and stops when it
-//! cannot.
+//! cannot. What gap they leave in a small problem goes to the [exact](crate::exact) search.
 //!
 //! After the first attempt they go in batches of eight. All of a batch have the same height to beat,
 //! and the first of the lowest wins, so that it makes no difference how many threads share a batch
@@ -15,6 +15,7 @@ use std::ops::ControlFlow;
 
 use self::batch::{BATCH, Bench};
 use crate::bound::{Bound, max_load};
+use crate::exact;
 use crate::firstfit::Order;
 use crate::gaps::Fit;
 use crate::instance::Instance;
@@ -31,12 +32,22 @@ pub struct Budget {
     /// Threads that share the work, the caller's with them; at least 1. The outcome is the same
     /// with any number.
     pub threads: u32,
+    /// Nodes of the [exact](crate::exact) search at most, if the planners leave a gap. 0 for none.
+    pub nodes: u64,
 }
+
+/// Up to so many buffers the exact search is worth a try while somebody waits.
+const EXACT_MAX: usize = 1000;
 
 impl Budget {
     /// So many attempts, on the caller's thread.
     pub fn attempts(attempts: u32) -> Budget {
-        Budget { attempts, threads: 1 }
+        Budget { attempts, threads: 1, nodes: 0 }
+    }
+
+    /// The same with so many nodes of the exact search.
+    pub fn with_nodes(self, nodes: u64) -> Budget {
+        Budget { nodes, ..self }
     }
 
     /// The same shared by so many threads.
@@ -48,7 +59,8 @@ impl Budget {
     /// second for 96,000 on one core, and much less if a proof comes first, as it mostly does.
     pub fn interactive(buffers: usize) -> Budget {
         let attempts = 100_000 / buffers.max(1);
-        Budget::attempts(attempts.clamp(9, 401) as u32)
+        let nodes = if buffers <= EXACT_MAX { 50_000 } else { 0 };
+        Budget::attempts(attempts.clamp(9, 401) as u32).with_nodes(nodes)
     }
 }
 
@@ -71,12 +83,16 @@ pub struct Outcome {
     pub bound: Bound,
     /// What was tried, in order.
     pub attempts: Vec<Attempt>,
+    /// Bytes that no solution can be lower than: the bound, or more if the exact search has shown it.
+    pub least: u64,
+    /// Nodes of the exact search; 0 if there was none.
+    pub nodes: u64,
 }
 
 impl Outcome {
-    /// Whether the solution is as low as the bound, and so as low as can be.
+    /// Whether the solution is as low as can be.
     pub fn is_proven(&self) -> bool {
-        self.solution.height == self.bound.bytes
+        self.solution.height == self.least
     }
 
     /// How far the solution is above the bound, as a part of the bound: 0.01 for 1 %.
@@ -136,6 +152,7 @@ pub fn solve_among(
     let mut attempts = Vec::new();
 
     let of = budget.attempts.max(1);
+    let mut is_ended = false;
     'batches: loop {
         let done = attempts.len() as u32;
         // The first sets the height to beat.
@@ -150,6 +167,7 @@ pub fn solve_among(
             let done = attempts.len() as u32;
             let told = Progress { done, of, attempt, height: height.best, bound: bound.bytes };
             if progress(told).is_break() {
+                is_ended = true;
                 break 'batches;
             }
         }
@@ -158,7 +176,31 @@ pub fn solve_among(
         }
     }
     let solution = bench.solution(problem.buffers.len());
-    Ok(Outcome { solution, bound, attempts })
+    let (least, nodes) = (bound.bytes, 0);
+    let outcome = Outcome { solution, bound, attempts, least, nodes };
+    if outcome.is_proven() || budget.nodes == 0 || is_ended {
+        return Ok(outcome);
+    }
+    search(problem, outcome, budget, progress)
+}
+
+/// Goes on from the best that the planners have found to the least height there is.
+fn search(
+    problem: &Problem,
+    found: Outcome,
+    budget: Budget,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Outcome, ProblemError> {
+    let Outcome { solution, bound, attempts, .. } = found;
+    let last = *attempts.last().expect("at least one planner was tried");
+    let (done, of) = (attempts.len() as u32, budget.attempts.max(1));
+    let goal = exact::Search { nodes: budget.nodes, enough: 0 };
+    let exact::Outcome { solution, bound: least, nodes } =
+        exact::improve(problem, solution, goal, |now| {
+            let (height, bound) = (now.height, now.bound);
+            progress(Progress { done, of, attempt: last, height, bound })
+        })?;
+    Ok(Outcome { solution, bound, attempts, least, nodes })
 }
 
 /// Every planner worth a try, the most promising first, without end: when all settings were had,

@@ -310,3 +310,17 @@ fn the_schedule_of_a_pipeline_is_planned_at_the_bound() {
         assert!(outcome.is_proven(), "gap {}", outcome.gap());
     }
 }
+
+#[test]
+fn the_exact_search_closes_what_gap_the_planners_leave_in_tiny_problems() {
+    all_problems(4, 5, false, |problem| {
+        let budget = Budget::attempts(1).with_nodes(100_000);
+        let outcome = solve(problem, budget).expect("valid");
+        assert!(outcome.is_proven(), "{problem:?}");
+        assert!(outcome.bound.bytes <= outcome.least);
+        check_pairs(problem, &outcome.solution).expect("valid");
+        if outcome.nodes > 0 {
+            assert_eq!(outcome.solution.height, optimum(problem), "{problem:?}");
+        }
+    });
+}

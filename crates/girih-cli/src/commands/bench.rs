@@ -72,7 +72,7 @@ enum Stweaver {
 }
 
 /// What is run, and what it is called: the options of `girih plan`.
-const ROWS: [(&str, &[&str]); 12] = [
+const ROWS: [(&str, &[&str]); 13] = [
     ("auto", &[]),
     ("sweep", &["--planner", "sweep"]),
     ("first fit", &["--planner", "first-fit"]),
@@ -85,6 +85,7 @@ const ROWS: [(&str, &[&str]); 12] = [
     ("auto without two-phase", &["--without", "two-phase"]),
     ("auto without skyline", &["--without", "skyline"]),
     ("auto without noise", &["--without", "noise"]),
+    ("auto without exact", &["--without", "exact"]),
 ];
 
 /// What a row finds.
@@ -268,8 +269,8 @@ fn plan(problem: &Problem, effort: &Effort) -> anyhow::Result<Found> {
     let solver = effort.solver(&progress)?;
     let (outcome, seconds) = timed(|| solver(problem));
     let outcome = outcome?;
-    let attempts = outcome.attempts.len();
-    Ok(Found { attempts, ..found(problem, &outcome.solution, seconds)? })
+    let (attempts, proven) = (outcome.attempts.len(), outcome.is_proven());
+    Ok(Found { attempts, proven, ..found(problem, &outcome.solution, seconds)? })
 }
 
 /// What is said of a solution that took so long.

@@ -68,6 +68,8 @@ enum Trick {
     Skyline,
     /// Skylines with noise.
     Noise,
+    /// The exact search that comes last.
+    Exact,
 }
 
 impl Kind {
@@ -89,6 +91,7 @@ impl Trick {
             Trick::FirstFit => Kind::FirstFit.is_one(planner),
             Trick::TwoPhase => Kind::TwoPhase.is_one(planner),
             Trick::Skyline => Kind::Skyline.is_one(planner),
+            Trick::Exact => false,
             Trick::Noise => matches!(planner, Planner::Skyline(Key { noise: 1.., .. })),
         }
     }
@@ -109,6 +112,8 @@ fn planners(kind: Kind, without: &[Trick]) -> Box<dyn Iterator<Item = Planner>> 
 
 /// Planners of the schedule among which all kinds are.
 const KNOWN: usize = 20;
+/// Nodes of the exact search for each attempt of a budget.
+const NODES: u64 = 1000;
 
 impl Effort {
     /// What plans a problem with this effort, and says on a terminal how far it is. An error if no
@@ -124,13 +129,9 @@ impl Effort {
         let threads = self.threads.unwrap_or_else(all_threads);
         let is_stopped = self.budget.and_then(|_| stopped_by_ctrl_c());
         Ok(move |problem: &Problem| {
-            let budget = match self.budget {
-                None => Budget::interactive(problem.buffers.len()),
-                Some(Limit::Attempts(attempts)) => Budget::attempts(attempts),
-                Some(Limit::Time(_)) => Budget::attempts(u32::MAX),
-            };
+            let budget = self.budget_for(problem).on_threads(threads);
             let until = self.until();
-            solve_among(problem, budget.on_threads(threads), planners, |now| {
+            solve_among(problem, budget, planners, |now| {
                 let height = bytes(now.height);
                 let gap = (now.height - now.bound) as f64 / (now.bound.max(1)) as f64 * 100.0;
                 progress.say(format!(
@@ -142,6 +143,23 @@ impl Effort {
                 if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
         })
+    }
+
+    /// The exact search is the portfolio's last planner; in a given time it has all that is left.
+    fn budget_for(&self, problem: &Problem) -> Budget {
+        let usual = Budget::interactive(problem.buffers.len());
+        let is_exact =
+            self.planner == Kind::Auto && !self.without.contains(&Trick::Exact) && usual.nodes > 0;
+        match self.budget {
+            None if is_exact => usual,
+            None => usual.with_nodes(0),
+            Some(Limit::Attempts(attempts)) if is_exact => {
+                Budget::attempts(attempts).with_nodes(NODES * u64::from(attempts))
+            }
+            Some(Limit::Attempts(attempts)) => Budget::attempts(attempts),
+            Some(Limit::Time(_)) if is_exact => usual.with_nodes(u64::MAX),
+            Some(Limit::Time(_)) => Budget::attempts(u32::MAX),
+        }
     }
 
     #[expect(clippy::disallowed_methods, reason = "a person has asked for a time")]
@@ -212,7 +230,7 @@ mod tests {
         for &kind in Kind::value_variants() {
             assert!(planners(kind, &[]).next().is_some(), "{kind:?}");
         }
-        for &trick in Trick::value_variants() {
+        for &trick in Trick::value_variants().iter().filter(|&&trick| trick != Trick::Exact) {
             assert!(planners(Kind::Auto, &[]).take(KNOWN).any(|planner| trick.is_used(&planner)));
             let mut left = planners(Kind::Auto, &[trick]).take(500);
             assert!(left.all(|planner| !trick.is_used(&planner)), "{trick:?}");

@@ -59,6 +59,9 @@ struct Json {
     proven: bool,
     planner: String,
     attempts: Vec<JsonAttempt>,
+    /// Bytes that no plan can be lower than.
+    least: u64,
+    exact_nodes: u64,
     certificate: Certificate,
     #[serde(skip_serializing_if = "Option::is_none")]
     fingerprint: Option<String>,
@@ -128,11 +131,12 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
     let (plan, seconds) = timed(|| {
         profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
             let outcome = solver(problem).expect("a problem made from a trace has a meaning");
-            made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome)));
+            let searched = (outcome.least, outcome.nodes);
+            made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome), searched));
             outcome
         })
     });
-    let (certificate, attempts) = made.expect("the planner is asked once");
+    let (certificate, attempts, (least, exact_nodes)) = made.expect("the planner is asked once");
     if let Some(output) = &args.output {
         load::write_whole(output, |writer| Ok(file::write(&plan, writer)?))?;
     }
@@ -148,6 +152,8 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         proven: plan.proven,
         planner: plan.planner.clone(),
         attempts,
+        least,
+        exact_nodes,
         certificate,
         fingerprint: Some(format!("{:016x}", plan.fingerprint())),
         seconds,
@@ -180,6 +186,8 @@ fn plan_csv(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         proven: outcome.is_proven(),
         planner: outcome.solution.planner.to_owned(),
         attempts: attempts(&outcome),
+        least: outcome.least,
+        exact_nodes: outcome.nodes,
         certificate: Certificate::of(&problem.problem, &outcome.bound),
         fingerprint: None,
         seconds,
@@ -204,7 +212,10 @@ fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
 fn print(result: &Json, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let verdict = match (result.proven, result.gap) {
-        (true, _) => "at the lower bound: no plan can be lower".to_owned(),
+        (true, 0.0) => "at the lower bound: no plan can be lower".to_owned(),
+        (true, gap) => {
+            format!("{:.3} % above the lower bound, and no plan can be lower", gap * 100.0)
+        }
         (false, gap) => format!("{:.3} % above the lower bound", gap * 100.0),
     };
     let rows = [

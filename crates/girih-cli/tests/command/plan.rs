@@ -145,6 +145,7 @@ fn a_budget_bounds_what_is_tried_and_threads_change_nothing() {
     };
     let alone = plan(&["--budget", "30", "--threads", "1"]);
     assert_eq!(alone["proven"], false);
+    assert_eq!(integer(&alone, "exact_nodes"), 30_000, "the search goes on where planners stop");
     assert_eq!(alone["attempts"].as_array().expect("a list").len(), 30);
     assert_eq!(alone, plan(&["--budget", "30", "--threads", "3"]));
 
@@ -159,8 +160,11 @@ fn a_budget_bounds_what_is_tried_and_threads_change_nothing() {
     }
     assert!(integer(&alone, "peak") <= integer(&sweeps, "peak"));
     assert!(integer(&alone, "peak") <= integer(&without, "peak"));
-    let timed = plan(&["--budget", "50ms"]);
-    assert!(integer(&timed, "peak") <= integer(&without, "peak"));
+    // However short the time, the first attempt is made.
+    let timed = plan(&["--budget", "1ms"]);
+    assert!(integer(&timed, "peak") <= integer(&alone["attempts"][0], "height"));
+
+    assert_eq!(integer(&plan(&["--budget", "30", "--without", "exact"]), "exact_nodes"), 0);
 
     let refused = error(&["plan", "--csv", arg(&rows), "--planner", "sweep", "--without", "sweep"]);
     assert!(refused.contains("no planner is left"), "{refused}");

@@ -200,10 +200,10 @@ fn solve_apart(
     streams: &[StreamId],
     solve: impl FnOnce(&Problem) -> Outcome,
 ) -> Outcome {
-    let Outcome { solution, bound, attempts } = solve(problem);
-    let solution = keep_apart(problem, streams, solution)
+    let outcome = solve(problem);
+    let solution = keep_apart(problem, streams, outcome.solution)
         .expect("a problem that was solved is one that has a meaning");
-    Outcome { solution, bound, attempts }
+    Outcome { solution, ..outcome }
 }
 
 /// Marks that bring a follower in step. Those of modules are too many to be worth it.
