@@ -3,7 +3,7 @@
 //! No planner is best everywhere, but each is cheap; on real traces one of the first few reaches
 //! the lower bound, which proves it. The order is fixed and there is no clock, so that the same
 //! problem always gets the same plan. Every planner is given the height to beat and stops when it
-//! cannot. What gap they leave in a small problem goes to the [exact](crate::exact) search.
+//! cannot. What gap they leave in a small problem goes to the exact search ([`mod@exact`]).
 //!
 //! After the first attempt they go in batches of eight. All of a batch have the same height to beat,
 //! and the first of the lowest wins, so that it makes no difference how many threads share a batch
@@ -32,7 +32,7 @@ pub struct Budget {
     /// Threads that share the work, the caller's with them; at least 1. The outcome is the same
     /// with any number.
     pub threads: u32,
-    /// Nodes of the [exact](crate::exact) search at most, if the planners leave a gap. 0 for none.
+    /// Nodes of the exact search ([`mod@exact`]) at most, if the planners leave a gap. 0 for none.
     pub nodes: u64,
 }
 
