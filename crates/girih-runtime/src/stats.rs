@@ -133,6 +133,29 @@ impl Stats {
         self.each_counter(|counter| counter.peak = counter.peak.max(peaks.next().unwrap_or(0)));
     }
 
+    /// Compares the present values with those of `counted`, which was counted anew. Says which
+    /// counter is wrong.
+    pub(crate) fn check_present(&self, counted: &Stats) -> Result<(), String> {
+        for (name, kept, counted) in [
+            ("reserved bytes", self.reserved_bytes, counted.reserved_bytes),
+            ("allocations", self.allocation, counted.allocation),
+            ("allocated bytes", self.allocated_bytes, counted.allocated_bytes),
+            ("active blocks", self.active, counted.active),
+            ("active bytes", self.active_bytes, counted.active_bytes),
+            ("requested bytes", self.requested_bytes, counted.requested_bytes),
+            ("segments", self.segment, counted.segment),
+            ("inactive splits", self.inactive_split, counted.inactive_split),
+            ("inactive split bytes", self.inactive_split_bytes, counted.inactive_split_bytes),
+        ] {
+            let present = |of: Counters| [of.all.current, of.small.current, of.large.current];
+            if present(kept) != present(counted) {
+                let (kept, counted) = (present(kept), present(counted));
+                return Err(format!("{name}: {kept:?} kept, {counted:?} counted"));
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `with` on every counter, in a fixed order.
     fn each_counter(&mut self, mut with: impl FnMut(&mut Counter)) {
         for counters in [

@@ -8,7 +8,7 @@ use super::Caching;
 use super::block::{Block, NIL};
 use super::rounding::MIN_BLOCK_SIZE;
 use crate::policy::{Backing, BlockId, BlockView, SegmentView};
-use crate::stats::{Counters, Stats};
+use crate::stats::Stats;
 
 impl Block {
     fn state(&self) -> BlockState {
@@ -199,24 +199,6 @@ impl Caching {
                 counted.inactive_split_bytes.increase(is_small, block.size);
             }
         }
-        let stats = &self.stats;
-        for (name, kept, counted) in [
-            ("reserved bytes", stats.reserved_bytes, counted.reserved_bytes),
-            ("allocations", stats.allocation, counted.allocation),
-            ("allocated bytes", stats.allocated_bytes, counted.allocated_bytes),
-            ("active blocks", stats.active, counted.active),
-            ("active bytes", stats.active_bytes, counted.active_bytes),
-            ("requested bytes", stats.requested_bytes, counted.requested_bytes),
-            ("segments", stats.segment, counted.segment),
-            ("inactive splits", stats.inactive_split, counted.inactive_split),
-            ("inactive split bytes", stats.inactive_split_bytes, counted.inactive_split_bytes),
-        ] {
-            let present = |of: Counters| [of.all.current, of.small.current, of.large.current];
-            if present(kept) != present(counted) {
-                let (kept, counted) = (present(kept), present(counted));
-                return Err(format!("{name}: {kept:?} kept, {counted:?} counted"));
-            }
-        }
-        Ok(())
+        self.stats.check_present(&counted)
     }
 }

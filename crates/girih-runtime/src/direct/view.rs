@@ -7,7 +7,7 @@ use girih_trace::BlockState;
 
 use super::Direct;
 use crate::policy::{BlockId, BlockView, Policy, SegmentView};
-use crate::stats::{Counters, Stats};
+use crate::stats::Stats;
 
 impl Direct {
     /// Every allocation and every segment of the pools with its blocks, by address.
@@ -71,24 +71,6 @@ impl Direct {
                 counted.allocated_bytes.increase(is_small, block.size);
             }
         }
-        let stats = &self.stats;
-        for (name, kept, counted) in [
-            ("segments", stats.segment, counted.segment),
-            ("reserved bytes", stats.reserved_bytes, counted.reserved_bytes),
-            ("active blocks", stats.active, counted.active),
-            ("active bytes", stats.active_bytes, counted.active_bytes),
-            ("requested bytes", stats.requested_bytes, counted.requested_bytes),
-            ("allocations", stats.allocation, counted.allocation),
-            ("allocated bytes", stats.allocated_bytes, counted.allocated_bytes),
-            ("inactive splits", stats.inactive_split, counted.inactive_split),
-            ("inactive split bytes", stats.inactive_split_bytes, counted.inactive_split_bytes),
-        ] {
-            let present = |of: Counters| [of.all.current, of.small.current, of.large.current];
-            if present(kept) != present(counted) {
-                let (kept, counted) = (present(kept), present(counted));
-                return Err(format!("{name}: {kept:?} kept, {counted:?} counted"));
-            }
-        }
-        Ok(())
+        self.stats.check_present(&counted)
     }
 }
