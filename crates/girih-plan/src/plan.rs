@@ -115,6 +115,17 @@ impl Plan {
         entries / self.rounds.max(1) as usize
     }
 
+    /// The most bytes of the arena that an iteration may take over from the one before: what lives
+    /// until the last request of the steady sequence or beyond. What is gone before the first request
+    /// of the next round counts too, for a plan knows requests alone.
+    pub fn carried_bytes(&self) -> u64 {
+        let entries = self.steady().map_or(&[][..], |sequence| &sequence.entries);
+        let carried = entries.iter().filter(|entry| {
+            matches!(entry.place, Place::Arena(_)) && entry.until as usize >= entries.len()
+        });
+        carried.map(|entry| granted(entry.size_max)).fold(0, u64::saturating_add)
+    }
+
     /// The most bytes requested and alive at once in the opening, wherever they are; 0 without one.
     /// That is more than the regions together where a program makes more than it keeps: a model that
     /// is made in 32 bits and turned to 16.

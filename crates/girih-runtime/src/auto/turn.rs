@@ -446,7 +446,7 @@ impl Auto {
         if self.turn.scout.is_none() {
             self.prove(&plan);
         }
-        if !self.planned.is_following() && !self.has_room(plan.arena_bytes) {
+        if !self.planned.is_following() && !self.has_room(&plan) {
             self.lay_aside();
             return Ok(());
         }
@@ -477,12 +477,17 @@ impl Auto {
 }
 
 impl Auto {
-    /// True if an arena of so many bytes fits into what was held before, beside what stays where it
-    /// is: what the program has made so far pins the pages that it lies on.
-    fn has_room(&self, arena: u64) -> bool {
-        let reserved = &self.planned.stats().reserved_bytes.all;
-        let stays = reserved.current.saturating_sub(self.planned.releasable());
-        stays + arena <= reserved.peak
+    /// True if the arena of a plan fits into what was held before, beside what stays where it is:
+    /// what the program has made so far pins the pages that it lies on. What the first iteration
+    /// under the plan takes over from the one before it does not come twice: its places in the arena
+    /// are empty until it is gone.
+    fn has_room(&self, plan: &Plan) -> bool {
+        let stats = self.planned.stats();
+        let live = stats.active_bytes.all.current;
+        let carried = plan.carried_bytes().min(live.saturating_sub(plan.persistent_bytes));
+        let reserved = &stats.reserved_bytes.all;
+        let pinned = reserved.current.saturating_sub(self.planned.releasable());
+        pinned.saturating_sub(carried).saturating_add(plan.arena_bytes) <= reserved.peak
     }
 }
 
