@@ -285,7 +285,7 @@ fn run_auto(
     options: Options,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut fallback = Caching::new(config.clone());
+    let mut fallback = Caching::new(Config { moves_pages: true, ..config.clone() });
     fallback.set_stream_handles(trace.streams.clone());
     let mut auto = Auto::new(Box::new(fallback), SimDevice::GRANULARITY);
     let late = setup.plans_late;

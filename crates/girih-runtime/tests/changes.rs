@@ -33,6 +33,9 @@ fn plan(sizes: &[u64]) -> Arc<Plan> {
     let reckless = suite::reckless_plan(1);
     Arc::new(Plan {
         arena_bytes: offset,
+        peak: offset,
+        lower_bound: sizes.iter().max().map_or(0, |&mib| mib * MIB),
+        proven: sizes.len() < 2,
         persistent_bytes: 0,
         sequences: vec![sequence],
         ..reckless

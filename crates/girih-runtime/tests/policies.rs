@@ -22,6 +22,13 @@ const SETTINGS: [&str; 7] = [
     "expandable_segments:True,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];
 
+/// Expandable segments whose idle pages move.
+fn moving(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+    let config = Config::parse(text).expect("the settings are right");
+    let moving = Config { tie_order, expandable_segments: true, moves_pages: true, ..config };
+    Box::new(Caching::new(moving))
+}
+
 fn direct(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
     Box::new(Direct::new(Caching::new(Config { tie_order, ..config })))
@@ -42,6 +49,14 @@ fn expandable_segments_pass_the_suite() {
     suite::check_policy(24, &mut || caching("expandable_segments:True", TieOrder::Address));
 }
 
+#[test]
+fn moving_pages_pass_the_suite() {
+    suite::check_policy(24, &mut || moving("", TieOrder::Address));
+    // Under a limit many move.
+    let tight = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
+    suite::check_policy(24, &mut || moving(tight, TieOrder::Address));
+}
+
 type Make = fn(&str, TieOrder) -> Box<dyn Policy>;
 
 /// A policy that caches, or the direct one around it; settings; a release.
@@ -49,7 +64,8 @@ fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOr
     let text = *u.choose(&SETTINGS)?;
     let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
     let tie_order = *u.choose(&orders)?;
-    Ok((if u.ratio(1, 4)? { direct } else { caching }, text, tie_order))
+    let make: Make = *u.choose(&[caching as Make, caching, moving, direct])?;
+    Ok((make, text, tie_order))
 }
 
 #[test]

@@ -34,10 +34,6 @@ use crate::planned::Planned;
 use crate::policy::{AllocError, Env, Granted, Policy, Request};
 use crate::wrapper::Wrapper;
 
-/// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
-/// their like leave so little behind that no plan is better than expandable segments.
-const WORTH: u64 = 128;
-
 /// Who makes the plans, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Planning {
@@ -134,19 +130,10 @@ impl Auto {
         if std::mem::take(&mut self.is_stale) {
             return;
         }
-        if self.turn.trusts(&plan, self.planned.plan())
-            && self.would_save(plan.arena_bytes + plan.persistent_bytes)
-        {
+        if self.turn.trusts(&plan, self.planned.plan()) && self.would_save(&plan) {
             self.turn.expect(&plan, &self.recorder);
             self.next = Some(plan);
         }
-    }
-
-    /// True if a plan that needs so many bytes is worth a change: it holds less than is held without
-    /// one.
-    fn would_save(&self, bytes: u64) -> bool {
-        let held = self.planned.stats().reserved_bytes.all.peak;
-        self.planned.is_following() || bytes <= held - held / WORTH
     }
 
     /// The plan that the run was found to fit, once for each: it is worth keeping for the next

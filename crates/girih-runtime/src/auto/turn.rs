@@ -21,9 +21,13 @@ use girih_trace::MarkKind;
 use super::recorder::Recorder;
 use super::scout::Scout;
 use super::{Auto, Planning, Switch};
-use crate::planned::{Following, Planned};
+use crate::caching::SLACK;
+use crate::planned::{Following, Planned, credit};
 use crate::policy::{AllocError, Env, Policy, Request};
 
+/// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
+/// their like leave so little behind that no plan is better than expandable segments.
+const WORTH: u64 = 128;
 /// An iteration fits if at most one byte in so many was not found in the plan.
 const MISFIT: u64 = 50;
 /// An iteration strains the device if the plan makes more than so many calls for memory in it.
@@ -68,8 +72,12 @@ pub(super) struct Turn {
     asked: [u64; 2],
     /// The two iterations before this one asked for the same.
     was_same: bool,
-    /// Calls for memory before the iteration began.
+    /// Calls for memory before the iteration began, and those of them that gave some back.
     calls: u64,
+    returns: u64,
+    /// There was an iteration without a plan in which memory went back again and again: pages moved,
+    /// or the device was full.
+    is_pressed: bool,
     /// Iterations under the present plan that strained the device, less those that did not.
     strains: u32,
     /// Iterations that have begun under the present plan.
@@ -109,6 +117,8 @@ impl Default for Turn {
             asked: [0; 2],
             was_same: false,
             calls: 0,
+            returns: 0,
+            is_pressed: false,
             strains: 0,
             followed: 0,
             is_proven: false,
@@ -255,6 +265,7 @@ impl Auto {
         turn.began_at = turn.requests;
         turn.began = self.planned.following();
         turn.calls = calls_for_memory(&self.planned);
+        turn.returns = self.planned.stats().num_device_free;
         turn.followed = if self.planned.is_following() { turn.followed + 1 } else { 0 };
         turn.steps += 1;
         Ok(())
@@ -293,7 +304,9 @@ impl Auto {
             self.turn.not_before = self.turn.steps + FIRST_PLAN;
         }
         self.recorder.keep();
+        let returns = self.planned.stats().num_device_free;
         let turn = &mut self.turn;
+        turn.is_pressed |= turn.steps > 0 && returns - turn.returns > STRAINED;
         let count = turn.requests - turn.began_at;
         let is_alike = count.abs_diff(turn.last) * 5 <= count.max(turn.last);
         let is_due = turn.steps >= turn.not_before && !self.is_out && self.next.is_none();
@@ -450,7 +463,8 @@ impl Auto {
             self.lay_aside();
             return Ok(());
         }
-        if !self.with(env, |planned, env| planned.follow(env, plan))? {
+        let most = self.most_under(&plan);
+        if !self.with(env, |planned, env| planned.follow_within(env, plan, most))? {
             return Ok(());
         }
         let turn = &mut self.turn;
@@ -480,14 +494,35 @@ impl Auto {
     /// True if the arena of a plan fits into what was held before, beside what stays where it is:
     /// what the program has made so far pins the pages that it lies on. What the first iteration
     /// under the plan takes over from the one before it does not come twice: its places in the arena
-    /// are empty until it is gone.
+    /// are empty until it is gone. Where pages had to move for so little to be held, a little more is
+    /// no loss: expandable segments would hold more than that.
     fn has_room(&self, plan: &Plan) -> bool {
         let stats = self.planned.stats();
         let live = stats.active_bytes.all.current;
         let carried = plan.carried_bytes().min(live.saturating_sub(plan.persistent_bytes));
         let reserved = &stats.reserved_bytes.all;
         let pinned = reserved.current.saturating_sub(self.planned.releasable());
-        pinned.saturating_sub(carried).saturating_add(plan.arena_bytes) <= reserved.peak
+        let held = pinned.saturating_sub(carried).saturating_add(plan.arena_bytes);
+        held <= self.most_under(plan)
+    }
+
+    /// The most bytes that may be held under a plan.
+    fn most_under(&self, plan: &Plan) -> u64 {
+        let peak = self.planned.stats().reserved_bytes.all.peak;
+        if !self.turn.is_pressed {
+            return peak;
+        }
+        let needed = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+        peak.max(needed.saturating_add(needed / SLACK)).saturating_add(credit(plan.arena_bytes))
+    }
+
+    /// True if a plan is worth a change: it holds less than is held without one, or as much without
+    /// moving a page.
+    pub(super) fn would_save(&self, plan: &Plan) -> bool {
+        let bytes = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+        let held = self.planned.stats().reserved_bytes.all.peak;
+        let saves = if self.turn.is_pressed { 0 } else { held / WORTH };
+        self.planned.is_following() || bytes <= held - saves
     }
 }
 

@@ -71,6 +71,9 @@ pub struct Config {
     pub throw_on_cudamalloc_oom: bool,
     /// Which release's order of equal blocks to follow. Not part of the text.
     pub tie_order: TieOrder,
+    /// Idle pages of expandable segments move to where memory is wanted before much more is held
+    /// than was ever in use. PyTorch has nothing like it; not part of the text.
+    pub moves_pages: bool,
 }
 
 impl Default for Config {
@@ -85,6 +88,7 @@ impl Default for Config {
             memory_fraction: 1.0,
             throw_on_cudamalloc_oom: false,
             tie_order: TieOrder::default(),
+            moves_pages: false,
         }
     }
 }

@@ -27,20 +27,21 @@ use crate::policy::{BlockId, Env};
 /// A reservation and the handles mapped into it.
 #[derive(Debug)]
 pub(super) struct Segment {
-    base: Address,
+    pub(super) base: Address,
     size: u64,
-    page: u64,
+    pub(super) page: u64,
     /// The handle of each page, up to the last that was ever mapped.
     handles: Vec<Option<Handle>>,
 }
 
 impl Segment {
-    /// Maps `count` pages from page `first` on, none of which is mapped. On an error everything is
-    /// as before.
+    /// Maps `count` pages from page `first` on, none of which is mapped: handles of `moved` first,
+    /// then new ones. On an error nothing is mapped, and the handles have gone back to the device.
     fn map(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
+        moved: &mut Vec<Handle>,
         first: usize,
         count: usize,
     ) -> Result<(), DeviceError> {
@@ -51,7 +52,8 @@ impl Segment {
         let mut mapped = 0;
         let result = (0..count)
             .try_for_each(|at| {
-                self.handles[first + at] = Some(device.create(self.page)?);
+                let handle = moved.pop().map_or_else(|| device.create(self.page), Ok)?;
+                self.handles[first + at] = Some(handle);
                 Ok(())
             })
             .and_then(|()| {
@@ -71,7 +73,7 @@ impl Segment {
     }
 
     /// The pages that lie wholly inside a block; an empty or reversed range if there is none.
-    fn pages_inside(&self, block: &Block) -> Range<u64> {
+    pub(super) fn pages_inside(&self, block: &Block) -> Range<u64> {
         let first = (block.address - self.base).div_ceil(self.page);
         first..(block.address + block.size - self.base) / self.page
     }
@@ -94,34 +96,61 @@ impl Caching {
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let Some(mut candidate) = self.find_expandable(env, search)? else { return Ok(None) };
+        let Some(candidate) = self.find_expandable(env, search)? else { return Ok(None) };
+        let mut moved = Vec::new();
+        let mapped = match self.collect_idle_pages(env, search, candidate, &mut moved) {
+            Ok(Some(start)) => self.map_run(env, start, search.size, &mut moved),
+            unmoved => {
+                self.drop_if_unmapped(env, candidate);
+                unmoved
+            }
+        };
+        for handle in moved {
+            self.limbo.release(env.device, handle);
+        }
+        if let Ok(Some(block)) = mapped {
+            self.remove_free(block);
+        }
+        mapped
+    }
+
+    /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. The block
+    /// that has become of it is free. None if the device has too little.
+    fn map_run(
+        &mut self,
+        env: &mut Env<'_>,
+        mut candidate: BlockId,
+        size: u64,
+        moved: &mut Vec<Handle>,
+    ) -> Result<Option<BlockId>, DeviceError> {
         if !self.blocks[candidate].mapped {
-            let size = self.blocks[candidate].size.min(search.size);
-            if !self.map_block(env, candidate, size)? {
+            let size = self.blocks[candidate].size.min(size);
+            if !self.map_block(env, candidate, size, moved)? {
                 return Ok(None);
             }
         }
-        while self.blocks[candidate].size < search.size {
+        while self.blocks[candidate].size < size {
             let next = self.blocks[candidate].next;
-            let missing = search.size - self.blocks[candidate].size;
+            let missing = size - self.blocks[candidate].size;
             let size = self.blocks[next].size.min(missing);
-            if !self.map_block(env, next, size)? {
+            if !self.map_block(env, next, size, moved)? {
                 return Ok(None);
             }
             candidate = next;
         }
-        self.remove_free(candidate);
         Ok(Some(candidate))
     }
 
-    /// The first block, by address, from which a run of free and unmapped blocks is long enough. If
-    /// there is none, an unmapped one over a new reservation. None if that cannot be had.
+    /// The first block, by address, from which a run of free and unmapped blocks is long enough; where
+    /// pages move, the one with the fewest to be mapped. If there is none, an unmapped one over a new
+    /// reservation. None if that cannot be had.
     fn find_expandable(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
         let first = (search.home.stream, 0, BlockId(0));
+        let mut starts = Vec::new();
         for &(stream, _, id) in self.pools.get(search.home.pool).unmapped.range(first..) {
             if stream != search.home.stream {
                 break;
@@ -129,10 +158,16 @@ impl Caching {
             let prev = self.blocks[id].prev;
             let start = if prev != NIL && self.blocks[prev].is_free() { prev } else { id };
             if self.run_reaches(start, search.size) {
-                return Ok(Some(start));
+                starts.push(start);
+                if !self.may_move(search) {
+                    break;
+                }
             }
         }
-        self.reserve_segment(env, search)
+        match self.least_to_map(&starts, search.size) {
+            Some(start) => Ok(Some(start)),
+            None => self.reserve_segment(env, search),
+        }
     }
 
     /// True if the free and unmapped blocks from `start` on have `size` bytes together.
@@ -178,14 +213,15 @@ impl Caching {
         Ok(Some(id))
     }
 
-    /// Maps the first `size` bytes of an unmapped block, rounded up to pages. The block becomes a
-    /// free one, together with its free neighbours; the rest stays unmapped. False if the device
-    /// has too little memory: then nothing has changed.
+    /// Maps the first `size` bytes of an unmapped block, rounded up to pages, onto handles of `moved`
+    /// and then onto new ones. The block becomes a free one, together with its free neighbours; the
+    /// rest stays unmapped. False if the device has too little memory: then nothing is mapped.
     pub(super) fn map_block(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
         size: u64,
+        moved: &mut Vec<Handle>,
     ) -> Result<bool, DeviceError> {
         let block = self.blocks[id];
         let Some(segment) = &mut self.segments[block.segment as usize] else {
@@ -194,7 +230,7 @@ impl Caching {
         let first = ((block.address - segment.base) / segment.page) as usize;
         let count = size.div_ceil(segment.page);
         let mapped = count * segment.page;
-        match segment.map(env.device, &mut self.limbo, first, count as usize) {
+        match segment.map(env.device, &mut self.limbo, moved, first, count as usize) {
             Ok(()) => {}
             Err(error) => {
                 self.drop_if_unmapped(env, id);
@@ -236,24 +272,47 @@ impl Caching {
         })
     }
 
-    /// Unmaps the pages that lie wholly inside a free block. What is left of it on both sides stays
-    /// free. Waits for the stream first.
+    /// Gives back the pages that lie wholly inside a free block. What is left of it on both sides
+    /// stays free. Waits for the stream first.
     pub(super) fn unmap_block(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
     ) -> Result<(), DeviceError> {
         let block = self.blocks[id];
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
-        let Range { start: first, end } = segment.pages_inside(&block);
-        if first >= end {
+        let Some(segment) = &self.segments[block.segment as usize] else { return Ok(()) };
+        let pages = segment.pages_inside(&block);
+        if pages.is_empty() {
             return Ok(());
         }
-        let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
         env.device.synchronize_stream(block.home.stream)?;
+        let mut handles = Vec::new();
+        self.unmap_pages(env, id, pages, &mut handles)?;
+        for handle in handles {
+            self.limbo.release(env.device, handle);
+        }
+        self.drop_if_unmapped(env, id);
+        Ok(())
+    }
+
+    /// Unmaps pages of a free block, at least one, all wholly inside it, and hands out their handles.
+    /// What is left of the block on both sides stays free. Its stream must have been waited for. On
+    /// an error nothing has changed.
+    pub(super) fn unmap_pages(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+        pages: Range<u64>,
+        handles: &mut Vec<Handle>,
+    ) -> Result<(), DeviceError> {
+        let block = self.blocks[id];
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
+        let Range { start: first, end } = pages;
+        let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
         env.device.unmap(address, size)?;
-        let count = (end - first) as usize;
-        segment.release(env.device, &mut self.limbo, first as usize, count);
+        handles.extend(
+            segment.handles[first as usize..end as usize].iter_mut().filter_map(Option::take),
+        );
 
         self.remove_free(id);
         let before = address - block.address;
@@ -276,7 +335,6 @@ impl Caching {
         self.stats.num_device_free += 1;
         let owner = owner.id;
         env.log(Action::SegmentUnmap, address, size, block.home.stream, owner);
-        self.drop_if_unmapped(env, id);
         Ok(())
     }
 
@@ -298,10 +356,10 @@ impl Caching {
         id
     }
 
-    /// Gives the reservation back if the block is all of it, unmapped.
-    fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
+    /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.
+    pub(super) fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
         let block = self.blocks[id];
-        if block.is_split() || block.mapped {
+        if !block.exists || block.is_split() || block.mapped {
             return;
         }
         self.remove_unmapped(id);

@@ -22,7 +22,7 @@
 //!
 //! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
 //! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
-//! `expandable` pages, `reclaim` giving back, `events` streams and captures, `checkpoint`
+//! `expandable` pages, `moving` those that are idle, `reclaim` giving back, `events` streams and captures, `checkpoint`
 //! bringing a pool back, `view` looking at it.
 
 mod adopt;
@@ -32,6 +32,7 @@ pub mod config;
 mod events;
 mod expandable;
 mod free_set;
+mod moving;
 mod pool;
 mod reclaim;
 pub mod rounding;
@@ -47,6 +48,7 @@ use self::block::{Home, Slab};
 pub use self::config::{Config, ConfigError, TieOrder};
 use self::events::StreamUse;
 use self::expandable::Segment;
+pub(crate) use self::moving::SLACK;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
 use crate::pending::{Limbo, PendingFrees};
@@ -79,6 +81,8 @@ pub struct Caching {
     stream_handles: Vec<u64>,
     last_registration: u32,
     stats: Stats,
+    /// The most bytes that were in use, as far as it is known; see `moving`.
+    most_in_use: u64,
 }
 
 impl Caching {
@@ -98,6 +102,7 @@ impl Caching {
             stream_handles: Vec::new(),
             last_registration: 0,
             stats: Stats::default(),
+            most_in_use: 0,
         }
     }
 

@@ -110,7 +110,8 @@ impl Caching {
         segment: u64,
     ) -> Result<Taken, DeviceError> {
         let after = self.held().saturating_add(segment);
-        if self.limit(env).is_some_and(|limit| after > limit) {
+        // What moves is held already; how much that is turns out once the place is found.
+        if !self.may_move(search) && self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(Taken::Nothing);
         }
         if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {

@@ -2,6 +2,8 @@
 
 use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
+mod moving;
+
 use super::*;
 use crate::policy::AllocError;
 use crate::sim::SimDevice;

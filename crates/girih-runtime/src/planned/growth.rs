@@ -32,6 +32,11 @@ const OUTSIDE: u64 = 8;
 /// In so many iterations the ceiling may be met.
 const PATIENCE: u32 = 3;
 
+/// Bytes by which a run under a plan with such an arena may grow at first.
+pub(crate) fn credit(arena: u64) -> u64 {
+    (arena / CREDIT).max(CREDIT_MIN)
+}
+
 /// What is held and may be held. Bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Growth {
@@ -71,7 +76,7 @@ impl Growth {
     }
 
     fn with_arena(self, arena: u64) -> Growth {
-        let unit = (arena / CREDIT).max(CREDIT_MIN);
+        let unit = credit(arena);
         Growth { unit, credit: unit, ..self }
     }
 

@@ -32,6 +32,7 @@ mod switch;
 mod view;
 
 pub use follower::{EntryId, Follower};
+pub(crate) use growth::credit;
 pub(crate) use layout::empty_plan;
 pub(crate) use view::Live;
 

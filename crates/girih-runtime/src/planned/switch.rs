@@ -62,6 +62,17 @@ impl Planned {
     /// # Errors
     /// Those of the device. The old plan is followed on.
     pub fn follow(&mut self, env: &mut Env<'_>, plan: Arc<Plan>) -> Result<bool, AllocError> {
+        self.follow_within(env, plan, 0)
+    }
+
+    /// As [`Planned::follow`], and up to `most` bytes may be held under the plan, if that is more than
+    /// was held before.
+    pub(crate) fn follow_within(
+        &mut self,
+        env: &mut Env<'_>,
+        plan: Arc<Plan>,
+        most: u64,
+    ) -> Result<bool, AllocError> {
         if self.captures > 0 {
             return Ok(false);
         }
@@ -86,7 +97,7 @@ impl Planned {
         }
         self.unmap_retired(env);
         let reserved = &self.stats.reserved_bytes.all;
-        let top = self.growth.top().max(reserved.peak);
+        let top = self.growth.top().max(reserved.peak).max(most);
         self.growth = Growth::of_switch(reserved.current, top, self.layout.plan.arena_bytes);
         self.follower = Follower::new(&self.layout.plan);
         self.follower.join();
