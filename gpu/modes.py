@@ -8,9 +8,10 @@ Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a 
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
 first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `profile`
 records without a cache, and `plan` follows the plan of that recording. Ratios of step times are to
-native's of the same run. `losses` says whether every loss is the first native's to the bit; without
-`--exact` of the workload native does not even equal itself. Below the table stands what each row of
-Girih asked of the driver in the settled steps.
+the first native's of the same run; native comes once more at the end, and its own ratio says
+how much of the others' is the card's. `losses` says whether every loss is the first native's to
+the bit; without `--exact` of the workload native does not even equal itself. Below the table
+stands what each row of Girih asked of the driver in the settled steps.
 """
 
 import argparse
@@ -28,7 +29,8 @@ MODES = [
     *("native", "expandable", "girih-native", "girih-expandable"),
     *("auto", "again", "profile", "plan"),
 ]
-DEFAULT = "native,expandable,auto,again"
+# Native again at the end: a card that has warmed up takes longer for the same step.
+DEFAULT = "native,expandable,auto,again,native"
 MIB = 1 << 20
 # Driver calls that put streams in order; all others give, take or look at memory.
 EVENTS = ("create_event", "record_event", "query_event", "wait_event", "synchronize")
@@ -161,6 +163,16 @@ def listed(counts: dict[str, int]) -> str:
     return f"{sum(counts.values())} ({parts})" if parts else "0"
 
 
+def write(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Writes what was measured so far, if a file was asked for."""
+    if arguments.output:
+        workload = [arguments.workload, *arguments.rest]
+        # What was said beside the result is no result.
+        kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
+        summary = {"workload": workload, "gpus": arguments.gpus, "runs": kept}
+        arguments.output.write_text(json.dumps(shareable(summary), indent=1) + "\n")
+
+
 def main() -> int:
     """Runs what the command line asks for. 1 if a launch failed."""
     parser = argparse.ArgumentParser(
@@ -192,15 +204,11 @@ def main() -> int:
                     native = run
                 runs.append(run)
                 print(row(run, native), flush=True)
+                # Whatever ends this program, what was measured by then is kept.
+                write(runs, arguments)
     for run in runs:
         for line in settled(run):
             print(line, flush=True)
-    if arguments.output:
-        workload = [arguments.workload, *arguments.rest]
-        # What was said beside the result is no result.
-        kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
-        summary = {"workload": workload, "gpus": arguments.gpus, "runs": kept}
-        arguments.output.write_text(json.dumps(shareable(summary), indent=1) + "\n")
     return int(any("error" in run for run in runs))
 
 

@@ -22,8 +22,8 @@ const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrd
 
 /// The policy that a number stands for.
 fn policy(number: u8) -> Box<dyn Policy> {
-    let kind = usize::from(number) % (SETTINGS.len() + 5);
-    let tie_order = ORDERS[usize::from(number) / 11 % ORDERS.len()];
+    let kind = usize::from(number) % (SETTINGS.len() + 6);
+    let tie_order = ORDERS[usize::from(number) / 12 % ORDERS.len()];
     let caching = |text| {
         let config = Config::parse(text).expect("the settings are right");
         Caching::new(Config { tie_order, ..config })
@@ -31,12 +31,18 @@ fn policy(number: u8) -> Box<dyn Policy> {
     let Some(text) = SETTINGS.get(kind) else {
         return match kind - SETTINGS.len() {
             0 => {
-                let text = SETTINGS[usize::from(number) / 11 % SETTINGS.len()];
+                let text = SETTINGS[usize::from(number) / 12 % SETTINGS.len()];
                 Box::new(Direct::new(caching(text)))
             }
             1 => suite::planned(suite::reckless_plan(u64::from(number))),
             2 => suite::changing_plans(u64::from(number)),
             3 => suite::with_guests(u64::from(number)),
+            4 => {
+                let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
+                let config = Config::parse(text).expect("the settings are right");
+                let config = Config { tie_order, expandable_segments: true, ..config };
+                Box::new(Caching::new(Config { moves_pages: true, ..config }))
+            }
             _ => suite::auto(),
         };
     };

@@ -28,18 +28,28 @@ pub enum Order {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     occupancy: Occupancy,
-    order: Vec<(Reverse<u128>, u32)>,
+    order: Vec<(Reverse<u64>, u32)>,
 }
 
 impl Order {
-    fn key(self, item: &Item) -> u128 {
+    /// Larger for what comes first. It is 64 bits wide, so that a million are sorted quickly; what
+    /// that rounds off is a part in 2^49 of an area, or in 2^24 of a size beside a life.
+    fn key(self, item: &Item) -> u64 {
         let (size, life) = (u128::from(item.size), u128::from(item.life()));
         match self {
-            Order::Size => size,
-            Order::Area => size * life,
-            Order::Life => life << 64 | size,
+            Order::Size => item.size,
+            Order::Area => rounded(size * life, 50),
+            Order::Life => (life as u64) << 32 | rounded(size, 25),
         }
     }
+}
+
+/// `x` as a number whose order is that of `x`: the place of its highest bit, then `bits` bits from
+/// there on.
+fn rounded(x: u128, bits: u32) -> u64 {
+    let place = u128::BITS - x.leading_zeros();
+    let digits = if place > bits { x >> (place - bits) } else { x << (bits - place) };
+    u64::from(place) << bits | (digits as u64 & ((1 << bits) - 1) >> 1)
 }
 
 /// Places the items that `placed` rejects, in `order`, around those that it accepts, which lie at
@@ -72,4 +82,23 @@ pub(crate) fn first_fit(
         top = top.max(offset + item.size);
     }
     (top < limit.top()).then_some(top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_keeps_the_order_and_small_numbers_whole() {
+        let mut numbers: Vec<u128> = (0..130).chain([1 << 20, (1 << 20) + 1]).collect();
+        for place in 21..120 {
+            numbers.extend([1 << place, (1 << place) + (1 << (place - 20)), (1 << place) * 3 / 2]);
+        }
+        for bits in [25, 50] {
+            let rounded: Vec<u64> = numbers.iter().map(|&x| rounded(x, bits)).collect();
+            assert!(rounded.windows(2).all(|pair| pair[0] < pair[1]), "{bits} bits");
+        }
+        let life = |size| Order::Life.key(&Item { lower: 0, upper: u32::MAX, size });
+        assert!(life(u64::MAX) < u64::MAX && life(1) < life(2));
+    }
 }

@@ -19,6 +19,8 @@
 //!   ring was a line. Otherwise the items that cross it *wrap*: they live in `[lower, sections)`
 //!   and in `[0, upper - sections)`.
 
+use std::cmp::Reverse;
+
 use crate::problem::{Buffer, Problem, ProblemError, Solution};
 
 /// A buffer in units and sections.
@@ -108,6 +110,31 @@ impl Instance {
     pub(crate) fn pieces(&self, item: &Item) -> [(u32, u32); 2] {
         let end = item.upper.min(self.sections);
         [(item.lower, end), (0, item.upper - end)]
+    }
+
+    /// Units alive in each section, without the residents. O(n).
+    pub(crate) fn loads(&self) -> Vec<u64> {
+        // What comes in a section minus what goes, with wrapping sums: the running total is exact.
+        let mut loads = vec![0u64; self.sections as usize + 1];
+        for item in &self.items {
+            for (from, to) in self.pieces(item) {
+                loads[from as usize] = loads[from as usize].wrapping_add(item.size);
+                loads[to as usize] = loads[to as usize].wrapping_sub(item.size);
+            }
+        }
+        let mut load = 0u64;
+        for change in &mut loads {
+            load = load.wrapping_add(*change);
+            *change = load;
+        }
+        loads.truncate(self.sections as usize);
+        loads
+    }
+
+    /// The first section with the largest load; 0 if there is none.
+    pub(crate) fn peak(&self) -> u32 {
+        let loads = (0u32..).zip(self.loads());
+        loads.max_by_key(|&(section, load)| (load, Reverse(section))).map_or(0, |(peak, _)| peak)
     }
 
     /// The offsets of the items in `solution`, in units. None if they are not whole units, or if

@@ -8,6 +8,7 @@
 
 pub mod bound;
 pub mod check;
+mod claims;
 pub mod csv;
 pub mod exact;
 pub mod file;
@@ -15,6 +16,8 @@ mod fill;
 pub mod firstfit;
 mod gaps;
 mod instance;
+mod joint;
+pub mod memo;
 mod occupancy;
 pub mod plan;
 pub mod planner;

@@ -41,8 +41,8 @@ pub(crate) struct Occupancy {
 
 #[derive(Clone, Debug, Default)]
 struct Node {
-    cover: Vec<Span>,
-    any: Vec<Span>,
+    cover: Union,
+    any: Union,
     /// Items still to be placed that have this node among their canonical ones.
     awaited: u32,
 }
@@ -95,8 +95,8 @@ impl Occupancy {
             count += usize::from(!list.is_empty());
         };
         for piece in instance.pieces(item) {
-            for_canonical(self.leaves, piece, |v| push(&self.nodes[v].any));
-            for_above(self.leaves, piece, |v| push(&self.nodes[v].cover));
+            for_canonical(self.leaves, piece, |v| push(self.nodes[v].any.spans()));
+            for_above(self.leaves, piece, |v| push(self.nodes[v].cover.spans()));
         }
         lowest_hole(&mut lists[..count], item.size, limit)
     }
@@ -124,8 +124,8 @@ impl Occupancy {
             }
         };
         for piece in pieces {
-            for_canonical(self.leaves, piece, |v| push(&self.nodes[v].any));
-            for_above(self.leaves, piece, |v| push(&self.nodes[v].cover));
+            for_canonical(self.leaves, piece, |v| push(self.nodes[v].any.spans()));
+            for_above(self.leaves, piece, |v| push(self.nodes[v].cover.spans()));
         }
     }
 
@@ -148,20 +148,24 @@ impl Occupancy {
     /// Enters `item` at `offset`.
     pub(crate) fn enter(&mut self, instance: &Instance, item: &Item, offset: u64) {
         let span = (offset, offset + item.size);
+        let leaves = self.leaves as usize;
         for piece in instance.pieces(item) {
             self.canonical(piece, |nodes, v| {
                 let node = &mut nodes[v];
                 // No less than 0 where the item was not announced, and never 0 from the maximum.
                 node.awaited = node.awaited.saturating_sub(1);
-                unite(&mut node.cover, span);
+                // Nothing lies below a leaf that would ask for its cover.
+                if v < leaves {
+                    node.cover.add(span);
+                }
                 if node.awaited > 0 {
-                    unite(&mut node.any, span);
+                    node.any.add(span);
                 }
             });
             let nodes = &mut self.nodes;
             for_above(self.leaves, piece, |v| {
                 if nodes[v].awaited > 0 {
-                    unite(&mut nodes[v].any, span);
+                    nodes[v].any.add(span);
                 }
             });
         }
@@ -254,6 +258,54 @@ fn skip(list: &[Span], offset: u64) -> &[Span] {
     &list[step / 2 + window.partition_point(|span| span.1 <= offset)..]
 }
 
+/// Disjoint ranges in order, joined where they touch. Most are a single one, which needs no
+/// allocation of its own.
+#[derive(Clone, Debug)]
+enum Union {
+    One([Span; 1]),
+    Many(Vec<Span>),
+}
+
+impl Default for Union {
+    fn default() -> Union {
+        Union::Many(Vec::new())
+    }
+}
+
+impl Union {
+    #[inline]
+    fn spans(&self) -> &[Span] {
+        match self {
+            Union::One(span) => span,
+            Union::Many(spans) => spans,
+        }
+    }
+
+    /// Empties it and keeps what it has allocated.
+    fn clear(&mut self) {
+        match self {
+            Union::One(_) => *self = Union::default(),
+            Union::Many(spans) => spans.clear(),
+        }
+    }
+
+    /// Adds `span`, joining what it touches or overlaps.
+    fn add(&mut self, span: Span) {
+        match self {
+            Union::Many(spans) if spans.capacity() == 0 => *self = Union::One([span]),
+            Union::Many(spans) => unite(spans, span),
+            Union::One([one]) if span.0 <= one.1 && one.0 <= span.1 => {
+                *one = (one.0.min(span.0), one.1.max(span.1));
+            }
+            Union::One([one]) => {
+                let mut spans = Vec::with_capacity(4);
+                spans.extend([(*one).min(span), (*one).max(span)]);
+                *self = Union::Many(spans);
+            }
+        }
+    }
+}
+
 /// Adds `span` to `union`, joining what it touches or overlaps.
 fn unite(union: &mut Vec<Span>, span: Span) {
     let first = union.partition_point(|other| other.1 < span.0);
@@ -274,13 +326,20 @@ mod tests {
 
     #[test]
     fn unions_join_what_touches_and_nothing_else() {
-        let mut union = vec![(10, 20), (30, 40), (50, 60)];
-        unite(&mut union, (22, 25));
-        assert_eq!(union, [(10, 20), (22, 25), (30, 40), (50, 60)]);
-        unite(&mut union, (20, 30));
-        assert_eq!(union, [(10, 40), (50, 60)]);
-        unite(&mut union, (0, 70));
-        assert_eq!(union, [(0, 70)]);
+        let mut union = Union::default();
+        union.add((30, 40));
+        union.add((38, 40));
+        assert_eq!(union.spans(), [(30, 40)]);
+        union.add((10, 20));
+        union.add((50, 60));
+        union.add((22, 25));
+        assert_eq!(union.spans(), [(10, 20), (22, 25), (30, 40), (50, 60)]);
+        union.add((20, 30));
+        assert_eq!(union.spans(), [(10, 40), (50, 60)]);
+        union.add((0, 70));
+        assert_eq!(union.spans(), [(0, 70)]);
+        union.clear();
+        assert_eq!(union.spans(), []);
     }
 
     #[test]

@@ -75,7 +75,10 @@ impl Planner {
                 first_fit(instance, order, |_| false, (0, limit), fit_scratch, layout)
             }
             Planner::TwoPhase { long_log2, sweep: settings, order } => {
-                let is_long = |item: &Item| item.life() >> long_log2.min(31) > 0;
+                // A walk from the peak has no good place for what wraps; first fit has.
+                let is_swept =
+                    |item: &Item| settings.1 != Direction::FromPeak || !instance.wraps(item);
+                let is_long = |item: &Item| item.life() >> long_log2.min(31) > 0 && is_swept(item);
                 let top = sweep(instance, settings, is_long, limit, sweep_scratch, layout)?;
                 first_fit(instance, order, is_long, (top, limit), fit_scratch, layout)
             }
@@ -152,6 +155,7 @@ impl fmt::Display for Direction {
         f.write_str(match self {
             Direction::Forward => "forward",
             Direction::Reversed => "reversed",
+            Direction::FromPeak => "from the peak",
         })
     }
 }

@@ -5,8 +5,8 @@
 //! problem always gets the same plan. Every planner is given the height to beat and stops when it
 //! cannot. What gap they leave in a small problem goes to the exact search ([`mod@exact`]).
 //!
-//! After the first attempt they go in batches of eight. All of a batch have the same height to beat,
-//! and the first of the lowest wins, so that it makes no difference how many threads share a batch
+//! After the first two attempts they go in batches of eight. All of a batch have the same height to
+//! beat, and the first of the lowest wins, so that it makes no difference how many threads share a batch
 //! (`batch`).
 
 mod batch;
@@ -36,6 +36,9 @@ pub struct Budget {
     pub nodes: u64,
 }
 
+/// Attempts of the first batch.
+const FIRST: u32 = 2;
+
 /// Up to so many buffers the exact search is worth a try while somebody waits.
 const EXACT_MAX: usize = 1000;
 
@@ -55,12 +58,15 @@ impl Budget {
         Budget { threads, ..self }
     }
 
-    /// A budget for `buffers` buffers whose plan is awaited: at worst about 0.1 s for 16,000 and a
-    /// second for 96,000 on one core, and much less if a proof comes first, as it mostly does.
+    /// A budget for `buffers` buffers whose plan is awaited: at worst about 0.1 s for 16,000, a
+    /// second for 96,000 and ten for a million on one core, and much less if a proof comes first,
+    /// as it mostly does.
     pub fn interactive(buffers: usize) -> Budget {
-        let attempts = 100_000 / buffers.max(1);
+        let buffers = buffers.max(1);
+        // In a large problem an attempt is what somebody waits for: few, the best ones.
+        let attempts = (100_000 / buffers).max((1_000_000 / buffers).min(9)).clamp(4, 401);
         let nodes = if buffers <= EXACT_MAX { 50_000 } else { 0 };
-        Budget::attempts(attempts.clamp(9, 401) as u32).with_nodes(nodes)
+        Budget::attempts(attempts as u32).with_nodes(nodes)
     }
 }
 
@@ -131,7 +137,7 @@ pub fn solve_with(
     budget: Budget,
     progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, ProblemError> {
-    solve_among(problem, budget, schedule(), progress)
+    solve_among(problem, budget, schedule_for(problem.buffers.len()), progress)
 }
 
 /// Solves `problem` like [`solve_with`], with these planners in this order: what [`schedule`] is
@@ -155,8 +161,8 @@ pub fn solve_among(
     let mut is_ended = false;
     'batches: loop {
         let done = attempts.len() as u32;
-        // The first sets the height to beat.
-        let size = if done == 0 { 1 } else { BATCH.min(of - done) };
+        // The first two set the height to beat, and mostly prove it: they run side by side.
+        let size = if done == 0 { FIRST } else { BATCH }.min(of - done);
         let batch: Vec<Planner> = planners.by_ref().take(size as usize).collect();
         if batch.is_empty() {
             break;
@@ -213,10 +219,24 @@ pub fn schedule() -> impl Iterator<Item = Planner> {
     KNOWN.into_iter().chain(explore)
 }
 
-/// The settings that recorded and generated runs asked for. The first six are what a large problem
-/// gets: a skyline proves most recorded runs, two-phase the schedules of pipelines.
-const KNOWN: [Planner; 20] = [
+/// The [`schedule`] as it is best for so many buffers: from 100,000 on, where each attempt takes its
+/// time, what proves nearly all schedules of pipelines comes before the first skyline.
+pub fn schedule_for(buffers: usize) -> impl Iterator<Item = Planner> {
+    let [skyline, by_area, by_life, ..] = KNOWN;
+    let first =
+        if buffers < LARGE { [skyline, by_area, by_life] } else { [by_area, by_life, skyline] };
+    first.into_iter().chain(schedule().skip(first.len()))
+}
+
+/// From so many buffers on a problem is large.
+const LARGE: usize = 100_000;
+
+/// The settings that recorded and generated runs asked for. The first four are what a large problem
+/// gets: a skyline proves most recorded runs, two-phase from the peak most schedules of pipelines.
+const KNOWN: [Planner; 21] = [
     skyline(20, 0),
+    two_phase(4, Direction::FromPeak, Order::Area),
+    two_phase(4, Direction::FromPeak, Order::Life),
     two_phase(4, Direction::Forward, Order::Area),
     Planner::FirstFit(Order::Size),
     skyline(50, 3),
@@ -228,7 +248,6 @@ const KNOWN: [Planner; 20] = [
     Planner::Sweep(Fit::First, Direction::Forward),
     Planner::Sweep(Fit::Best, Direction::Reversed),
     Planner::Sweep(Fit::First, Direction::Reversed),
-    two_phase(5, Direction::Forward, Order::Area),
     two_phase(8, Direction::Reversed, Order::Area),
     two_phase(10, Direction::Reversed, Order::Size),
     skyline(5, 0),

@@ -3,11 +3,13 @@
 //! Each sequence is a planning problem of its own, in the same arena: the steady one on a ring, the
 //! others on a line. [`mod@check`] is the judge; this file only turns a plan into the
 //! problems that the judge takes, and looks after what lies outside them: the persistent region,
-//! ranges, and indices.
+//! ranges, indices, interludes beside the ring (`joint`), and what the plan says of itself (`claims`).
 
 use thiserror::Error;
 
 use crate::check::{self, Violation};
+use crate::claims;
+use crate::joint;
 use crate::plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
 use crate::problem::{Buffer, Problem, Solution};
 
@@ -45,6 +47,19 @@ pub enum PlanError {
         /// Where the first ends.
         end: u64,
     },
+    /// An interlude has a place in bytes that the ring holds while it goes on.
+    #[error("the ring and its interludes do not fit together: {0}")]
+    Interlude(
+        /// The law that was broken; its buffers are the arena entries of the steady sequence, then
+        /// those of the interludes, in order.
+        Violation,
+    ),
+    /// What the plan says of its peak, its bound or its proof is not so.
+    #[error("the plan is not what it says: {reason}")]
+    Claim {
+        /// What is wrong.
+        reason: String,
+    },
     /// The order of the sequences or a boundary is not one that a follower can use.
     #[error("sequence {sequence}: {reason}")]
     Sequence {
@@ -75,7 +90,9 @@ pub fn verify(plan: &Plan) -> Result<(), PlanError> {
         check::check(&problem, &solution)
             .map_err(|violation| PlanError::Overlap { sequence: index, violation })?;
     }
-    verify_persistent(plan)
+    joint::check_together(plan).map_err(PlanError::Interlude)?;
+    verify_persistent(plan)?;
+    claims::fault(plan).map_or(Ok(()), |reason| Err(PlanError::Claim { reason }))
 }
 
 fn sequence_fault(sequence: &Sequence, index: usize, steady: Option<usize>) -> Option<String> {

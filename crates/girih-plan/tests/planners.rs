@@ -8,7 +8,9 @@ use common::{AnyProblem, planners};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::portfolio::{schedule, solve_with};
-use girih_plan::{Budget, Buffer, Problem, ProblemError, solve};
+use girih_plan::{Budget, Buffer, Direction, Fit, Order, Planner, Problem, ProblemError, solve};
+use girih_trace::generate::{Training, training};
+use girih_trace::{Lifetime, Lifetimes, Tick};
 use std::ops::ControlFlow;
 
 /// The lowest height there is, by trial of every order.
@@ -156,6 +158,62 @@ fn the_bound_is_the_largest_load_of_any_tick_and_its_certificate_adds_up() {
 }
 
 #[test]
+fn a_walk_from_the_peak_is_right_and_leaves_no_gap_at_the_peak_of_a_line() {
+    arbtest::arbtest(|u| {
+        let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
+        let bound = max_load(&problem).expect("valid");
+        for fit in [Fit::First, Fit::Best] {
+            let planner = Planner::Sweep(fit, Direction::FromPeak);
+            let solution = planner.plan(&problem).expect("valid");
+            check(&problem, &solution).unwrap_or_else(|e| panic!("{planner}: {e}: {problem:?}"));
+            let end = |&b: &u32| {
+                let (at, size) = (solution.offsets[b as usize], problem.buffers[b as usize].size);
+                if size > 0 { (at + size).next_multiple_of(problem.alignment) } else { 0 }
+            };
+            let top = bound.live.iter().map(end).max().unwrap_or(0);
+            assert!(problem.period > 0 || top == bound.bytes, "{top} {bound:?} {problem:?}");
+        }
+        Ok(())
+    });
+}
+
+/// A step of a stage in which the length of every microbatch is another.
+fn lengths_vary() -> Problem {
+    let run = Training {
+        layers: 8,
+        hidden: 512,
+        microbatches: 24,
+        stages: 4,
+        jitter: 512,
+        steps: 1,
+        ..Training::default()
+    };
+    let trace = training(&run, 1);
+    let period = trace.events.len() as u32;
+    let lives = Lifetimes::of(&trace);
+    let buffer = |life: &Lifetime| {
+        let upper = if life.death == Tick::NEVER { period } else { life.death.0 };
+        Buffer { lower: life.birth.0, upper, size: life.size }
+    };
+    Problem { buffers: lives.born().iter().map(buffer).collect(), period: 0, alignment: 512 }
+}
+
+#[test]
+fn lengths_that_vary_from_microbatch_to_microbatch_are_planned_at_the_bound_from_the_peak() {
+    let problem = lengths_vary();
+    let bound = max_load(&problem).expect("valid").bytes;
+    let height = |direction| {
+        let sweep = (Fit::First, direction);
+        let planner = Planner::TwoPhase { long_log2: 4, sweep, order: Order::Area };
+        planner.plan(&problem).expect("valid").height
+    };
+    assert_eq!(height(Direction::FromPeak), bound);
+    for other in [Direction::Forward, Direction::Reversed] {
+        assert!(height(other) > bound, "{other} is as good");
+    }
+}
+
+#[test]
 fn solving_twice_gives_the_same_and_never_worse_than_any_attempt() {
     arbtest::arbtest(|u| {
         let AnyProblem(problem) = AnyProblem::arbitrary(u)?;
@@ -182,10 +240,14 @@ fn threads_share_the_work_and_change_nothing() {
     let outcome = solve(&even, Budget::attempts(40)).expect("valid");
     assert!(outcome.is_proven() && outcome.attempts.len() == 2, "the rest of the batch is in vain");
     for problem in [uneven, even] {
-        let alone = solve(&problem, Budget::attempts(40)).expect("valid");
-        for threads in [2, 3, 16] {
-            let shared = solve(&problem, Budget::attempts(40).on_threads(threads)).expect("valid");
-            assert_eq!(shared, alone, "{threads} threads");
+        // With 3 and 11 the last batch has one attempt, and nothing for the other threads.
+        for attempts in [3, 11, 40] {
+            let budget = Budget::attempts(attempts);
+            let alone = solve(&problem, budget).expect("valid");
+            for threads in [2, 3, 16] {
+                let shared = solve(&problem, budget.on_threads(threads)).expect("valid");
+                assert_eq!(shared, alone, "{threads} threads, {attempts} attempts");
+            }
         }
     }
 }

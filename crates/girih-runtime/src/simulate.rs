@@ -246,7 +246,7 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let fallback = Box::new(caching());
+            let fallback = Box::new(fallback(&config, trace));
             let mut policy = Planned::new(plan, fallback, SimDevice::GRANULARITY);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
@@ -275,6 +275,13 @@ fn run(
     Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls })
 }
 
+/// What serves the requests that no plan has a place for: expandable segments whose idle pages move.
+fn fallback(config: &Config, trace: &Trace) -> Caching {
+    let mut caching = Caching::new(Config { moves_pages: true, ..config.clone() });
+    caching.set_stream_handles(trace.streams.clone());
+    caching
+}
+
 /// Replays under `auto`. Returns it, what was replayed, and the counters at each switch, after which
 /// their peaks began anew.
 fn run_auto(
@@ -285,9 +292,7 @@ fn run_auto(
     options: Options,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut fallback = Caching::new(Config { moves_pages: true, ..config.clone() });
-    fallback.set_stream_handles(trace.streams.clone());
-    let mut auto = Auto::new(Box::new(fallback), SimDevice::GRANULARITY);
+    let mut auto = Auto::new(Box::new(fallback(config, trace)), SimDevice::GRANULARITY);
     let late = setup.plans_late;
     auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
     let mut earlier = Vec::new();

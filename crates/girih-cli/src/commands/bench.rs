@@ -1,8 +1,9 @@
 //! `girih bench planners`: every planner on every problem of a folder, one process each.
 //!
 //! Problems are CSV files of rows id,lower,upper,size and recordings, of which the steady iteration
-//! is planned; published planners ([`girih_plan::stweaver`]) stand beside ours. Each row is a process of its own, so that its memory is its own and a planner that
-//! takes too long can be stopped.
+//! is planned; published planners (`girih_plan::stweaver`, `girih_plan::memo`) stand beside ours.
+//! Each row is a process of its own, so that its memory is its own and a planner that takes too long
+//! can be stopped.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,13 +11,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand, ValueEnum};
-use girih_plan::bound::max_load;
-use girih_plan::stweaver::{self, PhaseSpan, Timeline};
-use girih_plan::{Budget, Problem, Solution, check, profile, solve};
+use clap::{Args, Subcommand};
+use girih_plan::{Problem, check};
 use serde::{Deserialize, Serialize};
 
-use super::effort::Effort;
+use super::effort::{Effort, Known};
 use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
@@ -57,29 +56,23 @@ struct RowArgs {
     file: PathBuf,
     #[command(flatten)]
     effort: Effort,
-    /// STWeaver's planner instead.
-    #[arg(long, value_enum)]
-    stweaver: Option<Stweaver>,
-}
-
-/// STWeaver's static planner.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-enum Stweaver {
-    /// As its paper describes it: groups by phase, then by size.
-    Phases,
-    /// Its second half alone, which its program runs unless it is told otherwise.
-    Sizes,
+    /// Forgets the phases and the layers that the marks of a recording tell.
+    #[arg(long)]
+    bare: bool,
 }
 
 /// What is run, and what it is called: the options of `girih plan`.
-const ROWS: [(&str, &[&str]); 13] = [
+const ROWS: [(&str, &[&str]); 16] = [
     ("auto", &[]),
     ("sweep", &["--planner", "sweep"]),
     ("first fit", &["--planner", "first-fit"]),
     ("two-phase", &["--planner", "two-phase"]),
     ("skyline", &["--planner", "skyline"]),
-    ("stweaver, by phase and size", &["--stweaver", "phases"]),
-    ("stweaver, by size", &["--stweaver", "sizes"]),
+    ("exact", &["--planner", "exact"]),
+    ("stweaver, by phase and size", &["--planner", "stweaver"]),
+    ("stweaver, by size", &["--planner", "stweaver", BARE]),
+    ("memo, by marks", &["--planner", "memo"]),
+    ("memo", &["--planner", "memo", BARE]),
     ("auto without sweep", &["--without", "sweep"]),
     ("auto without first fit", &["--without", "first-fit"]),
     ("auto without two-phase", &["--without", "two-phase"]),
@@ -87,6 +80,11 @@ const ROWS: [(&str, &[&str]); 13] = [
     ("auto without noise", &["--without", "noise"]),
     ("auto without exact", &["--without", "exact"]),
 ];
+
+/// Plans a recording like a planning problem from elsewhere.
+const BARE: &str = "--bare";
+/// Rows that need what only a recording tells: their planners have one without it.
+const OF_RECORDINGS: [&str; 2] = ["stweaver", "memo"];
 
 /// What a row finds.
 #[derive(Serialize, Deserialize, Clone)]
@@ -97,6 +95,8 @@ struct Found {
     proven: bool,
     found_by: String,
     attempts: usize,
+    /// Nodes of the exact search.
+    exact_nodes: u64,
     seconds: f64,
     /// The most memory that the process had, in bytes; none where the system does not say.
     memory_peak: Option<u64>,
@@ -137,8 +137,7 @@ fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Res
         let name = load::name_of(file);
         let rows: Vec<JsonRow> = ROWS
             .iter()
-            // A planning problem has no phases.
-            .filter(|(_, options)| !(is_csv(file) && options.contains(&"phases")))
+            .filter(|(_, options)| !is_csv(file) || suits_problems(options))
             .map(|(planner, options)| {
                 progress.say(format!("{name}: {planner}"));
                 match measure(file, options, args) {
@@ -180,6 +179,11 @@ fn problems(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// Whether a row says something of a planning problem, which has neither phases nor marks.
+fn suits_problems(options: &[&str]) -> bool {
+    options.contains(&BARE) || !options.iter().any(|option| OF_RECORDINGS.contains(option))
 }
 
 fn is_csv(path: &Path) -> bool {
@@ -228,64 +232,34 @@ fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result
 
 /// Plans one problem and says what came of it.
 fn row(args: &RowArgs, out: &mut dyn Write) -> anyhow::Result<Answer> {
-    let (problem, phases) = if is_csv(&args.file) {
-        (read_csv(&args.file)?.problem, Vec::new())
+    let (problem, known) = if is_csv(&args.file) {
+        (read_csv(&args.file)?.problem, Known::default())
     } else {
-        steady_iteration(&args.file)?
+        let source = load::Source { file: args.file.clone(), marks: None, device: None };
+        Known::of(&source.load()?)
     };
-    let found = match args.stweaver {
-        None => plan(&problem, &args.effort)?,
-        Some(Stweaver::Phases) => {
-            let (solution, seconds) = timed(|| stweaver::plan(&problem, &phases));
-            found(&problem, &solution?, seconds)?
-        }
-        Some(Stweaver::Sizes) => {
-            let (solution, seconds) = timed(|| stweaver::plan_by_size(&problem));
-            found(&problem, &solution?, seconds)?
-        }
-    };
-    write_json(out, &found)?;
+    let known = if args.bare { Known::default() } else { known };
+    write_json(out, &plan(&problem, &args.effort, known)?)?;
     Ok(Answer::Yes)
 }
 
-/// The planning problem of a recording's steady iteration, and the phases of its buffers.
-fn steady_iteration(path: &Path) -> anyhow::Result<(Problem, Vec<PhaseSpan>)> {
-    let source = load::Source { file: path.to_owned(), marks: None, device: None };
-    let loaded = source.load()?;
-    let mut problem = Problem::default();
-    let plan = profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |asked| {
-        problem.clone_from(asked);
-        // Only the shape of the plan is looked at.
-        let outcome = solve(asked, Budget::attempts(1));
-        outcome.expect("a problem made from a trace has a meaning")
-    });
-    let timeline = Timeline::of(&plan, &loaded.trace, &loaded.lives, &loaded.iterations);
-    let phases = timeline.spans(&problem);
-    Ok((problem, phases))
-}
-
-fn plan(problem: &Problem, effort: &Effort) -> anyhow::Result<Found> {
+fn plan(problem: &Problem, effort: &Effort, known: Known) -> anyhow::Result<Found> {
     let progress = Progress::new();
-    let solver = effort.solver(&progress)?;
+    let solver = effort.solver_knowing(known, &progress)?;
     let (outcome, seconds) = timed(|| solver(problem));
-    let outcome = outcome?;
-    let (attempts, proven) = (outcome.attempts.len(), outcome.is_proven());
-    Ok(Found { attempts, proven, ..found(problem, &outcome.solution, seconds)? })
-}
-
-/// What is said of a solution that took so long.
-fn found(problem: &Problem, solution: &Solution, seconds: f64) -> anyhow::Result<Found> {
     let memory_peak = memory_peak();
-    check::check(problem, solution)
+    let outcome = outcome?;
+    check::check(problem, &outcome.solution)
         .context("the planner made a mistake, which is a bug of Girih")?;
-    let lower_bound = max_load(problem)?.bytes;
     Ok(Found {
         buffers: problem.buffers.len(),
-        lower_bound,
-        height: solution.height,
-        proven: solution.height == lower_bound,
-        found_by: solution.planner.to_owned(),
-        attempts: 1,
+        lower_bound: outcome.bound.bytes,
+        height: outcome.solution.height,
+        proven: outcome.is_proven(),
+        found_by: outcome.solution.planner.to_owned(),
+        // A planner that has one plan tries it.
+        attempts: outcome.attempts.len().max(1),
+        exact_nodes: outcome.nodes,
         seconds,
         memory_peak,
     })
@@ -312,12 +286,16 @@ fn print(name: &str, rows: &[JsonRow], out: &mut dyn Write) -> anyhow::Result<()
                     bytes(found.height),
                     format!("{:.3} s", found.seconds),
                     count(found.attempts as u64),
+                    count(found.exact_nodes),
                     found.memory_peak.map_or("-".to_owned(), bytes),
                 ]
             }
             (None, error) => {
-                let mut cells = vec![row.planner.to_owned(), error.clone().unwrap_or_default()];
-                cells.resize(6, String::new());
+                let error = error.as_deref().unwrap_or_default();
+                let first: String =
+                    error.lines().next().unwrap_or_default().chars().take(80).collect();
+                let mut cells = vec![row.planner.to_owned(), first];
+                cells.resize(7, String::new());
                 cells
             }
         })
@@ -325,7 +303,7 @@ fn print(name: &str, rows: &[JsonRow], out: &mut dyn Write) -> anyhow::Result<()
     let found = rows.iter().find_map(|row| row.found.as_ref());
     let (buffers, bound) = found.map_or((0, 0), |found| (found.buffers, found.lower_bound));
     writeln!(out, "{name}: {} buffers, at least {}", count(buffers as u64), bytes(bound))?;
-    let head = ["planner", "above", "height", "time", "tries", "memory"];
+    let head = ["planner", "above", "height", "time", "tries", "nodes", "memory"];
     writeln!(out, "{}", table(&head, &cells))?;
     Ok(())
 }

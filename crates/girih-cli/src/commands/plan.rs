@@ -14,7 +14,7 @@ use girih_plan::{Outcome, Problem, check, file, profile};
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
-use super::effort::Effort;
+use super::effort::{Effort, Known};
 use super::write_json;
 use crate::Answer;
 use crate::load::{self, timed};
@@ -126,7 +126,8 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         load::Source { file: path.to_owned(), marks: args.marks.clone(), device: args.device };
     let loaded = source.load()?;
     progress.say("planning");
-    let solver = args.effort.solver(&progress)?;
+    let known = if args.effort.wants_to_know() { Known::of(&loaded).1 } else { Known::default() };
+    let solver = args.effort.solver_knowing(known, &progress)?;
     let mut made = None;
     let (plan, seconds) = timed(|| {
         profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {

@@ -171,6 +171,49 @@ fn a_budget_bounds_what_is_tried_and_threads_change_nothing() {
 }
 
 #[test]
+fn published_planners_and_the_exact_search_plan_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.csv");
+    // Five layers that ask for the same sizes, and keep something each.
+    let mut text = String::new();
+    for layer in 0..5u32 {
+        let start = 10 * layer;
+        for (k, (lower, upper, size)) in
+            [(0, 3, 40), (1, 5, 31), (2, 100, 7), (3, 6, 22), (5, 9, 35), (6, 8, 26)]
+                .iter()
+                .enumerate()
+        {
+            text += &format!("{}-{k},{},{},{size}\n", layer, start + lower, start + upper);
+        }
+    }
+    fs::write(&rows, text).unwrap();
+    let plan = |more: &[&str]| json(&[&["plan", "--csv", arg(&rows)], more].concat());
+    let exact = plan(&["--planner", "exact"]);
+    assert_eq!(exact["proven"], true);
+    for name in ["stweaver", "memo"] {
+        let published = plan(&["--planner", name]);
+        assert_eq!(published["planner"], name);
+        assert!(integer(&published, "peak") >= integer(&exact, "peak"), "{published}");
+        assert_eq!(published, {
+            let mut again = plan(&["--planner", name, "--budget", "1"]);
+            again["seconds"] = published["seconds"].clone();
+            again["attempts"] = published["attempts"].clone();
+            again
+        });
+        // With a time, too, and however short it is.
+        assert!(integer(&plan(&["--planner", name, "--budget", "1ms"]), "peak") > 0);
+    }
+    let recording = snapshot("fsdp2_R_r0");
+    let bound = integer(&json(&["plan", arg(&recording)]), "lower_bound");
+    for name in ["exact", "stweaver", "memo"] {
+        let of_recording = json(&["plan", arg(&recording), "--planner", name]);
+        assert!(integer(&of_recording, "peak") >= bound, "{of_recording}");
+        let refused = error(&["plan", arg(&recording), "--planner", name, "--without", "sweep"]);
+        assert!(refused.contains("--without leaves out planners of auto"), "{refused}");
+    }
+}
+
+#[test]
 fn every_planner_is_measured_on_every_problem_of_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("small.csv"), ROWS).unwrap();
@@ -186,6 +229,10 @@ fn every_planner_is_measured_on_every_problem_of_a_folder() {
         assert_eq!(integer(row, "buffers"), 4, "{row}");
         assert!(integer(row, "height") >= integer(row, "lower_bound"), "{row}");
     }
+    let rows = small["rows"].as_array().expect("a list").iter();
+    let names: Vec<&str> = rows.filter_map(|row| row["planner"].as_str()).collect();
+    assert!(["exact", "stweaver, by size", "memo"].iter().all(|name| names.contains(name)));
+    assert!(!names.iter().any(|name| name.contains("by marks") || name.contains("by phase")));
     assert_eq!(small["rows"][0]["planner"], "auto");
     assert_eq!(small["rows"][0]["proven"], true);
     for row in broken["rows"].as_array().expect("a list") {

@@ -99,8 +99,10 @@ pub(super) struct Tree<'m> {
     next_question: u64,
 }
 
-/// Nodes after which the caller is asked whether to go on.
+/// Nodes after which the caller is asked whether to go on, in a small problem.
 const NODES_PER_QUESTION: u64 = 4096;
+/// A problem of more buffers is not small: a node takes as much longer, and more.
+const BUFFERS_SMALL: u64 = 512;
 
 impl<'m> Tree<'m> {
     /// A tree for searches of `nodes` nodes together.
@@ -114,8 +116,14 @@ impl<'m> Tree<'m> {
             open: Vec::new(),
             answers: Vec::new(),
             nodes: 0,
-            next_question: NODES_PER_QUESTION,
+            next_question: 0,
         }
+    }
+
+    /// Nodes after which the caller is asked whether to go on: about the same time in any problem.
+    fn nodes_per_question(&self) -> u64 {
+        let times = (self.model.sizes.len() as u64 / BUFFERS_SMALL).max(1);
+        (NODES_PER_QUESTION / times.pow(2)).max(1)
     }
 
     /// Looks for a layout of at most `capacity` steps, for `limit` nodes at most. Answers are
@@ -162,7 +170,7 @@ impl<'m> Tree<'m> {
                 }
             };
             if self.nodes >= self.next_question {
-                self.next_question = self.nodes + NODES_PER_QUESTION;
+                self.next_question = self.nodes + self.nodes_per_question();
                 if !go_on(self.nodes) {
                     return Verdict::Stopped;
                 }

@@ -59,10 +59,14 @@ struct Worker {
 }
 
 impl Worker {
+    /// Forgets the attempts of the batch before.
+    fn forget(&mut self) {
+        self.lowest = None;
+        self.made.clear();
+    }
+
     /// Makes attempts until none is left.
     fn work(&mut self, instance: &Instance, batch: &Batch<'_>) {
-        (self.lowest, self.layout) = (None, std::mem::take(&mut self.layout));
-        self.made.clear();
         self.layout.resize(instance.items.len(), 0);
         loop {
             let index = batch.next.fetch_add(1, Ordering::Relaxed);
@@ -114,6 +118,8 @@ impl<'a> Bench<'a> {
             proven: AtomicUsize::new(usize::MAX),
         };
         let instance = self.instance;
+        // Some may have nothing to do in this batch.
+        self.workers.iter_mut().for_each(Worker::forget);
         let (own, others) = self.workers.split_first_mut().expect("at least one thread");
         thread::scope(|scope| {
             for worker in others.iter_mut().take(planners.len() - 1) {

@@ -494,19 +494,20 @@ impl Auto {
     /// True if the arena of a plan fits into what was held before, beside what stays where it is:
     /// what the program has made so far pins the pages that it lies on. What the first iteration
     /// under the plan takes over from the one before it does not come twice: its places in the arena
-    /// are empty until it is gone. Where pages had to move for so little to be held, a little more is
-    /// no loss: expandable segments would hold more than that.
+    /// are empty until it is gone. Where pages have to move in every iteration a plan is worth a try,
+    /// and all that it does not know to stay is taken to go.
     fn has_room(&self, plan: &Plan) -> bool {
         let stats = self.planned.stats();
-        let live = stats.active_bytes.all.current;
-        let carried = plan.carried_bytes().min(live.saturating_sub(plan.persistent_bytes));
+        let going = stats.active_bytes.all.current.saturating_sub(plan.persistent_bytes);
+        let going = if self.turn.is_pressed { going } else { going.min(plan.carried_bytes()) };
         let reserved = &stats.reserved_bytes.all;
         let pinned = reserved.current.saturating_sub(self.planned.releasable());
-        let held = pinned.saturating_sub(carried).saturating_add(plan.arena_bytes);
+        let held = pinned.saturating_sub(going).saturating_add(plan.arena_bytes);
         held <= self.most_under(plan)
     }
 
-    /// The most bytes that may be held under a plan.
+    /// The most bytes that may be held under a plan. Where pages had to move for so little to be held,
+    /// a little more is no loss: expandable segments would hold more than that.
     fn most_under(&self, plan: &Plan) -> u64 {
         let peak = self.planned.stats().reserved_bytes.all.peak;
         if !self.turn.is_pressed {

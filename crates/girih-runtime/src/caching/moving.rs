@@ -24,7 +24,7 @@ use crate::device::{DeviceError, Handle};
 use crate::policy::{BlockId, Env};
 
 /// So much more may be held than was ever in use, one byte in so many, before pages move.
-pub(crate) const SLACK: u64 = 64;
+pub(crate) const SLACK: u64 = 100;
 /// And so many pages at least.
 const SLACK_PAGES: u64 = 4;
 

@@ -12,10 +12,10 @@ use crate::planned::Planned;
 use crate::policy::{Env, Policy};
 use crate::sim::SimDevice;
 
-/// Expandable segments.
+/// Expandable segments whose idle pages move.
 fn expandable() -> Box<dyn Policy> {
-    let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
-    Box::new(Caching::new(expandable))
+    let config = Config { expandable_segments: true, moves_pages: true, ..Config::default() };
+    Box::new(Caching::new(config))
 }
 
 /// A policy that follows `plan`, with expandable segments as its fallback.
