@@ -65,8 +65,8 @@ def enable(
         conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
         trace: where the recording of the run is written at its end.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
-            passes of the model's first two levels; `hooks=False` sets no hooks at all; others go
-            to the heaps.
+            passes of the model's first two levels; `hooks=False` sets no hooks at all;
+            `move_pages=False` leaves idle pages where they are; others go to the heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.

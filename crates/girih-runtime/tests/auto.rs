@@ -45,6 +45,9 @@ fn assert_learns(trace: &Trace, plans_late: bool, least: f64) {
     assert!(learning.efficiency_after() >= Some(least), "{learning:?}");
     let peaks = [&auto, &expandable].map(|of| of.stats.reserved_bytes.all.peak);
     assert!(peaks[0] <= peaks[1], "{peaks:?}");
+    let following = auto.following.expect("how the plan was followed");
+    let bytes = following.hit_bytes + following.miss_bytes;
+    assert!(following.miss_bytes * 1000 <= bytes, "{following:?}");
     // From the first request on, while nothing is known yet.
     let whole = auto.stats.allocated_bytes.all.peak as f64 / peaks[0] as f64;
     assert!(whole >= 0.98, "{whole:.4} of what was held was in use");

@@ -35,8 +35,7 @@ impl Engine {
         let (granularity, room) = (device.granularity(), device.memory_info().total);
         let caching = || Box::new(Caching::new(settings.config.clone()));
         let learning = |plan: Option<Plan>| {
-            let config =
-                Config { expandable_segments: true, moves_pages: true, ..settings.config.clone() };
+            let config = Config { expandable_segments: true, ..settings.config.clone() };
             let caching = Box::new(Caching::new(config));
             Engine::Auto(Box::new(match plan {
                 Some(plan) => Auto::with_plan(Arc::new(plan), caching, granularity),

@@ -87,6 +87,7 @@ struct Written {
     key: String,
     record: Option<bool>,
     phantom_capacity: Option<u64>,
+    move_pages: Option<bool>,
     sim: Option<Simulated>,
 }
 
@@ -109,6 +110,7 @@ impl Settings {
     /// | `key` | what the run is, for `auto` |
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
     /// | `phantom_capacity` | bytes of the phantom device |
+    /// | `move_pages` | whether idle pages move under `auto` and `plan` (they do) |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU |
     ///
     /// # Errors
@@ -120,8 +122,8 @@ impl Settings {
     }
 
     fn from_written(written: Written) -> Result<Settings, String> {
-        let Written { mode, conf, torch, plan, plan_dir, key, record, phantom_capacity, sim } =
-            written;
+        let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
+        let Written { phantom_capacity, move_pages, sim, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
         if let Some(torch) = torch {
             config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
@@ -131,6 +133,7 @@ impl Settings {
         if !matches!(mode, Mode::Native) {
             config.expandable_segments = true;
         }
+        config.moves_pages = matches!(mode, Mode::Auto | Mode::Plan) && move_pages.unwrap_or(true);
         if mode == Mode::Plan && plan.is_none() {
             return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
                         make one with the mode `profile` and `girih plan`"
@@ -165,6 +168,15 @@ mod tests {
         assert!(!expandable(r#"{"mode": "native"}"#));
         assert!(expandable(r#"{"mode": "native", "conf": "expandable_segments:True"}"#));
         assert!(expandable(r#"{"mode": "expandable"}"#));
+    }
+
+    #[test]
+    fn pages_move_where_girih_decides_unless_the_user_does_not_want_it() {
+        let moves = |json: &str| Settings::parse(json).unwrap().config.moves_pages;
+        assert!(moves("{}") && !moves(r#"{"move_pages": false}"#));
+        for mode in ["native", "expandable", "profile"] {
+            assert!(!moves(&format!(r#"{{"mode": "{mode}", "move_pages": true}}"#)), "{mode}");
+        }
     }
 
     #[test]

@@ -48,9 +48,9 @@ impl Solver {
     /// go to the others. Time does not, for nobody here knows what was left of it.
     pub(super) fn share(self, first: &Level, problems: usize) -> Solver {
         match self {
-            Solver::Search { nodes } => {
-                Solver::Search { nodes: (nodes - first.nodes) / (problems - first.problems) as u64 }
-            }
+            Solver::Search { nodes } => Solver::Search {
+                nodes: nodes.saturating_sub(first.nodes) / (problems - first.problems) as u64,
+            },
             #[cfg(feature = "highs")]
             Solver::Program { seconds } => Solver::Program { seconds: seconds / problems as f64 },
         }
@@ -59,7 +59,7 @@ impl Solver {
     /// What is left for the second level.
     pub(super) fn rest(self, first: &Level) -> Solver {
         match self {
-            Solver::Search { nodes } => Solver::Search { nodes: nodes - first.nodes },
+            Solver::Search { nodes } => Solver::Search { nodes: nodes.saturating_sub(first.nodes) },
             #[cfg(feature = "highs")]
             Solver::Program { .. } if first.problems > 0 => self.half(),
             #[cfg(feature = "highs")]
