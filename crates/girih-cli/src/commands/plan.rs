@@ -264,6 +264,8 @@ fn explain(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
     write!(out, "{}", table(&["blocks", "of", "together"], &rows))?;
 
     match result.attempts.len() {
+        // A published planner has one plan.
+        0 => return Ok(()),
         1 => writeln!(out, "\nOne planner was tried:")?,
         tried => writeln!(out, "\n{tried} planners were tried. The height came down with:")?,
     }

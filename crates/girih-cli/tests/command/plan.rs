@@ -175,7 +175,7 @@ fn published_planners_and_the_exact_search_plan_alone() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.csv");
     // Five layers that ask for the same sizes, and keep something each.
-    let mut text = String::new();
+    let mut lines = String::new();
     for layer in 0..5u32 {
         let start = 10 * layer;
         for (k, (lower, upper, size)) in
@@ -183,13 +183,15 @@ fn published_planners_and_the_exact_search_plan_alone() {
                 .iter()
                 .enumerate()
         {
-            text += &format!("{}-{k},{},{},{size}\n", layer, start + lower, start + upper);
+            lines += &format!("{}-{k},{},{},{size}\n", layer, start + lower, start + upper);
         }
     }
-    fs::write(&rows, text).unwrap();
+    fs::write(&rows, lines).unwrap();
     let plan = |more: &[&str]| json(&[&["plan", "--csv", arg(&rows)], more].concat());
     let exact = plan(&["--planner", "exact"]);
     assert_eq!(exact["proven"], true);
+    let alone = text(&["plan", "--csv", arg(&rows), "--planner", "stweaver", "--explain"]);
+    assert!(alone.contains("blocks are alive") && !alone.contains("tried"), "{alone}");
     for name in ["stweaver", "memo"] {
         let published = plan(&["--planner", name]);
         assert_eq!(published["planner"], name);
