@@ -7,8 +7,8 @@
 //!                            job: plan ┘ switch at the beginning of a step
 //! ```
 //!
-//! It begins as expandable segments and records what it is asked for. When two iterations are alike
-//! it wants a plan: [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its
+//! It begins as expandable segments, best with idle pages that move, and records what it is asked
+//! for. When two iterations are alike it wants a plan: [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its
 //! choice and hands the plan back to [`Auto::offer`]. At the next beginning of a step the policy
 //! gives back what it caches and follows the plan. From then on it records only for as long as there
 //! are steps that do not fit: those join the recording, and the next plan has room for them too.
@@ -76,7 +76,7 @@ pub struct Auto {
 
 impl Auto {
     /// A policy that begins with `fallback`, which is also to serve what no plan foresees: best
-    /// expandable segments. `granularity` is the device's.
+    /// expandable segments whose idle pages move. `granularity` is the device's.
     pub fn new(fallback: Box<dyn Policy>, granularity: u64) -> Auto {
         Auto::around(Planned::empty(fallback, granularity))
     }
