@@ -8,10 +8,11 @@
 //! ```
 //!
 //! It begins as expandable segments, best with idle pages that move, and records what it is asked
-//! for. When two iterations are alike it wants a plan: [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its
-//! choice and hands the plan back to [`Auto::offer`]. At the next beginning of a step the policy
-//! gives back what it caches and follows the plan. From then on it records only for as long as there
-//! are steps that do not fit: those join the recording, and the next plan has room for them too.
+//! for. When two iterations are alike it wants a plan: [`Auto::take_job`] hands the recording out,
+//! the owner runs it on a thread of its choice and hands the plan back to [`Auto::offer`]. At the
+//! next beginning of a step the policy gives back what it caches and follows the plan. From then
+//! on it records only for as long as there are steps that do not fit: those join the recording,
+//! and the next plan has room for them too.
 //!
 //! Where the program marks no steps, the beginning of an iteration is found in the sequence of its
 //! requests, and recordings are tried for repetition at growing intervals.
