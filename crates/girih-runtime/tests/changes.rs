@@ -226,6 +226,26 @@ fn while_a_guest_stays_on_no_other_is_let_in() {
 }
 
 #[test]
+fn what_one_stream_has_used_of_the_persistent_region_goes_to_no_other() {
+    // An unsound plan: two places among what stays are the same bytes.
+    let mut unsound = Plan::clone(&plan(&[4, 4]));
+    unsound.persistent_bytes = 4 * MIB;
+    for (entry, stream) in unsound.sequences[0].entries.iter_mut().zip([0, 1]) {
+        (entry.place, entry.stream) = (Place::Persistent(0), StreamId(stream));
+    }
+    let planned = Planned::new(Arc::new(unsound), expandable(""), SimDevice::GRANULARITY);
+    let mut machine = Machine::new(planned, 1 << 30);
+    machine.device.check_order();
+    for round in 0..3 {
+        for stream in [0, 1] {
+            let block = machine.ask(4 * MIB, stream, PoolId::DEFAULT).expect("memory");
+            machine.free(block.block);
+        }
+        assert_eq!(machine.policy.following().hits, round + 1, "those of the first stream");
+    }
+}
+
+#[test]
 fn a_plan_with_which_nothing_is_found_is_dropped() {
     let plan = plan(&[3, 5, 7]);
     let fallback = expandable("");

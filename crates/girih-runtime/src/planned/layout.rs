@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use girih_plan::{Place, Plan, granted};
+use girih_trace::StreamId;
 
 use super::block::{Home, Spot};
 use super::cells::Span;
@@ -16,6 +17,23 @@ pub(super) struct Layout {
     pub(super) places: Vec<Reserved>,
     pub(super) arena: Region,
     pub(super) persistent: Region,
+    pub(super) users: Users,
+}
+
+/// Which stream has used each cell of the persistent region. In a sound plan no two places share one,
+/// and places have one stream each; a plan may be unsound, and nobody waits for streams here.
+pub(super) struct Users(Vec<Option<StreamId>>);
+
+impl Users {
+    /// True if no other stream has used the cells.
+    pub(super) fn admit(&self, span: Span, stream: StreamId) -> bool {
+        self.0[span.range()].iter().flatten().all(|&user| user == stream)
+    }
+
+    /// The stream uses the cells.
+    pub(super) fn note(&mut self, span: Span, stream: StreamId) {
+        self.0[span.range()].fill(Some(stream));
+    }
 }
 
 /// What the plan keeps for an entry.
@@ -54,7 +72,8 @@ impl Layout {
             };
             Reserved { home, size_max: entry.size_max }
         });
-        Layout { places: places.collect(), arena, persistent, plan }
+        let users = Users(vec![None; persistent.cell_count()]);
+        Layout { places: places.collect(), arena, persistent, users, plan }
     }
 }
 

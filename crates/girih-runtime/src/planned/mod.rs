@@ -243,6 +243,10 @@ impl Planned {
         spot: Spot,
         request: &Request,
     ) -> Result<Option<Granted>, AllocError> {
+        let stays = matches!(home, Home::Persistent(_));
+        if stays && !self.layout.users.admit(spot.span, request.stream) {
+            return Ok(None);
+        }
         if !self.region(home).take(spot.span) {
             return Ok(None);
         }
@@ -254,6 +258,9 @@ impl Planned {
             return ready.map(|_| None);
         }
         let address = region.address(spot.offset);
+        if stays {
+            self.layout.users.note(spot.span, request.stream);
+        }
         let block = self.add(home, address, size, request);
         let Request { size: requested, stream, pool } = *request;
         env.log(Action::Alloc, address, requested, stream, pool);
