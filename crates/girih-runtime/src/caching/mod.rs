@@ -22,8 +22,8 @@
 //!
 //! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
 //! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
-//! `expandable` pages, `moving` those that are idle, `reclaim` giving back, `events` streams and captures, `checkpoint`
-//! bringing a pool back, `view` looking at it.
+//! `expandable` pages, `moving` those that are idle, `reclaim` giving back, `events` streams and
+//! captures, `checkpoint` bringing a pool back, `view` looking at it.
 
 mod adopt;
 mod block;
