@@ -3,13 +3,11 @@
 
 mod common;
 
-use std::fs::{self, File};
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
 
 use arbitrary::Arbitrary;
-use common::AnyProblem;
 use common::pipeline::Pipeline;
+use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::exact::{self, Search};
@@ -18,9 +16,8 @@ use girih_plan::portfolio::schedule;
 use girih_plan::{
     Budget, Buffer, Plan, Problem, ProblemError, Role, Sequence, Solution, profile, solve,
 };
-use girih_trace::compress::Limits;
 use girih_trace::generate::{Training, training};
-use girih_trace::{Iterations, Lifetimes, Mark, MarkKind, Trace, marks, open};
+use girih_trace::{Iterations, Lifetimes, Mark, MarkKind, Trace};
 
 /// Plans with a budget that is enough for what is small, and checks.
 fn planned(problem: &Problem, layers: &Layers) -> Outcome {
@@ -458,18 +455,9 @@ fn where_two_iterations_go_round_the_ring_both_have_their_layers() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn recorded_runs_are_planned_within_what_was_measured() {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
     for (name, measured) in [("fsdp2_R_r0", 0.0), ("megatron_gpt2-R_r3", 0.001)] {
-        let Ok(file) = File::open(folder.join(format!("{name}.pickle.gz"))) else {
-            eprintln!("skipped: {name} is not in {}", folder.display());
-            continue;
-        };
-        let mut trace = open::detect_and_read(file, Limits::default()).expect("a recording");
-        let mut trace = trace.traces.remove(0);
-        let json = fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
-        marks::apply(&mut trace, &json).expect("marks");
+        let Some(trace) = recorded(name) else { continue };
         let (problem, plan, lives, iterations) = problem_of(&trace);
         let layers = Layers::marked(&plan, &trace, &lives, &iterations).or_repeated(&problem);
         let outcome = planned(&problem, &layers);

@@ -3,21 +3,17 @@
 
 mod common;
 
-use std::fs::{self, File};
-use std::path::Path;
-
 use arbitrary::Arbitrary;
-use common::AnyProblem;
 use common::pipeline::Pipeline;
+use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::stweaver::{
     PhaseSpan, Steps, StweaverError, Timeline, plan, plan_by_size, plan_in_steps,
 };
 use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve};
-use girih_trace::compress::Limits;
 use girih_trace::generate::{Training, training};
-use girih_trace::{Iterations, Lifetimes, Trace, marks, open};
+use girih_trace::{Iterations, Lifetimes, Trace};
 
 /// The problem that the profile makes of a recording, with the phases of its buffers.
 fn problem_of(trace: &Trace) -> (Problem, Vec<PhaseSpan>) {
@@ -175,20 +171,11 @@ fn where_no_pass_is_marked_the_iteration_is_one_phase() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn recorded_runs_are_planned_within_what_was_measured() {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
     // By groups, and by size alone.
     let measured = [("fsdp2_R_r0", 0.084, 0.0), ("megatron_gpt2-R_r3", 0.017, 0.0)];
     for (name, by_groups, by_size) in measured {
-        let Ok(file) = File::open(folder.join(format!("{name}.pickle.gz"))) else {
-            eprintln!("skipped: {name} is not in {}", folder.display());
-            continue;
-        };
-        let mut trace = open::detect_and_read(file, Limits::default()).expect("a recording");
-        let mut trace = trace.traces.remove(0);
-        let json = fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
-        marks::apply(&mut trace, &json).expect("marks");
+        let Some(trace) = recorded(name) else { continue };
         let (problem, spans) = problem_of(&trace);
         let (with_groups, steps) = gap(&problem, &spans);
         assert!(steps.groups > 0 && with_groups <= by_groups, "{name}: {with_groups} {steps:?}");

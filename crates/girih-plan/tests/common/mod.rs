@@ -4,9 +4,30 @@
 
 pub(crate) mod pipeline;
 
+use std::fs::{self, File};
+use std::path::Path;
+
 use arbitrary::{Arbitrary, Result, Unstructured};
 use girih_plan::portfolio::schedule;
 use girih_plan::{Buffer, Planner, Problem};
+use girih_trace::compress::Limits;
+use girih_trace::{Trace, marks, open};
+
+/// A recorded run with its marks, of those that a clone does not have. None, and it says so, where
+/// they are missing.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+pub(crate) fn recorded(name: &str) -> Option<Trace> {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
+    let Ok(file) = File::open(folder.join(format!("{name}.pickle.gz"))) else {
+        eprintln!("skipped: {name} is not in {}", folder.display());
+        return None;
+    };
+    let mut recording = open::detect_and_read(file, Limits::default()).expect("a recording");
+    let mut trace = recording.traces.remove(0);
+    let json = fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
+    marks::apply(&mut trace, &json).expect("marks");
+    Some(trace)
+}
 
 /// Any valid problem of up to 40 buffers, with what hides mistakes in it: few distinct sizes and
 /// times, so that edges touch; buffers of nothing; buffers that are always alive; rings and lines.
