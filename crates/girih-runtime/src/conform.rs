@@ -295,7 +295,7 @@ impl<'a> Replay<'a> {
                 "{:#x} {} {stream} {kind} {}",
                 segment.address,
                 segment.size,
-                segment.backing == Backing::Expandable
+                matches!(segment.backing, Backing::Expandable { .. })
             ));
             got.extend(blocks.iter().map(|block| {
                 let state = match block.state {

@@ -172,7 +172,10 @@ pub enum Backing {
     /// One allocation of the device. It goes back whole or not at all.
     Allocation,
     /// A mapped run of an expandable segment. It goes back page by page.
-    Expandable,
+    Expandable {
+        /// Bytes of a page.
+        page: u64,
+    },
     /// A mapped run of a region that a plan lays out.
     Planned,
 }

@@ -25,9 +25,6 @@ use crate::waste::{Viewpoint, Waste, waste};
 /// Bytes of a device that sets no limit: 32 TiB.
 const UNLIMITED: u64 = 1 << 45;
 
-/// Bytes of a page of an expandable segment of the small pool (`kSmallBuffer`).
-const SMALL_PAGE: u64 = 2 << 20;
-
 /// The allocators that can be simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Allocator {
@@ -199,7 +196,6 @@ fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Wa
         pool: request.map_or_else(Default::default, |request| request.pool),
         is_small: request.is_some_and(|request| request.size <= 1 << 20),
         rounded: &rounded,
-        pages: (SMALL_PAGE, config.large_segment_size),
     };
     waste(policy, from)
 }

@@ -75,8 +75,6 @@ pub struct Viewpoint<'a> {
     pub is_small: bool,
     /// Bytes that a request of some bytes is rounded up to.
     pub rounded: &'a dyn Fn(u64) -> u64,
-    /// Bytes of a page of the small pool's expandable segments, and of the large pool's.
-    pub pages: (u64, u64),
 }
 
 /// Where the memory of `policy` goes that no live block requested.
@@ -110,8 +108,7 @@ fn add_free(waste: &mut Waste, segment: SegmentView, blocks: &[BlockView], from:
         waste.other_pool += free;
     } else if segment.stream != from.stream {
         waste.other_stream += free;
-    } else if segment.backing == Backing::Expandable {
-        let page = if segment.is_small { from.pages.0 } else { from.pages.1 };
+    } else if let Backing::Expandable { page } = segment.backing {
         for block in blocks.iter().filter(is_free) {
             let whole = whole_pages(segment, block, page);
             waste.cached_whole += whole;
@@ -151,7 +148,6 @@ mod tests {
             pool: PoolId::DEFAULT,
             is_small,
             rounded: &|size| size.next_multiple_of(512),
-            pages: (2 * MIB, 20 * MIB),
         }
     }
 

@@ -50,7 +50,7 @@ fn assert_learns(trace: &Trace, plans_late: bool, least: f64) {
     assert!(following.miss_bytes * 1000 <= bytes, "{following:?}");
     // From the first request on, while nothing is known yet.
     let whole = auto.stats.allocated_bytes.all.peak as f64 / peaks[0] as f64;
-    assert!(whole >= 0.98, "{whole:.4} of what was held was in use");
+    assert!(whole >= 0.985, "{whole:.4} of what was held was in use");
     assert_eq!(auto.replayed.failed, 0);
 }
 
@@ -67,6 +67,12 @@ fn gradients_that_are_carried_into_the_next_step_are_not_counted_twice() {
     for name in ["llama2b_N", "llama2b_R", "moe_R"] {
         assert_learns(&recording(name, 6), true, 0.99);
     }
+}
+
+#[test]
+fn the_small_first_stage_of_a_pipeline_is_learnt() {
+    // Many microbatches in few GiB: what lies in pages that are partly used weighs most here.
+    assert_learns(&recording("megatron_gpt2-V-R_r0", 1), true, 0.99);
 }
 
 #[test]

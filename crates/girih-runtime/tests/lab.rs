@@ -277,7 +277,7 @@ fn when_all_is_freed_every_segment_is_one_free_block() {
             for layout in layouts.flat_map(|report| &report.segments) {
                 let [block] = &layout.blocks[..] else { panic!("not merged: {}", layout.draw()) };
                 assert_eq!(block.state, BlockState::Inactive);
-                let is_expandable = layout.segment.backing == Backing::Expandable;
+                let is_expandable = matches!(layout.segment.backing, Backing::Expandable { .. });
                 assert_eq!(is_expandable, program.is_expandable);
             }
             let segments = &reports[reports.len() - 1].segments;

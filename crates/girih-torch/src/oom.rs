@@ -14,9 +14,6 @@ use girih_trace::BlockState;
 use crate::settings::Mode;
 use crate::units::{exact, short};
 
-/// Bytes of a page of an expandable segment of the small pool.
-const SMALL_PAGE: u64 = 2 << 20;
-
 /// A request that got nothing, in numbers and as a text.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutOfMemory {
@@ -105,7 +102,6 @@ fn look(policy: &dyn Policy, request: Request, config: &Config) -> Waste {
         pool: request.pool,
         is_small: request.size <= SMALL_SIZE,
         rounded: &rounded,
-        pages: (SMALL_PAGE, config.large_segment_size),
     };
     waste(policy, from)
 }

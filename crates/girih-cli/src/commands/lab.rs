@@ -261,7 +261,7 @@ impl SegmentJson {
             address: layout.segment.address,
             size_bytes: layout.segment.size,
             is_small: layout.segment.is_small,
-            is_expandable: layout.segment.backing == Backing::Expandable,
+            is_expandable: matches!(layout.segment.backing, Backing::Expandable { .. }),
             blocks: blocks.collect(),
         }
     }

@@ -20,7 +20,7 @@ use girih_trace::{Earlier, EarlierBlock, EarlierSegment};
 
 use super::Caching;
 use super::block::{Block, Home};
-use super::rounding::{MAX_REQUEST, SMALL_SEGMENT, SMALL_SIZE, round_size};
+use super::rounding::{MAX_REQUEST, SMALL_SIZE, round_size};
 use super::search::Search;
 use crate::device::{Address, Device};
 use crate::policy::{AllocError, BlockId, Env, Granted};
@@ -115,11 +115,6 @@ impl Caching {
         Ok(())
     }
 
-    /// Bytes of a page of an expandable segment.
-    fn page(&self, is_small: bool) -> u64 {
-        if is_small { SMALL_SEGMENT } else { self.config.large_segment_size }
-    }
-
     /// Refuses runs that are not made of pages, or that no reservation on a device of `total` bytes
     /// can hold.
     fn check_reservation(&self, total: u64, runs: &[&EarlierSegment]) -> Result<(), AllocError> {
@@ -154,7 +149,7 @@ impl Caching {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Ok(()) };
         let size = last.address - first.base + last.size;
         let search = Search { size, home: self.home_of(first), expandable: true };
-        let Some(mut rest) = self.reserve_segment(env, &search)? else {
+        let Some(mut rest) = self.reserve_segment(env, &search, self.page(first.is_small))? else {
             return Err(self.out_of_memory(env, size, size));
         };
         let base = self.blocks[rest].address;

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! There is one reservation for each pool and stream, unless it is full. Its pages are handles of
-//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones.
+//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones. Where pages move,
+//! there is one for each of several page sizes ([`super::moving`]).
 
 use std::ops::Range;
 
@@ -32,6 +33,8 @@ pub(super) struct Segment {
     pub(super) page: u64,
     /// The handle of each page, up to the last that was ever mapped.
     handles: Vec<Option<Handle>>,
+    /// How many pages are mapped.
+    pub(super) mapped: u64,
 }
 
 impl Segment {
@@ -63,6 +66,7 @@ impl Segment {
                 }
                 device.set_access(start, mapped)
             });
+        self.mapped += count as u64;
         if result.is_err() {
             if mapped > 0 {
                 limbo.unmap(device, start, mapped);
@@ -78,8 +82,14 @@ impl Segment {
         first..(block.address + block.size - self.base) / self.page
     }
 
+    /// True if so many pages are mapped, and each has its handle. For the walk that checks everything.
+    pub(super) fn counts(&self, pages: u64) -> bool {
+        self.mapped == pages && self.handles.iter().flatten().count() as u64 == pages
+    }
+
     /// Gives back the handles of pages that are not mapped any more.
     fn release(&mut self, device: &mut dyn Device, limbo: &mut Limbo, first: usize, count: usize) {
+        self.mapped -= count as u64;
         for handle in &mut self.handles[first..first + count] {
             if let Some(handle) = handle.take() {
                 limbo.release(device, handle);
@@ -141,33 +151,33 @@ impl Caching {
         Ok(Some(candidate))
     }
 
-    /// The first block, by address, from which a run of free and unmapped blocks is long enough; where
-    /// pages move, the one with the fewest to be mapped. If there is none, an unmapped one over a new
-    /// reservation. None if that cannot be had.
+    /// The first block, by address, from which a run of free and unmapped blocks is long enough. If
+    /// there is none, an unmapped one over a new reservation. None if that cannot be had.
     fn find_expandable(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let first = (search.home.stream, 0, BlockId(0));
-        let mut starts = Vec::new();
-        for &(stream, _, id) in self.pools.get(search.home.pool).unmapped.range(first..) {
-            if stream != search.home.stream {
-                break;
-            }
-            let prev = self.blocks[id].prev;
-            let start = if prev != NIL && self.blocks[prev].is_free() { prev } else { id };
-            if self.run_reaches(start, search.size) {
-                starts.push(start);
-                if !self.may_move(search) {
-                    break;
-                }
-            }
+        if self.may_move(search) {
+            return self.find_least_to_map(env, search);
         }
-        match self.least_to_map(&starts, search.size) {
+        let first = self.runs(search).next();
+        match first {
             Some(start) => Ok(Some(start)),
-            None => self.reserve_segment(env, search),
+            None => self.reserve_segment(env, search, self.page(search.home.is_small())),
         }
+    }
+
+    /// The blocks, by address, from which a run of free and unmapped blocks is long enough.
+    pub(super) fn runs<'a>(&'a self, search: &'a Search) -> impl Iterator<Item = BlockId> + 'a {
+        let stream = search.home.stream;
+        let unmapped = self.pools.get(search.home.pool).unmapped.range((stream, 0, BlockId(0))..);
+        let own = unmapped.take_while(move |&&(at, _, _)| at == stream);
+        let starts = own.map(|&(_, _, id)| {
+            let prev = self.blocks[id].prev;
+            if prev != NIL && self.blocks[prev].is_free() { prev } else { id }
+        });
+        starts.filter(|&start| self.run_reaches(start, search.size))
     }
 
     /// True if the free and unmapped blocks from `start` on have `size` bytes together.
@@ -180,14 +190,24 @@ impl Caching {
         bytes >= size
     }
 
-    /// Reserves addresses for a pool and stream: 9/8 of the device.
+    /// The expandable segment that a block belongs to.
+    pub(super) fn segment(&self, id: BlockId) -> Option<&Segment> {
+        self.segments.get(self.blocks[id].segment as usize).and_then(Option::as_ref)
+    }
+
+    /// Bytes of a page of an expandable segment, where pages do not move.
+    pub(super) fn page(&self, is_small: bool) -> u64 {
+        if is_small { SMALL_SEGMENT } else { self.config.large_segment_size }
+    }
+
+    /// Reserves addresses for a pool and stream, 9/8 of the device, to be mapped in pages of `page`
+    /// bytes.
     pub(super) fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
+        page: u64,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let page =
-            if search.home.is_small() { SMALL_SEGMENT } else { self.config.large_segment_size };
         let total = env.device.memory_info().total;
         let size = total.saturating_add(total / 8).checked_next_multiple_of(page).unwrap_or(total);
         if size < search.size {
@@ -198,7 +218,7 @@ impl Caching {
             Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let segment = Some(Segment { base, size, page, handles: Vec::new() });
+        let segment = Some(Segment { base, size, page, handles: Vec::new(), mapped: 0 });
         let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
         if place == self.segments.len() {
             self.segments.push(segment);
@@ -310,6 +330,7 @@ impl Caching {
         let Range { start: first, end } = pages;
         let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
         env.device.unmap(address, size)?;
+        segment.mapped -= end - first;
         handles.extend(
             segment.handles[first as usize..end as usize].iter_mut().filter_map(Option::take),
         );

@@ -13,6 +13,11 @@
 //! What stays behind is less than a page at either end of a hole. A move costs driver calls for each
 //! page and a wait for the stream that used it, so nothing moves as long as little more is held than
 //! was ever in use: then the segment grows, and a run whose holes are few never moves a page.
+//!
+//! Small pages leave little behind, and every page costs the same to map, however small. So there is
+//! a segment for each of several page sizes, and of the smallest only a certain number of pages: a
+//! run of a few GiB is cut finely, and one that fills the card has not many more pages than if all
+//! were large.
 
 use std::cmp::Reverse;
 
@@ -25,8 +30,32 @@ use crate::policy::{BlockId, Env};
 
 /// So much more may be held than was ever in use, one byte in so many, before pages move.
 pub(crate) const SLACK: u64 = 100;
-/// And so many pages at least.
-const SLACK_PAGES: u64 = 4;
+/// And so many bytes at least.
+pub(super) const SLACK_MIN: u64 = 16 << 20;
+/// The sizes of pages, in bytes.
+const PAGES: [u64; 4] = [2 << 20, 4 << 20, 8 << 20, LARGEST_PAGE];
+/// The size of which there may be any number of pages.
+const LARGEST_PAGE: u64 = 16 << 20;
+/// So many smaller pages are mapped for one request at most.
+const REQUEST_PAGES_MAX: u64 = 64;
+/// So many pages of a smaller size are mapped in a segment at most.
+const SEGMENT_PAGES_MAX: u64 = 1536;
+
+/// True if `missing` pages may be mapped for one request in a segment that has `mapped`.
+fn may_map(page: u64, missing: u64, mapped: u64) -> bool {
+    page == LARGEST_PAGE || (missing <= REQUEST_PAGES_MAX && mapped + missing <= SEGMENT_PAGES_MAX)
+}
+
+/// Where a request could be placed.
+#[derive(Clone, Copy)]
+struct Choice {
+    /// Bytes to be mapped for it.
+    missing: u64,
+    /// Bytes of a page there.
+    page: u64,
+    /// The block with which the run begins; none is a new segment.
+    start: Option<BlockId>,
+}
 
 impl Caching {
     /// True if idle pages may move for a request: a large one outside private pools, and no capture
@@ -36,6 +65,36 @@ impl Caching {
             && search.expandable
             && search.home.pool == Pools::LARGE
             && !self.is_capturing()
+    }
+
+    /// The block from which a run of free and unmapped blocks has the fewest bytes to map; among equal
+    /// ones, in the smallest pages. It may be a new segment's. None if that cannot be reserved.
+    pub(super) fn find_least_to_map(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let mut choices = Vec::new();
+        let mut unreserved = PAGES.to_vec();
+        for start in self.runs(search) {
+            let Some(segment) = self.segment(start) else { continue };
+            let page = segment.page;
+            unreserved.retain(|&other| other != page);
+            let missing = self.run_from(start, search.size, page).1;
+            if may_map(page, missing, segment.mapped) {
+                choices.push(Choice { missing: missing * page, page, start: Some(start) });
+            }
+        }
+        for page in unreserved {
+            let missing = search.size.div_ceil(page);
+            if may_map(page, missing, 0) {
+                choices.push(Choice { missing: missing * page, page, start: None });
+            }
+        }
+        match choices.into_iter().min_by_key(|choice| (choice.missing, choice.page)) {
+            Some(Choice { start: None, page, .. }) => self.reserve_segment(env, search, page),
+            least => Ok(least.and_then(|choice| choice.start)),
+        }
     }
 
     /// Unmaps idle pages for the run of blocks that begins with `candidate`, as many as would
@@ -51,23 +110,24 @@ impl Caching {
         if !self.may_move(search) {
             return Ok(Some(candidate));
         }
-        let page = self.config.large_segment_size;
+        let Some(page) = self.segment(candidate).map(|segment| segment.page) else {
+            return Ok(None);
+        };
         let in_use = self.stats.active_bytes.all;
         let most = in_use.peak.max(in_use.current.saturating_add(search.size));
         self.most_in_use = self.most_in_use.max(most);
-        let slack = (self.most_in_use / SLACK).max(SLACK_PAGES * page);
+        let slack = (self.most_in_use / SLACK).max(SLACK_MIN);
         let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.most_in_use.saturating_add(slack).min(limit);
 
         let (run, missing) = self.run_from(candidate, search.size, page);
-        let over = (self.held() + missing * page).saturating_sub(allowed);
-        let wanted = over.div_ceil(page).min(missing);
+        let missing = missing * page;
+        let over = (self.held() + missing).saturating_sub(allowed);
         let Block { mapped, address, home, .. } = self.blocks[candidate];
-        if wanted > 0 {
-            self.unmap_idle(env, search, &run, wanted, moved)?;
+        if over > 0 {
+            self.unmap_idle(env, search, &run, over.min(missing), page, moved)?;
         }
-        let new = missing - moved.len() as u64;
-        if self.held() + new * page > limit {
+        if self.held() + missing > limit {
             return Ok(None);
         }
         if mapped {
@@ -77,13 +137,6 @@ impl Caching {
         let unmapped = &self.pools.get(home.pool).unmapped;
         let mut from = unmapped.range((home.stream, address, BlockId(0))..);
         Ok(from.next().filter(|&&(_, at, _)| at == address).map(|&(_, _, id)| id))
-    }
-
-    /// The block from which a run of `size` bytes has the fewest pages to map.
-    pub(super) fn least_to_map(&self, starts: &[BlockId], size: u64) -> Option<BlockId> {
-        let page = self.config.large_segment_size;
-        let missing = |&&start: &&BlockId| self.run_from(start, size, page).1;
-        starts.iter().min_by_key(missing).copied()
     }
 
     /// The blocks of a run of free and unmapped blocks that has `size` bytes, and the pages that are
@@ -102,22 +155,19 @@ impl Caching {
         (run, missing)
     }
 
-    /// Unmaps up to `wanted` idle pages outside the run: of the stream's own blocks first, then of
-    /// others, and where most of them lie together first.
+    /// Unmaps idle pages outside the run until they have `wanted` bytes together: of the stream's own
+    /// blocks first, then of others, and where most of them lie together first. Those of `page` bytes
+    /// go to `moved`, others back to the device.
     fn unmap_idle(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         run: &[BlockId],
         wanted: u64,
+        page: u64,
         moved: &mut Vec<Handle>,
     ) -> Result<(), DeviceError> {
-        let page = self.config.large_segment_size;
-        let has_pages = |&id: &BlockId| {
-            let block = &self.blocks[id];
-            let segment = self.segments.get(block.segment as usize).and_then(Option::as_ref);
-            segment.is_some_and(|own| own.page == page && !own.pages_inside(block).is_empty())
-        };
+        let has_pages = |&id: &BlockId| self.bytes_of_whole_pages(&self.blocks[id]) > 0;
         let free = self.pools.free_blocks(Pools::LARGE);
         let mut idle: Vec<BlockId> =
             free.filter(|id| !run.contains(id)).filter(has_pages).collect();
@@ -125,21 +175,29 @@ impl Caching {
             let block = &self.blocks[id];
             (block.home.stream != search.home.stream, Reverse(block.size), block.address)
         });
-        let mut waited_for = None;
+        let (mut waited_for, mut left) = (None, wanted);
         for id in idle {
-            let left = wanted - moved.len() as u64;
             if left == 0 {
                 break;
             }
             let block = self.blocks[id];
-            let Some(segment) = &self.segments[block.segment as usize] else { continue };
+            let Some(segment) = self.segment(id) else { continue };
+            let own = segment.page;
             let pages = segment.pages_inside(&block);
-            let first = pages.start.max(pages.end.saturating_sub(left));
+            let first = pages.start.max(pages.end.saturating_sub(left.div_ceil(own)));
             if waited_for != Some(block.home.stream) {
                 env.device.synchronize_stream(block.home.stream)?;
                 waited_for = Some(block.home.stream);
             }
-            self.unmap_pages(env, id, first..pages.end, moved)?;
+            left = left.saturating_sub((pages.end - first) * own);
+            let mut handles = Vec::new();
+            self.unmap_pages(env, id, first..pages.end, &mut handles)?;
+            if own == page {
+                moved.append(&mut handles);
+            }
+            for handle in handles {
+                self.limbo.release(env.device, handle);
+            }
             if run.first().is_none_or(|&start| self.blocks[start].segment != block.segment) {
                 self.drop_if_unmapped(env, id);
             }

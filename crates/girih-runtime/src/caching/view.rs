@@ -54,11 +54,9 @@ impl Caching {
                         stream: first.home.stream,
                         pool: self.pools.owner(first.home.pool).id,
                         is_small: first.home.is_small(),
-                        backing: if first.is_expandable() {
-                            Backing::Expandable
-                        } else {
-                            Backing::Allocation
-                        },
+                        backing: self.segment(head).map_or(Backing::Allocation, |segment| {
+                            Backing::Expandable { page: segment.page }
+                        }),
                     };
                     visitor(segment, views);
                     views.clear();
@@ -95,6 +93,7 @@ impl Caching {
             return Err(format!("{blocks} blocks exist, {seen} are in segments"));
         }
         self.check_sets()?;
+        self.check_pages()?;
         self.check_waiting()?;
         self.check_counters()
     }
@@ -120,6 +119,21 @@ impl Caching {
         }
         if block.is_free() && next.is_free() && block.mapped == next.mapped {
             return Err(format!("{block:?} and {next:?} should be one"));
+        }
+        Ok(())
+    }
+
+    /// Every expandable segment has the pages that its blocks say.
+    fn check_pages(&self) -> Result<(), String> {
+        let mut mapped = BTreeMap::<u32, u64>::new();
+        for (_, block) in self.blocks.iter().filter(|(_, block)| block.is_expandable()) {
+            *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
+        }
+        for (at, bytes) in mapped {
+            match self.segments.get(at as usize).and_then(Option::as_ref) {
+                Some(segment) if segment.counts(bytes / segment.page) => {}
+                found => return Err(format!("{bytes} bytes are mapped in {found:?}")),
+            }
         }
         Ok(())
     }
