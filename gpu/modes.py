@@ -8,7 +8,7 @@ Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a 
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
 first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `profile`
 records without a cache, and `plan` follows the plan of that recording. Ratios of step times are to
-the first native's of the same run; native comes once more at the end, and its own ratio says
+the first native's of the same run, step by step, and the median of these; native comes once more at the end, and its own ratio says
 how much of the others' is the card's. `losses` says whether every loss is the first native's to
 the bit; without `--exact` of the workload native does not even equal itself. Below the table
 stands what each row of Girih asked of the driver in the settled steps.
@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -115,6 +116,16 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
     return {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
 
 
+def step_ratio(seen: dict[str, Any], base: dict[str, Any]) -> float:
+    """How many times as long a settled step takes as that of another launch: the median over steps,
+    each compared with the same step there. Where lengths vary no step is like another."""
+    start = seen.get("settled_from")
+    if start is None or start != base.get("settled_from"):
+        return float(seen["median_step_s"] / base["median_step_s"])
+    pairs = zip(seen["step_s"][start:], base["step_s"][start:], strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
 def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
     """One line of the table for each rank."""
     if "error" in run:
@@ -124,7 +135,7 @@ def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
         ratio = losses = ""
         if native and rank in native.get("ranks", {}):
             base = native["ranks"][rank]
-            ratio = f"{seen['median_step_s'] / base['median_step_s']:.4f}"
+            ratio = f"{step_ratio(seen, base):.4f}"
             losses = "same" if seen["exact_losses"] == base["exact_losses"] else "DIFFER"
         cells = [
             f"{run['mode']:<17}{rank:>4}",

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from modes import step_ratio
+
 MIB = 1 << 20
 HEAD = (
     "allocator | rank | allocated | reserved | efficiency | settled | device | first step"
@@ -30,7 +32,7 @@ def row(mode: str, rank: str, seen: dict[str, Any], base: dict[str, Any]) -> str
         f"{seen['device_used'] / MIB:,.0f}",
         f"{seen['first_step_s']:.2f} s",
         f"{seen['median_step_s']:.4f} s",
-        f"{seen['median_step_s'] / base['median_step_s']:.4f}",
+        f"{step_ratio(seen, base):.4f}",
         losses if seen[kind] else "-",
     ]
     return f"| {' | '.join(cells)} |"

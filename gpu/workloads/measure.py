@@ -124,6 +124,7 @@ class Measure:
             "first_step_s": self.seconds[0],
             "median_step_s": steady[len(steady) // 2],
             "step_s": [round(seconds, 5) for seconds in self.seconds],
+            "settled_from": self.settled if self.seconds[self.settled :] else 0,
             "samples": self.samples,
             "requests": stats["allocation.all.allocated"],
             "retries": stats["num_alloc_retries"],

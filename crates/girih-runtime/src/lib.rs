@@ -19,6 +19,7 @@ pub mod replay;
 pub mod sim;
 pub mod simulate;
 pub mod stats;
+mod strikes;
 #[cfg(any(test, feature = "suite"))]
 pub mod suite;
 pub mod waste;

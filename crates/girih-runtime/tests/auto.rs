@@ -262,6 +262,29 @@ fn a_plan_is_worth_keeping_once_steps_under_it_have_fitted() {
 }
 
 #[test]
+fn an_evaluation_between_steps_does_not_cost_the_plan() {
+    let mut machine = Machine::new(new_auto);
+    let block = machine.alloc(2 << 30);
+    machine.free(block);
+    for _ in 0..6 {
+        machine.step(16 * LENGTH);
+        machine.plan();
+    }
+    assert_eq!(machine.policy.switches().len(), 1);
+    for turn in 0..8 {
+        // It takes what was held before the plan, and the arena's pages with it.
+        machine.mark_step();
+        let blocks: Vec<BlockId> = (0..40).map(|_| machine.alloc(40 << 20)).collect();
+        blocks.into_iter().for_each(|block| machine.free(block));
+        for _ in 0..2 {
+            let share = machine.hit_share(|machine| machine.step(16 * LENGTH));
+            assert!(share > 0.999, "{share} in turn {turn}");
+        }
+    }
+    assert_eq!(machine.policy.switches().len(), 1);
+}
+
+#[test]
 fn a_plan_that_would_save_nothing_is_not_followed() {
     let mut machine = Machine::new(new_auto);
     // One block after the other: expandable segments hold no byte too many but the last page.

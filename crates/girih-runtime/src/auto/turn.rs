@@ -24,6 +24,7 @@ use super::{Auto, Planning, Switch};
 use crate::caching::SLACK;
 use crate::planned::{Following, Planned, credit};
 use crate::policy::{AllocError, Env, Policy, Request};
+use crate::strikes::Strikes;
 
 /// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
 /// their like leave so little behind that no plan is better than expandable segments.
@@ -34,7 +35,7 @@ const MISFIT: u64 = 50;
 const STRAINED: u64 = 8;
 /// A plan has shown that it fits if the last of so many iterations under it did.
 const PROVEN: u64 = 3;
-/// A plan is dropped after so many strained iterations more than others.
+/// A plan is dropped after so many strained iterations ([`Strikes`]).
 const STRAINS_MAX: u32 = 3;
 /// Iterations that may join the recording, after a switch and after one that did not fit.
 const WATCHED: u32 = 8;
@@ -78,8 +79,8 @@ pub(super) struct Turn {
     /// There was an iteration without a plan in which memory went back again and again: pages moved,
     /// or the device was full.
     is_pressed: bool,
-    /// Iterations under the present plan that strained the device, less those that did not.
-    strains: u32,
+    /// Iterations under the present plan that strained the device.
+    strains: Strikes,
     /// Iterations that have begun under the present plan.
     followed: u64,
     /// The present plan has shown that it fits.
@@ -119,7 +120,7 @@ impl Default for Turn {
             calls: 0,
             returns: 0,
             is_pressed: false,
-            strains: 0,
+            strains: Strikes::default(),
             followed: 0,
             is_proven: false,
             watched: 0,
@@ -226,10 +227,9 @@ impl Turn {
     fn is_strained(&mut self, calls: u64) -> bool {
         // The first iteration maps what it needs.
         if self.followed > 1 {
-            let strains = calls - self.calls > STRAINED;
-            self.strains = if strains { self.strains + 1 } else { self.strains.saturating_sub(1) };
+            self.strains.note(calls - self.calls > STRAINED);
         }
-        self.strains >= STRAINS_MAX
+        self.strains.count() >= STRAINS_MAX
     }
 }
 
@@ -346,12 +346,12 @@ impl Auto {
             self.is_wanted = true;
             turn.hold_back(turn.steps, 1);
         }
-        if fits && turn.followed == PROVEN && !turn.is_proven && turn.strains == 0 {
+        if fits && turn.followed == PROVEN && !turn.is_proven && turn.strains.count() == 0 {
             let plan = Arc::clone(self.planned.plan());
             self.prove(&plan);
         }
         if is_strained {
-            self.turn.strains = 0;
+            self.turn.strains = Strikes::default();
             self.planned.give_up(env)?;
         }
         Ok(())
@@ -471,7 +471,7 @@ impl Auto {
         self.switches.push(Switch { step: turn.steps, requests: turn.requests });
         (self.next, turn.scout, self.is_wanted) = (None, None, false);
         turn.began = self.planned.following();
-        (turn.followed, turn.strains) = (0, 0);
+        (turn.followed, turn.strains) = (0, Strikes::default());
         turn.is_proven = false;
         turn.look_at = turn.began.misses + MISSES;
         if self.switches.len() == 1 {

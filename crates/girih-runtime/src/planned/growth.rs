@@ -21,6 +21,8 @@
 //! The opening comes once, and builds the model: beyond what the plan foresees, what is idle goes
 //! back first every time there, and no credit comes of it.
 
+use crate::strikes::Strikes;
+
 /// A credit is this share of the arena, one byte in so many, and at least a page of expandable
 /// segments (`kLargeBuffer`): one odd request is no reason for anything. Less than that is not worth
 /// giving back either.
@@ -29,7 +31,7 @@ pub(super) const CREDIT_MIN: u64 = 20 << 20;
 /// A plan followed from the first request may hold so much more than it foresees, one byte in so
 /// many.
 const OUTSIDE: u64 = 8;
-/// In so many iterations the ceiling may be met.
+/// The ceiling may be met so often ([`Strikes`]).
 const PATIENCE: u32 = 3;
 
 /// Bytes by which a run under a plan with such an arena may grow at first.
@@ -56,8 +58,8 @@ pub(super) struct Growth {
     times: u32,
     /// It did so in this iteration, at the ceiling.
     is_at_ceiling: bool,
-    /// Iterations in which it did, less those in which it did not.
-    at_ceiling: u32,
+    /// Iterations in which it did.
+    at_ceiling: Strikes,
 }
 
 impl Growth {
@@ -126,14 +128,13 @@ impl Growth {
     /// An iteration begins.
     pub(super) fn begin_iteration(&mut self) {
         self.is_opening = false;
-        let times = self.at_ceiling;
-        self.at_ceiling = if self.is_at_ceiling { times + 1 } else { times.saturating_sub(1) };
+        self.at_ceiling.note(self.is_at_ceiling);
         self.is_at_ceiling = false;
     }
 
     /// True if the plan saves nothing.
     pub(super) fn is_in_vain(&self) -> bool {
-        self.at_ceiling >= PATIENCE
+        self.at_ceiling.count() >= PATIENCE
     }
 }
 
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn a_plan_under_which_the_ceiling_is_met_again_and_again_is_in_vain() {
         let mut growth = Growth::of_switch(10 * GIB, 10 * GIB, 8 * GIB);
-        for time in 0..PATIENCE {
+        for time in 0..2 * PATIENCE - 1 {
             assert!(!growth.is_in_vain(), "after {time} iterations");
             // More than once in an iteration is no more.
             assert!(growth.gives_back(11 * GIB, GIB, GIB) && growth.gives_back(11 * GIB, GIB, GIB));
