@@ -27,6 +27,11 @@ impl Strikes {
         }
     }
 
+    /// How many of the latest iterations went wrong, one after the other.
+    pub(crate) fn in_a_row(self) -> u32 {
+        self.in_a_row
+    }
+
     /// How many there are.
     pub(crate) fn count(self) -> u32 {
         self.count

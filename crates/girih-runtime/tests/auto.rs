@@ -203,6 +203,7 @@ fn a_longer_step_is_learnt_and_shorter_ones_fit_then() {
 #[test]
 fn lengths_that_always_vary_are_planned_a_few_times_in_a_hundred_steps() {
     let mut machine = Machine::new(new_auto);
+    machine.warm_up();
     let (mut plans, mut state) = (0, 12345u64);
     for _ in 0..100 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -212,6 +213,18 @@ fn lengths_that_always_vary_are_planned_a_few_times_in_a_hundred_steps() {
     assert!((2..=10).contains(&plans), "{plans} plans");
     let share = machine.hit_share(|machine| machine.step(LENGTH + 300_000));
     assert!(share > 0.9, "{share}");
+}
+
+#[test]
+fn where_lengths_vary_a_plan_that_saves_little_is_not_followed() {
+    let mut machine = Machine::new(new_auto);
+    let mut state = 12345u64;
+    for _ in 0..100 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        machine.step(LENGTH + (state >> 48) * 16);
+        machine.plan();
+    }
+    assert!(machine.policy.switches().is_empty());
 }
 
 #[test]

@@ -344,7 +344,7 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
 pub(crate) fn learning_sentence(learning: &Learning) -> String {
     let (Some(first), Some(efficiency)) = (learning.switches.first(), learning.efficiency_after())
     else {
-        return "auto saw no two iterations alike that another one came after: it made no plan"
+        return "auto followed no plan: none fitted the next iteration, had room, and saved enough"
             .to_owned();
     };
     let (allocated, reserved) = learning.peaks_after();

@@ -29,10 +29,14 @@ use crate::strikes::Strikes;
 /// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
 /// their like leave so little behind that no plan is better than expandable segments.
 const WORTH: u64 = 128;
+/// The same for a plan of iterations that differ in sizes.
+const WORTH_VARYING: u64 = 16;
 /// An iteration fits if at most one byte in so many was not found in the plan.
 const MISFIT: u64 = 50;
 /// An iteration strains the device if the plan makes more than so many calls for memory in it.
 const STRAINED: u64 = 8;
+/// Memory is short if so many iterations in a row strain the device without a plan.
+const PRESSED: u32 = 2;
 /// A plan has shown that it fits if the last of so many iterations under it did.
 const PROVEN: u64 = 3;
 /// A plan is dropped after so many strained iterations ([`Strikes`]).
@@ -76,9 +80,9 @@ pub(super) struct Turn {
     /// Calls for memory before the iteration began, and those of them that gave some back.
     calls: u64,
     returns: u64,
-    /// There was an iteration without a plan in which memory went back again and again: pages moved,
-    /// or the device was full.
-    is_pressed: bool,
+    /// Iterations without a plan in which memory went back again and again: pages moved, or the
+    /// device was full. The first one always differs, and does not count.
+    presses: Strikes,
     /// Iterations under the present plan that strained the device.
     strains: Strikes,
     /// Iterations that have begun under the present plan.
@@ -119,7 +123,7 @@ impl Default for Turn {
             was_same: false,
             calls: 0,
             returns: 0,
-            is_pressed: false,
+            presses: Strikes::default(),
             strains: Strikes::default(),
             followed: 0,
             is_proven: false,
@@ -222,6 +226,11 @@ impl Turn {
         fits(now.hit_bytes - self.began.hit_bytes, now.miss_bytes - self.began.miss_bytes)
     }
 
+    /// True if memory goes back again and again in each iteration, not once in a while.
+    fn is_pressed(&self) -> bool {
+        self.presses.in_a_row() >= PRESSED
+    }
+
     /// An iteration has ended under a plan, and calls for memory were made up to `calls`. True if
     /// there is too much of that.
     fn is_strained(&mut self, calls: u64) -> bool {
@@ -306,7 +315,7 @@ impl Auto {
         self.recorder.keep();
         let returns = self.planned.stats().num_device_free;
         let turn = &mut self.turn;
-        turn.is_pressed |= turn.steps > 0 && returns - turn.returns > STRAINED;
+        turn.presses.note(turn.steps > 0 && returns - turn.returns > STRAINED);
         let count = turn.requests - turn.began_at;
         let is_alike = count.abs_diff(turn.last) * 5 <= count.max(turn.last);
         let is_due = turn.steps >= turn.not_before && !self.is_out && self.next.is_none();
@@ -499,7 +508,7 @@ impl Auto {
     fn has_room(&self, plan: &Plan) -> bool {
         let stats = self.planned.stats();
         let going = stats.active_bytes.all.current.saturating_sub(plan.persistent_bytes);
-        let going = if self.turn.is_pressed { going } else { going.min(plan.carried_bytes()) };
+        let going = if self.turn.is_pressed() { going } else { going.min(plan.carried_bytes()) };
         let reserved = &stats.reserved_bytes.all;
         let pinned = reserved.current.saturating_sub(self.planned.releasable());
         let held = pinned.saturating_sub(going).saturating_add(plan.arena_bytes);
@@ -510,7 +519,7 @@ impl Auto {
     /// a little more is no loss: expandable segments would hold more than that.
     fn most_under(&self, plan: &Plan) -> u64 {
         let peak = self.planned.stats().reserved_bytes.all.peak;
-        if !self.turn.is_pressed {
+        if !self.turn.is_pressed() {
             return peak;
         }
         let needed = plan.arena_bytes.saturating_add(plan.persistent_bytes);
@@ -518,13 +527,26 @@ impl Auto {
     }
 
     /// True if a plan is worth a change: it holds less than is held without one, or as much without
-    /// moving a page.
+    /// moving a page. One of iterations that differ in sizes must promise more: the next may be larger.
     pub(super) fn would_save(&self, plan: &Plan) -> bool {
         let bytes = plan.arena_bytes.saturating_add(plan.persistent_bytes);
         let held = self.planned.stats().reserved_bytes.all.peak;
-        let saves = if self.turn.is_pressed { 0 } else { held / WORTH };
+        let saves = match self.turn.is_pressed() {
+            _ if varies(plan) => held / WORTH_VARYING,
+            true => 0,
+            false => held / WORTH,
+        };
         self.planned.is_following() || bytes <= held - saves
     }
+}
+
+/// True if the iterations that a plan was made of differ in sizes, by more than would fit.
+fn varies(plan: &Plan) -> bool {
+    let entries = plan.steady().into_iter().flat_map(|sequence| &sequence.entries);
+    let (least, most) = entries.fold((0u64, 0u64), |(least, most), entry| {
+        (least.saturating_add(entry.size_min), most.saturating_add(entry.size_max))
+    });
+    !fits(least, most.saturating_sub(least))
 }
 
 /// Calls that took memory from the device or gave it back.
