@@ -15,13 +15,13 @@
 
 use std::cmp::max;
 
-use crate::plan::{Entry, Place, Plan, Role, Sequence, granted};
+use crate::plan::{Plan, Role, Sequence, Tenancy};
 
 /// What is wrong with what `plan` says of itself; its entries must be right. Linear in them.
 pub(crate) fn fault(plan: &Plan) -> Option<String> {
     let (bound, peak) = (plan.lower_bound, plan.peak);
-    let top = measured(plan).flat_map(|sequence| &sequence.entries).filter_map(end).max();
-    let top = top.unwrap_or(0);
+    let places = measured(plan).flat_map(|sequence| plan.tenancies(sequence));
+    let top = places.map(|place| place.offset + place.size).max().unwrap_or(0);
     if peak != top {
         return Some(format!("it says that its peak is {peak} bytes, but its places reach {top}"));
     }
@@ -46,38 +46,32 @@ fn measured(plan: &Plan) -> impl Iterator<Item = &Sequence> {
     plan.sequences.iter().filter(move |sequence| !has_steady || sequence.role != Role::Opening)
 }
 
-/// Where the place of an entry ends in the arena.
-fn end(entry: &Entry) -> Option<u64> {
-    match entry.place {
-        Place::Arena(offset) => Some(offset + granted(entry.size_max)),
-        Place::Persistent(_) | Place::Outside => None,
-    }
-}
-
 /// The most bytes alive at once, without and with what may or may not be alive in an interlude.
 fn loads(plan: &Plan) -> (u64, u64) {
-    let ring = plan.steady().map_or(&[][..], |steady| &steady.entries);
-    let across = [across(ring, 1), across(ring, 0)];
+    let ring = plan.steady().map_or(Vec::new(), |steady| plan.tenancies(steady));
+    let count = plan.steady().map_or(0, |steady| steady.entries.len());
+    let across = [across(&ring, count, 1), across(&ring, count, 0)];
     let mut loads = (0, 0);
     for sequence in measured(plan) {
         let [least, most] = match sequence.role {
             Role::Interlude(at) => [0, 1].map(|way| across[way][at as usize]),
             Role::Opening | Role::Steady => [0, 0],
         };
-        let load = load(&sequence.entries);
+        let load = load(&plan.tenancies(sequence), sequence.entries.len());
         loads.0 = max(loads.0, load.saturating_add(least));
         loads.1 = max(loads.1, load.saturating_add(most));
     }
     loads
 }
 
-/// The most bytes of a sequence alive at once. What lives beyond its end goes on at its beginning.
-fn load(entries: &[Entry]) -> u64 {
-    let count = entries.len();
-    let mut freed = vec![0; count + 1];
+/// The most bytes of a sequence of `count` entries alive at once. What lives beyond its end goes on
+/// at its beginning.
+fn load(tenancies: &[Tenancy], count: usize) -> u64 {
+    let (mut freed, mut born) = (vec![0; count + 1], vec![0; count + 1]);
     let mut alive = 0;
-    for (index, entry) in entries.iter().enumerate().filter(|(_, entry)| end(entry).is_some()) {
-        let (until, size) = (entry.until as usize, granted(entry.size_max));
+    for &Tenancy { lower, upper, size, .. } in tenancies {
+        let (index, until) = (lower as usize, upper as usize);
+        born[index] += size;
         if until > count {
             alive += size;
             freed[until - count] += size;
@@ -86,18 +80,17 @@ fn load(entries: &[Entry]) -> u64 {
         }
     }
     let mut load = 0;
-    for (index, entry) in entries.iter().enumerate() {
+    for index in 0..count {
         alive -= freed[index];
-        alive += end(entry).map_or(0, |_| granted(entry.size_max));
+        alive += born[index];
         load = max(load, alive);
     }
     load
 }
 
-/// For each entry of the ring, and for its end, the bytes that are alive before it and for at least
-/// `beyond` entries more.
-fn across(ring: &[Entry], beyond: usize) -> Vec<u64> {
-    let count = ring.len();
+/// For each of the `count` entries of the ring, and for its end, the bytes that are alive before it
+/// and for at least `beyond` entries more.
+fn across(ring: &[Tenancy], count: usize, beyond: usize) -> Vec<u64> {
     // What comes before an entry minus what goes, with wrapping sums: the running total is exact.
     let mut bytes = vec![0u64; count + 2];
     let mut add = |from: usize, to: usize, size: u64| {
@@ -106,9 +99,9 @@ fn across(ring: &[Entry], beyond: usize) -> Vec<u64> {
             bytes[to] = bytes[to].wrapping_sub(size);
         }
     };
-    for (index, entry) in ring.iter().enumerate().filter(|(_, entry)| end(entry).is_some()) {
-        let (until, size) = (entry.until as usize + 1 - beyond, granted(entry.size_max));
-        add(index + 1, until.min(count + 1), size);
+    for &Tenancy { lower, upper, size, .. } in ring {
+        let until = upper as usize + 1 - beyond;
+        add(lower as usize + 1, until.min(count + 1), size);
         add(0, until.saturating_sub(count), if until > count { size } else { 0 });
     }
     let mut total = 0u64;

@@ -14,7 +14,7 @@ use girih_trace::{MarkKind, StreamId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::plan::{Entry, Place, Plan, Role, Sequence};
+use crate::plan::{Entry, Place, Plan, Role, Room, Sequence};
 use crate::verify::{PlanError, verify};
 
 /// What `format` must say.
@@ -81,6 +81,9 @@ struct WirePlan {
     requests: u64,
     iterations: u32,
     rounds: u32,
+    /// Offset and bytes of each room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rooms: Vec<(u64, u64)>,
     sequences: Vec<WireSequence>,
 }
 
@@ -92,7 +95,8 @@ struct WireSequence {
     size_min: Vec<u64>,
     size_max: Vec<u64>,
     stream: Vec<u16>,
-    /// `a` for the arena, `p` for the persistent region, `-` for outside: a letter an entry.
+    /// `a` for the arena, `r` for a room, whose number is then the offset, `p` for the persistent
+    /// region, `-` for outside: a letter an entry.
     region: String,
     offset: Vec<u64>,
     until: Vec<u32>,
@@ -151,6 +155,7 @@ fn to_wire(plan: &Plan) -> WirePlan {
         requests: plan.requests,
         iterations: plan.iterations,
         rounds: plan.rounds,
+        rooms: plan.rooms.iter().map(|room| (room.offset, room.bytes)).collect(),
         sequences: plan.sequences.iter().map(sequence_to_wire).collect(),
     }
 }
@@ -159,6 +164,7 @@ fn sequence_to_wire(sequence: &Sequence) -> WireSequence {
     let entries = &sequence.entries;
     let place = |entry: &Entry| match entry.place {
         Place::Arena(offset) => ('a', offset),
+        Place::Room(number) => ('r', u64::from(number)),
         Place::Persistent(offset) => ('p', offset),
         Place::Outside => ('-', 0),
     };
@@ -192,6 +198,7 @@ fn from_wire(wire: WirePlan) -> Result<Plan, PlanFileError> {
         requests: wire.requests,
         iterations: wire.iterations,
         rounds: wire.rounds,
+        rooms: wire.rooms.into_iter().map(|(offset, bytes)| Room { offset, bytes }).collect(),
         sequences: sequences
             .map(|(index, sequence)| {
                 sequence_from_wire(&sequence)
@@ -217,6 +224,10 @@ fn sequence_from_wire(wire: &WireSequence) -> Result<Sequence, String> {
     let entries = (0..count).zip(wire.region.bytes()).map(|(k, region)| {
         let place = match region {
             b'a' => Place::Arena(wire.offset[k]),
+            b'r' => match u32::try_from(wire.offset[k]) {
+                Ok(number) => Place::Room(number),
+                Err(_) => return Err(format!("entry {k}: there is no room {}", wire.offset[k])),
+            },
             b'p' => Place::Persistent(wire.offset[k]),
             b'-' => Place::Outside,
             other => return Err(format!("entry {k}: no region is called {:?}", other as char)),

@@ -13,17 +13,17 @@
 //! What ends at the very place may have gone before the interlude: a plan does not tell.
 
 use crate::check::{Violation, check};
-use crate::plan::{ALIGNMENT, Entry, Place, Plan, Role, granted};
+use crate::plan::{ALIGNMENT, Plan, Role, Tenancy};
 use crate::problem::{Buffer, Problem, ProblemError, Solution};
 
 /// Checks the ring and all interludes as one problem, on the joint time. The plan's sequences must
-/// be right, each for itself. The buffers that a violation names are the entries of the arena, of
-/// the ring first and then of the interludes in their order.
+/// be right, each for itself. The buffers that a violation names are the entries of the arena and
+/// the rooms, of the ring first and then of the interludes in their order.
 pub(crate) fn check_together(plan: &Plan) -> Result<(), Violation> {
     let Some(ring) = plan.steady() else { return Ok(()) };
     let interludes = || {
         plan.sequences.iter().filter_map(|sequence| match sequence.role {
-            Role::Interlude(at) => Some((at as usize, &sequence.entries)),
+            Role::Interlude(at) => Some((at as usize, sequence)),
             Role::Opening | Role::Steady => None,
         })
     };
@@ -31,13 +31,13 @@ pub(crate) fn check_together(plan: &Plan) -> Result<(), Violation> {
         return Ok(());
     }
     let count = ring.entries.len();
-    let total = count + interludes().map(|(_, entries)| entries.len()).sum::<usize>();
+    let total = count + interludes().map(|(_, sequence)| sequence.entries.len()).sum::<usize>();
     if total > Problem::MAX_BUFFERS {
         return Err(Violation::Problem(ProblemError::TooMany { buffers: total }));
     }
     // Entries of interludes that come before each place of the ring, or right before its end.
     let mut here = vec![0usize; count + 1];
-    interludes().for_each(|(at, entries)| here[at] += entries.len());
+    interludes().for_each(|(at, sequence)| here[at] += sequence.entries.len());
     // Joint time before the interludes of each place, and where the next interlude begins.
     let mut starts: Vec<usize> = Vec::with_capacity(count + 1);
     let mut passed = 0;
@@ -52,16 +52,17 @@ pub(crate) fn check_together(plan: &Plan) -> Result<(), Violation> {
         offsets: Vec::new(),
     };
     joint.problem.period = total as u32;
-    for (index, entry) in ring.entries.iter().enumerate() {
-        let until = entry.until as usize;
+    for tenancy in plan.tenancies(ring) {
+        let (index, until) = (tenancy.lower as usize, tenancy.upper as usize);
         let upper = if until > count { total + starts[until - count] } else { starts[until] };
-        joint.push(entry, starts[index] + here[index], upper);
+        joint.push(tenancy, starts[index] + here[index], upper);
     }
-    for (at, entries) in interludes() {
-        for (index, entry) in entries.iter().enumerate() {
-            joint.push(entry, next[at] + index, next[at] + entry.until as usize);
+    for (at, sequence) in interludes() {
+        for tenancy in plan.tenancies(sequence) {
+            let (index, until) = (tenancy.lower as usize, tenancy.upper as usize);
+            joint.push(tenancy, next[at] + index, next[at] + until);
         }
-        next[at] += entries.len();
+        next[at] += sequence.entries.len();
     }
     let solution =
         Solution { offsets: joint.offsets, height: plan.arena_bytes, planner: "plan file" };
@@ -75,12 +76,9 @@ struct Joint {
 }
 
 impl Joint {
-    /// Adds an entry that lives in `[lower, upper)`, if it has a place in the arena.
-    fn push(&mut self, entry: &Entry, lower: usize, upper: usize) {
-        if let Place::Arena(offset) = entry.place {
-            let size = granted(entry.size_max);
-            self.problem.buffers.push(Buffer { lower: lower as u32, upper: upper as u32, size });
-            self.offsets.push(offset);
-        }
+    /// Adds what lives in `[lower, upper)` on the joint time.
+    fn push(&mut self, Tenancy { offset, size, .. }: Tenancy, lower: usize, upper: usize) {
+        self.problem.buffers.push(Buffer { lower: lower as u32, upper: upper as u32, size });
+        self.offsets.push(offset);
     }
 }

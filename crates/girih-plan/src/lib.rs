@@ -32,7 +32,10 @@ pub mod verify;
 
 pub use firstfit::Order;
 pub use gaps::Fit;
-pub use plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
+pub use plan::{
+    ALIGNMENT, Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, Tenancy, granted,
+    granted_in_room,
+};
 pub use planner::Planner;
 pub use portfolio::{Budget, Outcome, solve};
 pub use problem::{Buffer, Problem, ProblemError, Solution};

@@ -23,11 +23,47 @@ pub fn granted(size: u64) -> u64 {
     size.max(1).next_multiple_of(ALIGNMENT)
 }
 
+/// Requests in a room begin on a multiple of this from its start, and take a multiple of it.
+pub const ROOM_GRAIN: u64 = 32 << 10;
+
+/// Bytes that a request of `size` bytes takes in a room.
+pub fn granted_in_room(size: u64) -> u64 {
+    size.max(1).next_multiple_of(ROOM_GRAIN)
+}
+
+/// A part of the arena for requests that are alive together and whose sizes differ from iteration
+/// to iteration, such as those of a layer's experts. One is larger where another is smaller, and all
+/// of them together need less than the largest of each. So none has a place of its own: each is put
+/// right behind the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Room {
+    /// Bytes from the start of the arena.
+    pub offset: u64,
+    /// Bytes that all requests together may take.
+    pub bytes: u64,
+}
+
+/// What holds bytes of the arena in a sequence, from before one entry to before another: an entry
+/// with a place of its own, or a room from its first entry on until its last one is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tenancy {
+    /// The first entry.
+    pub lower: u32,
+    /// The entry before which it ends; on the ring it may lie beyond the last ([`Entry::until`]).
+    pub upper: u32,
+    /// Bytes from the start of the arena.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
 /// Where a request goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Place {
     /// Bytes from the start of the arena.
     Arena(u64),
+    /// Somewhere in a room, by its index in [`Plan::rooms`].
+    Room(u32),
     /// Bytes from the start of the persistent region.
     Persistent(u64),
     /// Nowhere in the plan: the fallback policy serves it.
@@ -98,6 +134,8 @@ pub struct Plan {
     /// Iterations in one round of the steady sequence: 2 where a block is replaced by that of the
     /// next iteration while it is still alive, so that two places take turns.
     pub rounds: u32,
+    /// Parts of the arena that several entries share.
+    pub rooms: Vec<Room>,
     /// The sequences: an opening if the trace had one, then the steady one if there is one, then
     /// the interludes.
     pub sequences: Vec<Sequence>,
@@ -107,6 +145,30 @@ impl Plan {
     /// The steady iteration, if the trace had any.
     pub fn steady(&self) -> Option<&Sequence> {
         self.sequences.iter().find(|sequence| sequence.role == Role::Steady)
+    }
+
+    /// What holds bytes of the arena in a sequence: first its entries, then its rooms, each in order
+    /// of index. Rooms must exist.
+    pub fn tenancies(&self, sequence: &Sequence) -> Vec<Tenancy> {
+        let mut rooms: Vec<Option<Tenancy>> = vec![None; self.rooms.len()];
+        let mut all = Vec::with_capacity(sequence.entries.len());
+        for (index, entry) in (0..).zip(&sequence.entries) {
+            let (lower, upper) = (index, entry.until);
+            match entry.place {
+                Place::Arena(offset) => {
+                    all.push(Tenancy { lower, upper, offset, size: granted(entry.size_max) });
+                }
+                Place::Room(number) => {
+                    let Room { offset, bytes: size } = self.rooms[number as usize];
+                    let new = Tenancy { lower, upper, offset, size };
+                    let room = rooms[number as usize].get_or_insert(new);
+                    room.upper = room.upper.max(upper);
+                }
+                Place::Persistent(_) | Place::Outside => {}
+            }
+        }
+        all.extend(rooms.into_iter().flatten());
+        all
     }
 
     /// Requests of one steady iteration; of the opening where nothing repeats.
@@ -119,11 +181,10 @@ impl Plan {
     /// until the last request of the steady sequence or beyond. What is gone before the first request
     /// of the next round counts too, for a plan knows requests alone.
     pub fn carried_bytes(&self) -> u64 {
-        let entries = self.steady().map_or(&[][..], |sequence| &sequence.entries);
-        let carried = entries.iter().filter(|entry| {
-            matches!(entry.place, Place::Arena(_)) && entry.until as usize >= entries.len()
-        });
-        carried.map(|entry| granted(entry.size_max)).fold(0, u64::saturating_add)
+        let Some(steady) = self.steady() else { return 0 };
+        let tenancies = self.tenancies(steady);
+        let carried = tenancies.iter().filter(|it| it.upper as usize >= steady.entries.len());
+        carried.map(|it| it.size).fold(0, u64::saturating_add)
     }
 
     /// The most bytes requested and alive at once in the opening, wherever they are; 0 without one.

@@ -10,7 +10,9 @@ use thiserror::Error;
 use crate::check::{self, Violation};
 use crate::claims;
 use crate::joint;
-use crate::plan::{ALIGNMENT, Entry, Place, Plan, Role, Sequence, granted};
+use crate::plan::{
+    ALIGNMENT, Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, Tenancy, granted,
+};
 use crate::problem::{Buffer, Problem, Solution};
 
 /// What is wrong with a plan.
@@ -21,7 +23,8 @@ pub enum PlanError {
     Overlap {
         /// Index of the sequence.
         sequence: usize,
-        /// The law that was broken; its buffers are the arena entries of the sequence, in order.
+        /// The law that was broken; its buffers are the arena entries of the sequence in order, then
+        /// its rooms.
         violation: Violation,
     },
     /// An entry contradicts itself.
@@ -70,11 +73,21 @@ pub enum PlanError {
     },
 }
 
+/// All rooms together have so many grains at most: 512 GiB. A follower keeps something for each.
+const GRAINS_MAX: u64 = 1 << 24;
+
 /// Verifies a plan. `O(n log n)` in its entries.
 pub fn verify(plan: &Plan) -> Result<(), PlanError> {
     if plan.sequences.iter().filter(|sequence| sequence.role == Role::Steady).count() > 1 {
         let reason = "a plan has one steady iteration at most".to_owned();
         return Err(PlanError::Sequence { sequence: 0, reason });
+    }
+    let rooms: u64 = plan.rooms.iter().fold(0, |sum, room| room.bytes.saturating_add(sum));
+    let reason = plan.rooms.iter().find_map(|room| room_fault(plan, room)).or_else(|| {
+        (rooms / ROOM_GRAIN > GRAINS_MAX).then(|| format!("{rooms} bytes of rooms are too many"))
+    });
+    if let Some(reason) = reason {
+        return Err(PlanError::Claim { reason });
     }
     let steady_entries = plan.steady().map(|steady| steady.entries.len());
     for (index, sequence) in plan.sequences.iter().enumerate() {
@@ -113,6 +126,16 @@ fn sequence_fault(sequence: &Sequence, index: usize, steady: Option<usize>) -> O
     (out_of_order || outside).then(|| "its boundaries are out of order or range".to_owned())
 }
 
+fn room_fault(plan: &Plan, &Room { offset, bytes }: &Room) -> Option<String> {
+    let end = offset.checked_add(bytes);
+    let is_inside = end.is_some_and(|end| end <= plan.arena_bytes);
+    let is_aligned = offset.is_multiple_of(ALIGNMENT) && bytes.is_multiple_of(ALIGNMENT);
+    (bytes == 0 || !is_inside || !is_aligned).then(|| {
+        let arena = plan.arena_bytes;
+        format!("a room of {bytes} bytes at offset {offset} is none in an arena of {arena}")
+    })
+}
+
 fn entry_fault(plan: &Plan, sequence: &Sequence, index: usize, entry: &Entry) -> Option<String> {
     let (min, max) = (entry.size_min, entry.size_max);
     if min > max || max == 0 || max > 1 << 60 {
@@ -121,6 +144,12 @@ fn entry_fault(plan: &Plan, sequence: &Sequence, index: usize, entry: &Entry) ->
     let (offset, end, room) = match entry.place {
         Place::Outside => return None,
         Place::Arena(offset) => (offset, offset.checked_add(granted(max)), plan.arena_bytes),
+        Place::Room(number) => {
+            let Some(room) = plan.rooms.get(number as usize) else {
+                return Some(format!("there is no room {number}"));
+            };
+            (0, Some(granted(max)), room.bytes)
+        }
         Place::Persistent(offset) => {
             (offset, offset.checked_add(granted(max)), plan.persistent_bytes)
         }
@@ -134,24 +163,22 @@ fn entry_fault(plan: &Plan, sequence: &Sequence, index: usize, entry: &Entry) ->
     let count = sequence.entries.len() as u64;
     let limit = if sequence.role == Role::Steady { index as u64 + count } else { count };
     let until = u64::from(entry.until);
-    if matches!(entry.place, Place::Arena(_)) && (until <= index as u64 || until > limit) {
+    if !matches!(entry.place, Place::Persistent(_)) && (until <= index as u64 || until > limit) {
         return Some(format!("it lives until entry {until}, which is out of range"));
     }
     None
 }
 
-/// The arena entries of a sequence as a problem, with the plan's offsets as its solution.
+/// The arena entries of a sequence, and its rooms, as a problem, with the plan's offsets as its
+/// solution.
 pub fn problem_of(plan: &Plan, sequence: &Sequence) -> (Problem, Solution) {
     let period = if sequence.role == Role::Steady { sequence.entries.len() as u32 } else { 0 };
     let mut problem = Problem { buffers: Vec::new(), period, alignment: ALIGNMENT };
     let mut solution =
         Solution { offsets: Vec::new(), height: plan.arena_bytes, planner: "plan file" };
-    for (index, entry) in sequence.entries.iter().enumerate() {
-        if let Place::Arena(offset) = entry.place {
-            let size = granted(entry.size_max);
-            problem.buffers.push(Buffer { lower: index as u32, upper: entry.until, size });
-            solution.offsets.push(offset);
-        }
+    for Tenancy { lower, upper, offset, size } in plan.tenancies(sequence) {
+        problem.buffers.push(Buffer { lower, upper, size });
+        solution.offsets.push(offset);
     }
     (problem, solution)
 }

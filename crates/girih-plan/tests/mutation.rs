@@ -12,8 +12,8 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use common::{AnyProblem, planners};
 use girih_plan::check::{check, check_pairs};
 use girih_plan::{
-    Budget, Buffer, Entry, Place, Plan, Problem, Role, Sequence, Solution, file, profile, solve,
-    verify,
+    Budget, Buffer, Entry, Place, Plan, Problem, Role, Room, Sequence, Solution, file, profile,
+    solve, verify,
 };
 use girih_trace::generate::{Rng, Training, recording, training};
 use girih_trace::{Iterations, Lifetimes, StreamId, Trace};
@@ -127,6 +127,52 @@ fn a_damaged_solution_is_refused_unless_it_is_still_right() {
 
 /// Whether a plan is right, by definition.
 fn is_right_plan(plan: &Plan) -> bool {
+    without_rooms(plan).is_some_and(|plan| is_right_without_rooms(&plan))
+}
+
+/// The plan with each room as one block, in the place of its first entry, that lives as long as the
+/// last one. None if a room or what is in it is wrong.
+fn without_rooms(plan: &Plan) -> Option<Plan> {
+    let is_right_room = |room: &Room| {
+        let end = u128::from(room.offset) + u128::from(room.bytes);
+        let is_aligned = room.offset.is_multiple_of(512) && room.bytes.is_multiple_of(512);
+        is_aligned && room.bytes > 0 && end <= plan.arena_bytes.into()
+    };
+    if !plan.rooms.iter().all(is_right_room) {
+        return None;
+    }
+    let mut flat = Plan { rooms: Vec::new(), ..plan.clone() };
+    for sequence in &mut flat.sequences {
+        let count = sequence.entries.len();
+        let period = if sequence.role == Role::Steady { count } else { 0 };
+        for index in 0..count {
+            let Place::Room(number) = sequence.entries[index].place else { continue };
+            let room = plan.rooms.get(number as usize)?;
+            let mut until = 0;
+            for member in index..count {
+                let entry = &mut sequence.entries[member];
+                if entry.place != Place::Room(number) {
+                    continue;
+                }
+                let last = if period > 0 { member + count } else { count };
+                let fits = size(entry) <= room.bytes.into()
+                    && 0 < entry.size_max
+                    && entry.size_min <= entry.size_max;
+                if !fits || entry.until as usize <= member || entry.until as usize > last {
+                    return None;
+                }
+                until = entry.until.max(until);
+                entry.place = Place::Outside;
+            }
+            let first = &mut sequence.entries[index];
+            (first.place, first.until) = (Place::Arena(room.offset), until);
+            (first.size_min, first.size_max) = (1, room.bytes);
+        }
+    }
+    Some(flat)
+}
+
+fn is_right_without_rooms(plan: &Plan) -> bool {
     let steady: Vec<&Sequence> = plan.sequences.iter().filter(|s| s.role == Role::Steady).collect();
     let ring = steady.first().map_or(&[][..], |sequence| &sequence.entries);
     let sequences = plan.sequences.iter().enumerate();
@@ -164,6 +210,7 @@ fn is_right_sequence(plan: &Plan, ring: &[Entry], index: usize, sequence: &Seque
         let last = if period > 0 { index + count } else { count };
         sized
             && match entry.place {
+                Place::Room(_) => unreachable!("there are none any more"),
                 Place::Outside => true,
                 Place::Persistent(offset) => {
                     offset % 512 == 0
@@ -279,7 +326,8 @@ fn plans() -> &'static [Plan] {
             Training { evaluate_every: 2, ..small.clone() },
             Training { jitter: 32, steps: 6, recompute: true, ..small.clone() },
             Training { steps: 1, ..small.clone() },
-            Training { stages: 4, microbatches: 5, evaluate_every: 3, steps: 6, ..small },
+            Training { stages: 4, microbatches: 5, evaluate_every: 3, steps: 6, ..small.clone() },
+            Training { hidden: 256, sequence: 4096, experts: 3, steps: 5, ..small },
         ];
         let mut plans: Vec<Plan> = runs.iter().map(|run| plan_of(&training(run, 1))).collect();
         for seed in 0..4 {
@@ -296,6 +344,17 @@ fn damage_plan(u: &mut Unstructured<'_>, plan: &mut Plan) -> Result<()> {
     }
     let few = u.int_in_range(1..=3u32)?;
     let number = u.choose_index(plan.sequences.len())?;
+    if !plan.rooms.is_empty() && u.ratio(1, 3)? {
+        let number = u.choose_index(plan.rooms.len())?;
+        let room = &mut plan.rooms[number];
+        match u.int_in_range(0..=3)? {
+            0 => room.offset = room.offset.wrapping_add(512 * u64::from(few)),
+            1 => room.bytes = room.bytes.wrapping_add(512 * u64::from(few)),
+            2 => room.bytes = room.bytes.wrapping_sub(u64::from(few) << 20),
+            _ => drop(plan.rooms.remove(number)),
+        }
+        return Ok(());
+    }
     match u.int_in_range(0..=9)? {
         0 => plan.arena_bytes = plan.arena_bytes.wrapping_sub(512 * u64::from(few)),
         1 => plan.persistent_bytes = plan.persistent_bytes.wrapping_sub(1),
@@ -334,7 +393,7 @@ fn damage_entry(u: &mut Unstructured<'_>, plan: &mut Plan) -> Result<()> {
     let few = u.int_in_range(1..=3u32)?;
     let place = match entries[one].place {
         Place::Arena(offset) | Place::Persistent(offset) => offset,
-        Place::Outside => 0,
+        Place::Outside | Place::Room(_) => 0,
     };
     match u.int_in_range(0..=12)? {
         0 => entries[one].place = entries[other].place,
@@ -342,7 +401,10 @@ fn damage_entry(u: &mut Unstructured<'_>, plan: &mut Plan) -> Result<()> {
         2 => entries[one].place = Place::Arena(place.wrapping_sub(512 * u64::from(few))),
         3 => entries[one].place = Place::Arena(place + u64::from(few)),
         4 => entries[one].place = Place::Persistent(place),
-        5 => entries[one].place = Place::Outside,
+        5 => {
+            entries[one].place =
+                if few == 1 { Place::Outside } else { Place::Room(few.wrapping_sub(2)) }
+        }
         6 => entries[one].size_max = entries[one].size_max.wrapping_mul(u64::from(few)),
         7 => entries[one].size_min = entries[one].size_min.wrapping_add(u64::from(few)),
         8 => entries[one].until = entries[one].until.wrapping_add(few),

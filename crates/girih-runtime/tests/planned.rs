@@ -12,6 +12,7 @@ use girih_runtime::sim::SimDevice;
 use girih_runtime::suite::{self, Scenario};
 use girih_runtime::{Following, Planned, Policy};
 use girih_trace::compress::Limits;
+use girih_trace::generate::{Training, training};
 use girih_trace::{
     Action, Event, Iterations, Lifetimes, PoolId, StackId, StreamId, Tick, Trace, marks, open,
 };
@@ -153,6 +154,42 @@ fn three_streams_share_an_arena_and_no_byte_is_used_too_early() {
     let (policy, _) = follow(&trace, &plan);
     assert!(efficiency(&policy) >= 0.95, "{}", efficiency(&policy));
     assert!(policy.following().waits > 0, "streams that share must wait");
+}
+
+/// A run with experts, whose tokens go where chance will have it.
+fn experts(seed: u64) -> Trace {
+    let params = Training {
+        hidden: 512,
+        sequence: 4096,
+        microbatch: 4,
+        experts: 8,
+        steps: 6,
+        ..Training::default()
+    };
+    training(&params, seed)
+}
+
+#[test]
+fn experts_find_room_whatever_is_routed_to_them() {
+    let [trace, other] = [experts(1), experts(2)];
+    let (plan, _) = plan_of(&trace);
+    let (policy, _) = follow(&trace, &plan);
+    assert!(efficiency(&policy) >= 0.985, "{}", efficiency(&policy));
+    assert_eq!(policy.following().misses, 0, "{:?}", policy.following());
+    // No size is the same in the other run.
+    let (policy, _) = follow(&other, &plan);
+    let Following { hit_bytes, miss_bytes, .. } = policy.following();
+    assert!(miss_bytes * 100 <= hit_bytes, "{:?}", policy.following());
+    assert!(efficiency(&policy) >= 0.97, "{}", efficiency(&policy));
+
+    let lives = Lifetimes::of(&trace);
+    let iterations = Iterations::of(&trace, &lives);
+    let alone = profile::plan_without_rooms(&trace, &lives, &iterations, |problem| {
+        solve(problem, Budget::interactive(problem.buffers.len())).expect("a problem of a trace")
+    });
+    assert!(plan.arena_bytes < alone.arena_bytes, "rooms save nothing");
+    let (policy, _) = follow(&other, &Arc::new(alone));
+    assert!(policy.following().miss_bytes > 2 * miss_bytes, "{:?}", policy.following());
 }
 
 #[test]

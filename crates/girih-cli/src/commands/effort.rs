@@ -12,7 +12,7 @@ use girih_plan::exact::{self, Search};
 use girih_plan::memo::{self, Layers, Settings};
 use girih_plan::portfolio::{schedule_for, solve_among};
 use girih_plan::stweaver::{self, PhaseSpan, StweaverError, Timeline};
-use girih_plan::{Budget, Key, Outcome, Planner, Problem, ProblemError, profile, solve};
+use girih_plan::{Budget, Key, Outcome, Plan, Planner, Problem, ProblemError, profile, solve};
 
 use crate::load::Loaded;
 use crate::progress::Progress;
@@ -92,6 +92,8 @@ enum Trick {
     Noise,
     /// The exact search that comes last.
     Exact,
+    /// Rooms that requests share whose sizes differ from step to step.
+    Rooms,
 }
 
 impl Known {
@@ -137,7 +139,7 @@ impl Trick {
             Trick::FirstFit => Kind::FirstFit.is_one(planner),
             Trick::TwoPhase => Kind::TwoPhase.is_one(planner),
             Trick::Skyline => Kind::Skyline.is_one(planner),
-            Trick::Exact => false,
+            Trick::Exact | Trick::Rooms => false,
             Trick::Noise => matches!(planner, Planner::Skyline(Key { noise: 1.., .. })),
         }
     }
@@ -171,6 +173,16 @@ impl Effort {
         matches!(self.planner, Kind::Stweaver | Kind::Memo)
     }
 
+    /// The planner of a recording with this effort.
+    pub(crate) fn plan(&self, loaded: &Loaded, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
+        let Loaded { trace, lives, iterations, .. } = loaded;
+        if self.without.contains(&Trick::Rooms) {
+            profile::plan_without_rooms(trace, lives, iterations, solve)
+        } else {
+            profile::plan(trace, lives, iterations, solve)
+        }
+    }
+
     /// What plans a problem with this effort, and says on a terminal how far it is. An error if no
     /// planner is left.
     pub(crate) fn solver(
@@ -186,7 +198,8 @@ impl Effort {
         known: Known,
         progress: &Progress,
     ) -> anyhow::Result<impl FnOnce(&Problem) -> Result<Outcome, ProblemError>> {
-        if self.planner.stands_alone() && !self.without.is_empty() {
+        let leaves_out = self.without.iter().any(|&trick| trick != Trick::Rooms);
+        if self.planner.stands_alone() && leaves_out {
             bail!(
                 "--without leaves out planners of auto, and --planner names one that is none of them"
             );
@@ -402,7 +415,8 @@ mod tests {
         for &kind in Kind::value_variants() {
             assert_eq!(planners(kind, &[], 0).next().is_some(), !kind.stands_alone(), "{kind:?}");
         }
-        for &trick in Trick::value_variants().iter().filter(|&&trick| trick != Trick::Exact) {
+        let of_planners = |trick: &&Trick| !matches!(trick, Trick::Exact | Trick::Rooms);
+        for &trick in Trick::value_variants().iter().filter(of_planners) {
             assert!(
                 planners(Kind::Auto, &[], 0).take(KNOWN).any(|planner| trick.is_used(&planner))
             );

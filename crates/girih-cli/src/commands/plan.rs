@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use girih_plan::bound::Bound;
 use girih_plan::csv::{self, Table};
-use girih_plan::{Outcome, Problem, check, file, profile};
+use girih_plan::{Outcome, Problem, check, file};
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
@@ -130,7 +130,7 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
     let solver = args.effort.solver_knowing(known, &progress)?;
     let mut made = None;
     let (plan, seconds) = timed(|| {
-        profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
+        args.effort.plan(&loaded, |problem| {
             let outcome = solver(problem).expect("a problem made from a trace has a meaning");
             let searched = (outcome.least, outcome.nodes);
             made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome), searched));

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use girih_trace::align::{align, keys};
 
+use super::rooms::Draft;
 use super::steady::Steady;
-use super::{NO_PLACE, Profile};
+use super::{NO_PLACE, Profile, has_place_of_its_own};
 use crate::plan::{ALIGNMENT, Entry, Place, granted};
 use crate::problem::{Buffer, Problem};
 
@@ -121,14 +122,15 @@ impl Profile<'_> {
 
 /// The ring and what comes in between as one problem: time stands still for the ring while an
 /// interlude goes on, and what is alive then keeps its place. Its buffers are the entries with a
-/// life (`until` above 0), first those of the ring, then those of the interludes.
+/// life (`until` above 0) and no room, first those of the ring, then those of the interludes; then
+/// the ring's rooms.
 ///
 /// ```text
 ///  ring          0   1   2   3                4   5      (interlude before place 4)
 ///  interlude                    0   1   2
 ///  joint time    0   1   2   3  4   5   6     7   8
 /// ```
-pub(super) fn joint_problem(ring: &[Entry], interludes: &[Interlude]) -> Problem {
+pub(super) fn joint_problem(ring: &[Entry], rooms: &[Draft], interludes: &[Interlude]) -> Problem {
     let count = ring.len() as u32;
     let length = |interlude: &Interlude| interlude.entries.len() as u32;
     // Joint time just before a place of the ring, after or before what comes in between there.
@@ -142,15 +144,18 @@ pub(super) fn joint_problem(ring: &[Entry], interludes: &[Interlude]) -> Problem
         here.into_iter().any(|interlude| interlude.survivors.binary_search(&index).is_ok())
     };
     let mut buffers = Vec::with_capacity(ring.len());
-    for (index, entry) in (0..).zip(ring).filter(|(_, entry)| entry.until > 0) {
-        let upper = match entry.until {
+    let life = |index: u32, until: u32, survives: bool| {
+        let upper = match until {
             until if until > count => period + after(until - count),
-            until if survives(index, until) => after(until),
+            until if survives => after(until),
             until => before(until),
         };
         let lower = after(index);
         // On a ring a block lives once round at most.
-        let upper = upper.clamp(lower + 1, lower + period);
+        (lower, upper.clamp(lower + 1, lower + period))
+    };
+    for (index, entry) in (0..).zip(ring).filter(|(_, entry)| has_place_of_its_own(entry)) {
+        let (lower, upper) = life(index, entry.until, survives(index, entry.until));
         buffers.push(Buffer { lower, upper, size: granted(entry.size_max) });
     }
     let mut start = 0;
@@ -162,6 +167,11 @@ pub(super) fn joint_problem(ring: &[Entry], interludes: &[Interlude]) -> Problem
             buffers.push(Buffer { lower, upper, size: granted(entry.size_max) });
         }
         start += length(interlude);
+    }
+    for room in rooms {
+        // Whether its last member survives is not worth the question.
+        let (lower, upper) = life(room.lower, room.upper, true);
+        buffers.push(Buffer { lower, upper, size: room.bytes });
     }
     Problem { buffers, period, alignment: ALIGNMENT }
 }

@@ -10,7 +10,8 @@
 //!  step 3     a(4) b(8) x c(2)                            x: a run of its own, or unplanned
 //! ```
 //!
-//! What comes before is the opening. Its requests that have a place keep it; what lives across
+//! Places that differ in size from step to step and are alive together, those of experts, share a
+//! room (`rooms`). What comes before is the opening. Its requests that have a place keep it; what lives across
 //! iterations is stacked in the persistent region; the rest goes into the gaps below the arena's
 //! height, or outside. Runs that come in between two places (evaluation) are interludes, laid
 //! around what is alive there. Whatever the planner, blocks of different streams are then moved
@@ -19,6 +20,7 @@
 mod interlude;
 mod line;
 mod opening;
+mod rooms;
 mod steady;
 
 use std::ops::Range;
@@ -29,7 +31,7 @@ use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Trace};
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
-use crate::plan::{Entry, Place, Plan, Role, Sequence};
+use crate::plan::{Entry, Place, Plan, Role, Room, Sequence};
 use crate::portfolio::Outcome;
 use crate::problem::Problem;
 use crate::streams::keep_apart;
@@ -45,7 +47,28 @@ pub fn plan(
     iterations: &Iterations,
     solve: impl FnOnce(&Problem) -> Outcome,
 ) -> Plan {
-    let profile = Profile::new(trace, lives, iterations);
+    plan_as(trace, lives, iterations, true, solve)
+}
+
+/// The same with a place for each request, and no rooms: what rooms are worth.
+pub fn plan_without_rooms(
+    trace: &Trace,
+    lives: &Lifetimes,
+    iterations: &Iterations,
+    solve: impl FnOnce(&Problem) -> Outcome,
+) -> Plan {
+    plan_as(trace, lives, iterations, false, solve)
+}
+
+fn plan_as(
+    trace: &Trace,
+    lives: &Lifetimes,
+    iterations: &Iterations,
+    has_rooms: bool,
+    solve: impl FnOnce(&Problem) -> Outcome,
+) -> Plan {
+    let mut profile = Profile::new(trace, lives, iterations);
+    profile.has_rooms = has_rooms;
     match profile.steady {
         Some(steady) => profile.with_steady(steady, solve),
         None => profile.without_steady(solve),
@@ -65,6 +88,8 @@ struct Profile<'a> {
     /// places if none has.
     next_place: Vec<u32>,
     steady: Option<Steady>,
+    /// What differs in size may share a room.
+    has_rooms: bool,
 }
 
 impl<'a> Profile<'a> {
@@ -85,6 +110,7 @@ impl<'a> Profile<'a> {
             place_of: vec![NO_PLACE; count],
             next_place: vec![0; count + 1],
             steady,
+            has_rooms: true,
         };
         profile.align();
         profile
@@ -135,17 +161,23 @@ impl<'a> Profile<'a> {
     fn with_steady(self, steady: Steady, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
         let (mut ring, rounds) = unroll(self.envelope(steady));
         let mut interludes = self.interludes(steady);
-        let problem = joint_problem(&ring, &interludes);
-        let rooms = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
+        let drafts = if self.has_rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
+        let problem = joint_problem(&ring, &drafts, &interludes);
+        let between = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
         let mut planned: Vec<&mut Entry> =
-            ring.iter_mut().chain(rooms).filter(|entry| entry.until > 0).collect();
-        let streams: Vec<StreamId> = planned.iter().map(|entry| entry.stream).collect();
+            ring.iter_mut().chain(between).filter(|entry| has_place_of_its_own(entry)).collect();
+        let streams = planned.iter().map(|entry| entry.stream);
+        let streams: Vec<StreamId> = streams.chain(drafts.iter().map(|room| room.stream)).collect();
         let outcome = solve_apart(&problem, &streams, solve);
         let height = outcome.solution.height;
-        for (entry, &offset) in planned.iter_mut().zip(&outcome.solution.offsets) {
+        let (own, shared) = outcome.solution.offsets.split_at(planned.len());
+        for (entry, &offset) in planned.iter_mut().zip(own) {
             entry.place = Place::Arena(offset);
         }
-        let (opening, persistent_bytes) = self.opening(steady, &ring, height);
+        let rooms = drafts.iter().zip(shared);
+        let rooms: Vec<Room> =
+            rooms.map(|(draft, &offset)| Room { offset, bytes: draft.bytes }).collect();
+        let (opening, persistent_bytes) = self.opening(steady, &ring, &rooms, height);
         let model = &self.iterations.list[steady.model];
         let boundaries = self.boundaries(&model.requests, &model.ticks);
         let rounds_of = (0..rounds).flat_map(|round| {
@@ -168,6 +200,7 @@ impl<'a> Profile<'a> {
             requests: self.lives.born().len() as u64,
             iterations: (steady.last - steady.first + 1) as u32,
             rounds,
+            rooms,
             sequences: opening.into_iter().chain([ring]).chain(interludes).collect(),
         }
     }
@@ -192,6 +225,11 @@ impl<'a> Profile<'a> {
             })
             .collect()
     }
+}
+
+/// True for an entry that is planned, and not in a room.
+fn has_place_of_its_own(entry: &Entry) -> bool {
+    entry.until > 0 && !matches!(entry.place, Place::Room(_))
 }
 
 /// Solves `problem` by `solve`, and then keeps apart what its buffers' `streams` keep apart.

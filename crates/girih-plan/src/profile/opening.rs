@@ -14,8 +14,19 @@
 use super::steady::Steady;
 use super::{NO_PLACE, Profile};
 use crate::fill::Fill;
-use crate::plan::{Entry, Place, Role, Sequence, granted};
+use crate::plan::{Entry, Place, Role, Room, Sequence, granted};
 use crate::problem::Buffer;
+
+/// Who has bytes of the arena over the opening and one round of the ring.
+#[derive(Clone, Copy)]
+enum Tenant {
+    /// A request of the opening.
+    Own(u32),
+    /// A room, by its number, for requests of the opening.
+    Room(usize),
+    /// An entry or a room of the ring, at its offset.
+    Ring(u64),
+}
 
 /// A profile, looked at from its opening.
 struct Opening<'p> {
@@ -23,6 +34,7 @@ struct Opening<'p> {
     steady: Steady,
     /// The ring, laid out.
     ring: &'p [Entry],
+    rooms: &'p [Room],
     /// Requests of the opening.
     count: u32,
     /// The first request after the first steady iteration.
@@ -30,12 +42,18 @@ struct Opening<'p> {
 }
 
 impl Profile<'_> {
-    /// The opening before `ring`, which is laid out in `arena` bytes, and the bytes of the
-    /// persistent region.
-    pub(super) fn opening(&self, steady: Steady, ring: &[Entry], arena: u64) -> (Sequence, u64) {
+    /// The opening before `ring`, which is laid out in `arena` bytes with `rooms`, and the bytes of
+    /// the persistent region.
+    pub(super) fn opening(
+        &self,
+        steady: Steady,
+        ring: &[Entry],
+        rooms: &[Room],
+        arena: u64,
+    ) -> (Sequence, u64) {
         let first = &self.iterations.list[steady.first];
         let (count, next) = (first.requests.start, first.requests.end);
-        let opening = Opening { profile: self, steady, ring, count, next };
+        let opening = Opening { profile: self, steady, ring, rooms, count, next };
         let (entries, persistent) = opening.entries(arena);
         let boundaries = self.boundaries(&(0..count), &(0..first.ticks.start));
         (Sequence { role: Role::Opening, entries, boundaries }, persistent)
@@ -45,7 +63,7 @@ impl Profile<'_> {
 impl Opening<'_> {
     /// An entry for each request, and the bytes of the persistent region.
     fn entries(&self, arena: u64) -> (Vec<Entry>, u64) {
-        let mut fill = self.fill();
+        let (mut fill, places, has_room) = self.fill();
         let mut persistent = 0;
         let mut homeless = Vec::new();
         let mut entries = Vec::with_capacity(self.count as usize);
@@ -54,33 +72,97 @@ impl Opening<'_> {
             if self.stays(index) {
                 entry.place = Place::Persistent(persistent);
                 persistent += granted(entry.size_max);
-            } else if let Some((offset, size_max)) = self.home(index)
-                && fill.take(index as usize, offset)
+            } else if let Some((place, size_max)) = self.home(index)
+                && match place {
+                    Place::Arena(offset) => fill.take(places[index as usize], offset),
+                    Place::Room(number) => has_room[number as usize],
+                    Place::Persistent(_) | Place::Outside => false,
+                }
             {
-                entry.size_max = size_max;
-                entry.place = Place::Arena(offset);
+                (entry.size_max, entry.place) = (size_max, place);
             } else {
                 homeless.push(index);
             }
             entries.push(entry);
         }
-        settle(&mut entries, &homeless, &mut fill, arena);
+        settle(&mut entries, &homeless, &places, &mut fill, arena);
         (entries, persistent)
     }
 
-    /// The arena over the opening and one round of the ring, with the ring's blocks in it.
-    fn fill(&self) -> Fill {
+    /// The arena over the opening and one round of the ring, with the ring's blocks in it, and the
+    /// opening's rooms as far as they are free. With the places of the opening's requests in it, and
+    /// which rooms the opening has.
+    fn fill(&self) -> (Fill, Vec<usize>, Vec<bool>) {
         let own = (0..self.count).map(|index| {
             let size = self.home(index).map_or(self.size(index), |(_, size_max)| size_max);
-            Buffer { lower: index, upper: self.upper(index), size: granted(size) }
+            let buffer = Buffer { lower: index, upper: self.upper(index), size: granted(size) };
+            (buffer, Tenant::Own(index))
         });
-        let mut fill = Fill::new(own.chain(after_opening(self.ring, self.count)).collect());
-        for (index, entry) in self.ring.iter().filter(|entry| entry.until > 0).enumerate() {
-            if let Place::Arena(offset) = entry.place {
-                fill.take(self.count as usize + index, offset);
+        let rooms = (0..)
+            .zip(self.own_rooms())
+            .filter_map(|(number, room)| room.map(|buffer: Buffer| (buffer, Tenant::Room(number))));
+        let mut tenants: Vec<(Buffer, Tenant)> =
+            own.chain(rooms).chain(self.after_opening()).collect();
+        tenants.sort_by_key(|(buffer, _)| buffer.lower);
+        let mut fill = Fill::new(tenants.iter().map(|&(buffer, _)| buffer).collect());
+        let mut places = vec![0; self.count as usize];
+        // The ring first: in its way is nobody.
+        for (at, &(_, tenant)) in tenants.iter().enumerate() {
+            match tenant {
+                Tenant::Own(index) => places[index as usize] = at,
+                Tenant::Ring(offset) => _ = fill.take(at, offset),
+                Tenant::Room(_) => {}
             }
         }
-        fill
+        let mut has_room = vec![false; self.rooms.len()];
+        for (at, &(_, tenant)) in tenants.iter().enumerate() {
+            if let Tenant::Room(number) = tenant {
+                has_room[number] = fill.take(at, self.rooms[number].offset);
+            }
+        }
+        (fill, places, has_room)
+    }
+
+    /// The rooms that the opening needs, with the time for which it does.
+    fn own_rooms(&self) -> Vec<Option<Buffer>> {
+        let mut rooms: Vec<Option<Buffer>> = vec![None; self.rooms.len()];
+        for index in 0..self.count {
+            if let Some((Place::Room(number), _)) = self.home(index)
+                && !self.stays(index)
+            {
+                let (lower, upper) = (index, self.upper(index));
+                let size = self.rooms[number as usize].bytes;
+                let room = rooms[number as usize].get_or_insert(Buffer { lower, upper, size });
+                room.upper = room.upper.max(upper);
+            }
+        }
+        rooms
+    }
+
+    /// The ring's blocks and rooms as they follow the opening, for one round.
+    fn after_opening(&self) -> Vec<(Buffer, Tenant)> {
+        let (ring, count) = (self.ring, self.count);
+        let end = |index: u32, until: u32| count + until.min(ring.len() as u32).max(index + 1);
+        let mut rooms: Vec<Option<Buffer>> = vec![None; self.rooms.len()];
+        let mut found = Vec::new();
+        for (index, entry) in (0..).zip(ring).filter(|(_, entry)| entry.until > 0) {
+            let (lower, upper) = (count + index, end(index, entry.until));
+            match entry.place {
+                Place::Arena(offset) => {
+                    let buffer = Buffer { lower, upper, size: granted(entry.size_max) };
+                    found.push((buffer, Tenant::Ring(offset)));
+                }
+                Place::Room(number) => {
+                    let size = self.rooms[number as usize].bytes;
+                    let room = rooms[number as usize].get_or_insert(Buffer { lower, upper, size });
+                    room.upper = room.upper.max(upper);
+                }
+                Place::Persistent(_) | Place::Outside => {}
+            }
+        }
+        let rooms = rooms.into_iter().zip(self.rooms);
+        found.extend(rooms.filter_map(|(buffer, room)| Some((buffer?, Tenant::Ring(room.offset)))));
+        found
     }
 
     /// An entry without a place.
@@ -119,9 +201,9 @@ impl Opening<'_> {
         }
     }
 
-    /// The offset that the place of a request has on the ring, with the bytes that it has room for.
-    /// The last iteration of the opening stands where the last one of the ring does.
-    fn home(&self, index: u32) -> Option<(u64, u64)> {
+    /// The place of a request on the ring, with the bytes that it has room for. The last iteration of
+    /// the opening stands where the last one of the ring does, and is the one that uses its rooms.
+    fn home(&self, index: u32) -> Option<(Place, u64)> {
         let place = self.profile.place_of[index as usize];
         if place == NO_PLACE {
             return None;
@@ -142,29 +224,22 @@ impl Opening<'_> {
         let is_home = self.size(index) <= entry.size_max
             && (!crosses || entry.until as usize > (round + 1) * places);
         match entry.place {
-            Place::Arena(offset) if is_home => Some((offset, entry.size_max)),
+            Place::Arena(_) if is_home => Some((entry.place, entry.size_max)),
+            Place::Room(_) if is_home && iteration.is_some() && back == 1 => {
+                Some((entry.place, entry.size_max))
+            }
             _ => None,
         }
     }
 }
 
-/// The ring's blocks as they follow an opening of `count` requests, for one round.
-fn after_opening(ring: &[Entry], count: u32) -> impl Iterator<Item = Buffer> {
-    let living = (0..).zip(ring).filter(|(_, entry)| entry.until > 0);
-    living.map(move |(index, entry)| Buffer {
-        lower: count + index,
-        upper: count + entry.until.min(ring.len() as u32).max(index + 1),
-        size: granted(entry.size_max),
-    })
-}
-
 /// Places the entries of these indices by first fit, the largest first, as long as they stay at or
 /// below `limit` bytes; the others stay outside.
-fn settle(entries: &mut [Entry], homeless: &[u32], fill: &mut Fill, limit: u64) {
+fn settle(entries: &mut [Entry], homeless: &[u32], places: &[usize], fill: &mut Fill, limit: u64) {
     let mut order = homeless.to_vec();
     order.sort_by_key(|&k| (u64::MAX - entries[k as usize].size_max, k));
     for index in order {
-        if let Some(offset) = fill.first_fit(index as usize, limit) {
+        if let Some(offset) = fill.first_fit(places[index as usize], limit) {
             entries[index as usize].place = Place::Arena(offset);
         }
     }

@@ -146,6 +146,7 @@ mod tests {
             boundaries: Vec::new(),
         };
         Plan {
+            rooms: Vec::new(),
             arena_bytes: 0,
             persistent_bytes: 0,
             lower_bound: 0,

@@ -338,6 +338,7 @@ mod tests {
 
     fn plan(sequences: Vec<Sequence>) -> Plan {
         Plan {
+            rooms: Vec::new(),
             arena_bytes: 0,
             persistent_bytes: 0,
             lower_bound: 0,

@@ -213,7 +213,7 @@ impl Planned {
         let Some(entry) = self.follower.follow(request.size, request.stream) else {
             return Ok(None);
         };
-        let Reserved { mut home, size_max } = self.layout.places[entry.0 as usize];
+        let Reserved { mut home, size_max, room, opens } = self.layout.places[entry.0 as usize];
         if self.strain.is_suspended || !self.is_marked {
             self.find_next_iteration(entry);
         }
@@ -226,11 +226,23 @@ impl Planned {
             Home::Persistent(spot) => (&mut self.layout.persistent, spot),
             Home::Vacant | Home::Retired(..) => return Ok(None),
         };
-        if size != granted(size_max) {
+        if let Some(room) = room {
+            let filling = &mut self.layout.rooms[room as usize];
+            if opens {
+                filling.restart();
+            }
+            let Some(offset) = filling.place(size) else { return Ok(None) };
+            spot.offset = offset;
+            spot.span = region.span(offset, size);
+        } else if size != granted(size_max) {
             spot.span = region.span(spot.offset, size);
         }
         let spot = *spot;
-        self.settle(env, home, spot, request)
+        let granted = self.settle(env, home, spot, request)?;
+        if let (Some(room), Some(_)) = (room, &granted) {
+            self.layout.rooms[room as usize].note(spot.offset, size);
+        }
+        Ok(granted)
     }
 
     /// Puts a block at `spot`, mapped and in order. None if a live block is there, or if the bytes

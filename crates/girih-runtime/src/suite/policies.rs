@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use girih_plan::{Entry, Place, Plan, Role, Sequence};
+use girih_plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence};
 use girih_trace::StreamId;
 
 use crate::auto::{Auto, Planning};
@@ -73,6 +73,7 @@ pub fn auto() -> Box<dyn Policy> {
 /// overlap while they are alive. Nothing but the guard stands between it and the program.
 pub fn reckless_plan(seed: u64) -> Plan {
     const MIB: u64 = 1 << 20;
+    const ROOMS: u64 = 4;
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = |below: u64| {
         state =
@@ -81,16 +82,21 @@ pub fn reckless_plan(seed: u64) -> Plan {
     };
     let entries = (0..60).map(|index| {
         let size_max = 512 << next(15);
-        let place = match next(5) {
+        let place = match next(6) {
             0 => Place::Outside,
+            5 => Place::Room(next(ROOMS) as u32),
             1 => Place::Persistent(next(32 * MIB / 512) * 512),
             _ => Place::Arena(next(32 * MIB / 512) * 512),
         };
         let stream = StreamId(next(3) as u16);
         Entry { size_min: 1, size_max, stream, place, until: index + 1 }
     });
-    let sequence =
-        Sequence { role: Role::Steady, entries: entries.collect(), boundaries: Vec::new() };
+    let entries: Vec<Entry> = entries.collect();
+    let rooms = (0..ROOMS).map(|_| Room {
+        offset: next(32 * MIB / 512) * 512,
+        bytes: (1 + next(64)) * ROOM_GRAIN / 4,
+    });
+    let sequence = Sequence { role: Role::Steady, entries, boundaries: Vec::new() };
     Plan {
         arena_bytes: 64 * MIB,
         persistent_bytes: 64 * MIB,
@@ -101,6 +107,7 @@ pub fn reckless_plan(seed: u64) -> Plan {
         requests: 60,
         iterations: 2,
         rounds: 1,
+        rooms: rooms.collect(),
         sequences: vec![sequence],
     }
 }

@@ -42,6 +42,9 @@ pub struct Training {
     pub steps: u32,
     /// The sequence of each microbatch is shorter by up to so many tokens; 0 for none.
     pub jitter: u64,
+    /// Experts of a layer, to which its tokens are routed as chance will have it; 0 for a layer
+    /// without them.
+    pub experts: u32,
     /// An evaluation of one forward pass after every so many steps; 0 for none.
     pub evaluate_every: u32,
     /// One deviation from the pattern.
@@ -82,6 +85,7 @@ impl Default for Training {
             recompute: false,
             steps: 4,
             jitter: 0,
+            experts: 0,
             evaluate_every: 0,
             change: None,
         }
@@ -224,13 +228,32 @@ impl Run<'_> {
             activations.extend(self.alloc(tokens * width * factor));
         }
         let scratch = self.alloc(tokens * FLOAT * 16);
-        // Norm, the wide part of the MLP before and after its activation function.
-        for factor in [1, 4, 4] {
-            activations.extend(self.alloc(tokens * width * factor));
+        activations.extend(self.alloc(tokens * width));
+        // The wide part of the MLP before and after its activation function.
+        for tokens in self.routed(tokens) {
+            for _ in 0..2 {
+                activations.extend(self.alloc(tokens * width * 4));
+            }
         }
         self.free_all(scratch);
         let output = self.alloc(tokens * width);
         (activations, output)
+    }
+
+    /// How many tokens each expert gets; all of them where there are none.
+    fn routed(&mut self, tokens: u64) -> Vec<u64> {
+        let experts = u64::from(self.params.experts);
+        if experts == 0 {
+            return vec![tokens];
+        }
+        let shares: Vec<u64> = (0..experts).map(|_| 70 + self.rng.below(61)).collect();
+        let all: u64 = shares.iter().sum();
+        let bounds = shares.iter().scan(0, |sum, share| {
+            *sum += share;
+            Some(tokens * *sum / all)
+        });
+        let bounds: Vec<u64> = [0].into_iter().chain(bounds).collect();
+        bounds.windows(2).map(|pair| (pair[1] - pair[0]).max(1)).collect()
     }
 
     /// The temporary tensors of a layer's backward pass.
