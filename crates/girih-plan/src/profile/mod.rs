@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Places that differ in size from step to step and are alive together, those of experts, share a
-//! room (`rooms`). What comes before is the opening. Its requests that have a place keep it; what lives across
-//! iterations is stacked in the persistent region; the rest goes into the gaps below the arena's
-//! height, or outside. Runs that come in between two places (evaluation) are interludes, laid
-//! around what is alive there. Whatever the planner, blocks of different streams are then moved
+//! room (`rooms`). What comes before is the opening. Its requests that have a place keep it; what
+//! lives across iterations is stacked in the persistent region; the rest goes into the gaps below
+//! the arena's height, or outside. Runs that come in between two places (evaluation) are interludes,
+//! laid around what is alive there. Whatever the planner, blocks of different streams are then moved
 //! apart as far as the height allows ([`mod@crate::streams`]).
 
 mod interlude;

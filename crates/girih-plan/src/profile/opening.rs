@@ -126,7 +126,9 @@ impl Opening<'_> {
     /// The rooms that the opening needs, with the time for which it does.
     fn own_rooms(&self) -> Vec<Option<Buffer>> {
         let mut rooms: Vec<Option<Buffer>> = vec![None; self.rooms.len()];
-        for index in 0..self.count {
+        // Most plans have none.
+        let count = if rooms.is_empty() { 0 } else { self.count };
+        for index in 0..count {
             if let Some((Place::Room(number), _)) = self.home(index)
                 && !self.stays(index)
             {

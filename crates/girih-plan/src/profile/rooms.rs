@@ -31,7 +31,8 @@ const APART: u32 = 2;
 const WORTH: u64 = 64;
 /// A member may be larger than it ever was, by one part in so many.
 const LARGER: u64 = 2;
-/// So many groups are looked at, the latest first, for one that a request fits.
+/// So many groups are open at once; of more, the oldest is closed. Each request looks at all of
+/// them, so this bounds the time.
 const GROUPS_OPEN: usize = 64;
 
 /// A room that has no offset yet.
@@ -89,6 +90,9 @@ impl Profile<'_> {
     /// number. Gives the rooms.
     pub(super) fn rooms(&self, steady: Steady, ring: &mut [Entry]) -> Vec<Draft> {
         let groups = groups(ring);
+        if groups.is_empty() {
+            return Vec::new();
+        }
         let mut room_of = vec![None; ring.len()];
         for (number, group) in groups.iter().enumerate() {
             group.members.iter().for_each(|&member| room_of[member as usize] = Some(number));
@@ -141,17 +145,18 @@ impl Profile<'_> {
 
 /// The groups of a ring that have more than one member.
 fn groups(ring: &[Entry]) -> Vec<Group> {
-    let (mut open, mut closed): (Vec<Group>, Vec<Group>) = Default::default();
+    let (mut open, mut closed) = (Vec::<Group>::new(), Vec::new());
     let differs = |entry: &Entry| entry.size_min < entry.size_max && entry.size_max >= MEMBER_MIN;
     let differing = (0..).zip(ring).filter(|(_, entry)| entry.until > 0 && differs(entry));
     for (index, entry) in differing {
-        let (still, over) = open.into_iter().partition(|group: &Group| group.is_open(index));
-        open = still;
-        closed.extend::<Vec<Group>>(over);
-        let mut latest = open.iter_mut().rev().take(GROUPS_OPEN);
-        if !latest.any(|group| group.join(index, entry)) {
-            open.push(Group::of(index, entry));
+        closed.extend(open.extract_if(.., |group| !group.is_open(index)));
+        if open.iter_mut().rev().any(|group| group.join(index, entry)) {
+            continue;
         }
+        if open.len() == GROUPS_OPEN {
+            closed.push(open.remove(0));
+        }
+        open.push(Group::of(index, entry));
     }
     closed.extend(open);
     // On a ring a room stands once round at most.
