@@ -31,7 +31,7 @@ use crate::policy::{BlockId, Env};
 /// So much more may be held than was ever in use, one byte in so many, before pages move.
 pub(crate) const SLACK: u64 = 100;
 /// And so many bytes at least.
-pub(super) const SLACK_MIN: u64 = 16 << 20;
+const SLACK_MIN: u64 = 16 << 20;
 /// The sizes of pages, in bytes.
 const PAGES: [u64; 4] = [2 << 20, 4 << 20, 8 << 20, LARGEST_PAGE];
 /// The size of which there may be any number of pages.
