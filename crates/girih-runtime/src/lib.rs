@@ -10,6 +10,7 @@ pub mod caching;
 pub mod conform;
 pub mod device;
 pub mod direct;
+pub mod gmlake;
 mod hooked;
 pub mod lab;
 mod pending;

@@ -14,6 +14,7 @@ use crate::caching::config::ConfigError;
 use crate::caching::rounding::round_size;
 use crate::caching::{Caching, Config, TieOrder};
 use crate::direct::Direct;
+use crate::gmlake::{self, Gmlake};
 use crate::hooked::Hooked;
 use crate::planned::{Following, Planned};
 use crate::policy::{AllocError, Env, Policy};
@@ -34,6 +35,8 @@ pub enum Allocator {
     Native,
     /// The same with expandable segments.
     Expandable,
+    /// GMLake as published: free memory is stitched.
+    Gmlake,
     /// Follows a plan; expandable segments serve what it does not cover.
     Planned,
     /// Begins as expandable segments, and follows a plan as soon as it has learnt one.
@@ -42,10 +45,11 @@ pub enum Allocator {
 
 impl Allocator {
     /// Every allocator.
-    pub const ALL: [Allocator; 5] = [
+    pub const ALL: [Allocator; 6] = [
         Allocator::Direct,
         Allocator::Native,
         Allocator::Expandable,
+        Allocator::Gmlake,
         Allocator::Planned,
         Allocator::Auto,
     ];
@@ -56,6 +60,7 @@ impl Allocator {
             Allocator::Direct => "direct",
             Allocator::Native => "native",
             Allocator::Expandable => "expandable",
+            Allocator::Gmlake => "gmlake",
             Allocator::Planned => "planned",
             Allocator::Auto => "auto",
         }
@@ -67,7 +72,10 @@ impl Allocator {
 pub struct Setup {
     /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `planned` and
     /// `auto`, `expandable_segments:True` is added.
+    /// For `gmlake` they are those of what serves its small requests.
     pub conf: String,
+    /// Settings of `gmlake`, unused otherwise.
+    pub gmlake: gmlake::Config,
     /// The order in which equal free blocks are taken; it differs from torch release to release.
     pub tie_order: TieOrder,
     /// Bytes of the device; None for as many as are asked for.
@@ -189,6 +197,7 @@ fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Wa
     let request = request.map(|&index| &lives.requests[index as usize]);
     let rounded = |size| match policy.name() {
         "planned" | "auto" | "direct" => granted(size),
+        "gmlake" if size > 1 << 20 => size.next_multiple_of(gmlake::HANDLE),
         _ => round_size(size, &config.roundup_power2_divisions),
     };
     let from = Viewpoint {
@@ -225,6 +234,12 @@ fn run(
     let (replayed, stats) = match allocator {
         Allocator::Direct => {
             let mut policy = Direct::new(caching());
+            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
+            inspect(&policy, &config);
+            (replayed, policy.stats().clone())
+        }
+        Allocator::Gmlake => {
+            let mut policy = Gmlake::new(setup.gmlake.clone(), caching());
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
             (replayed, policy.stats().clone())

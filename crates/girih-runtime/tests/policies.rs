@@ -4,6 +4,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
+use girih_runtime::gmlake::{self, Gmlake, LimitOf};
 use girih_runtime::suite::{self, Scenario};
 
 fn caching(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
@@ -57,6 +58,57 @@ fn moving_pages_pass_the_suite() {
     suite::check_policy(24, &mut || moving(tight, TieOrder::Address));
 }
 
+/// GMLake around the settings, stitching often.
+fn lake(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+    let config = Config::parse(text).expect("the settings are right");
+    let lake = gmlake::Config {
+        fragmentation_limit: 2 << 20,
+        stitched_limit: 256 << 20,
+        ..gmlake::Config::default()
+    };
+    Box::new(Gmlake::new(lake, Caching::new(Config { tie_order, ..config })))
+}
+
+/// GMLake with settings that make it stitch often.
+fn stitching(limit_of: LimitOf, stitched_limit: u64) -> Box<dyn Policy> {
+    let config = gmlake::Config {
+        fragmentation_limit: 2 << 20,
+        limit_of,
+        stitched_limit,
+        ..gmlake::Config::default()
+    };
+    Box::new(Gmlake::new(config, Caching::new(Config::default())))
+}
+
+#[test]
+fn gmlake_passes_the_suite() {
+    suite::check_policy(24, &mut || stitching(LimitOf::Blocks, u64::MAX));
+}
+
+#[test]
+fn gmlake_passes_the_suite_when_it_gives_up_stitched_blocks() {
+    suite::check_policy(24, &mut || stitching(LimitOf::Blocks, 64 << 20));
+}
+
+#[test]
+fn gmlake_passes_the_suite_with_every_limit() {
+    let splitter = || {
+        let text = "per_process_memory_fraction:0.7";
+        Caching::new(Config::parse(text).expect("the settings are right"))
+    };
+    for fragmentation_limit in [16 << 20, 512 << 20] {
+        for (limit_of, grows_by_deficit) in [(LimitOf::Blocks, false), (LimitOf::Requests, true)] {
+            let config = gmlake::Config {
+                fragmentation_limit,
+                limit_of,
+                grows_by_deficit,
+                ..gmlake::Config::default()
+            };
+            suite::check_policy(12, &mut || Box::new(Gmlake::new(config.clone(), splitter())));
+        }
+    }
+}
+
 type Make = fn(&str, TieOrder) -> Box<dyn Policy>;
 
 /// A policy that caches, or the direct one around it; settings; a release.
@@ -64,7 +116,7 @@ fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOr
     let text = *u.choose(&SETTINGS)?;
     let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
     let tie_order = *u.choose(&orders)?;
-    let make: Make = *u.choose(&[caching as Make, caching, moving, direct])?;
+    let make: Make = *u.choose(&[caching as Make, caching, moving, direct, lake])?;
     Ok((make, text, tie_order))
 }
 

@@ -25,6 +25,7 @@ pub(crate) enum Name {
     Direct,
     Native,
     Expandable,
+    Gmlake,
     Planned,
     Auto,
 }
@@ -35,6 +36,7 @@ impl Name {
             Name::Direct => Allocator::Direct,
             Name::Native => Allocator::Native,
             Name::Expandable => Allocator::Expandable,
+            Name::Gmlake => Allocator::Gmlake,
             Name::Planned => Allocator::Planned,
             Name::Auto => Allocator::Auto,
         }

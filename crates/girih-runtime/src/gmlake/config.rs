@@ -1,0 +1,42 @@
+//! The settings, with the defaults of the published code.
+
+/// What the fragmentation limit is compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LimitOf {
+    /// Blocks, as the paper says: a primitive block that is smaller is neither split nor stitched.
+    /// It is given whole or not at all. What a request itself brings about may be smaller: the
+    /// half of a split, the bytes by which memory grows.
+    #[default]
+    Blocks,
+    /// Requests, as the published code does: one that is smaller is never served by stitching. One
+    /// that is not may be stitched of blocks of any size, and any block may be split.
+    Requests,
+}
+
+/// How GMLake behaves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Bytes below which nothing is split or stitched (`fragLimit`); 512 MiB.
+    pub fragmentation_limit: u64,
+    /// What the limit is compared with.
+    pub limit_of: LimitOf,
+    /// True to take only what is missing from the device and to stitch it to what is free, as in
+    /// the paper's S4. False to take the whole request anew, as the published code does unless
+    /// `reAlloc=1` is set.
+    pub grows_by_deficit: bool,
+    /// Bytes of stitched blocks, all together, above which the least recently used of those that are
+    /// inactive are given up (`autoGC`); 1000 GiB. What keeps two halves of a split together counts
+    /// too, though it needs no addresses of its own.
+    pub stitched_limit: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            fragmentation_limit: 512 << 20,
+            limit_of: LimitOf::Blocks,
+            grows_by_deficit: true,
+            stitched_limit: 1000 << 30,
+        }
+    }
+}
