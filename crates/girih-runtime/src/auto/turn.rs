@@ -531,10 +531,12 @@ impl Auto {
     pub(super) fn would_save(&self, plan: &Plan) -> bool {
         let bytes = plan.arena_bytes.saturating_add(plan.persistent_bytes);
         let held = self.planned.stats().reserved_bytes.all.peak;
-        let saves = match self.turn.is_pressed() {
-            _ if varies(plan) => held / WORTH_VARYING,
-            true => 0,
-            false => held / WORTH,
+        let saves = if varies(plan) {
+            held / WORTH_VARYING
+        } else if self.turn.is_pressed() {
+            0
+        } else {
+            held / WORTH
         };
         self.planned.is_following() || bytes <= held - saves
     }
