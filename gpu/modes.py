@@ -28,7 +28,7 @@ from typing import Any
 
 MODES = [
     *("native", "expandable", "girih-native", "girih-expandable"),
-    *("auto", "again", "profile", "plan"),
+    *("stitch", "auto", "again", "profile", "plan"),
 ]
 # Native again at the end: a card that has warmed up takes longer for the same step.
 DEFAULT = "native,expandable,auto,again,native"

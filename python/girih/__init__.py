@@ -57,7 +57,7 @@ def enable(
     """Makes Girih the allocator of this process. Call it before CUDA starts.
 
     Args:
-        mode: `auto`, `plan`, `expandable`, `native`, `profile`, `phantom`; `off` does nothing.
+        mode: `auto`, `plan`, `stitch`, `expandable`, `native`, `profile`, `phantom`; `off` does nothing.
         plan: the plan file that the mode `plan` follows; if None, the one that a run of the same
             program in the mode `auto` has kept in `plan_dir`.
         plan_dir: where `auto` keeps plans for later runs; the user's cache if None, nowhere if
@@ -66,7 +66,7 @@ def enable(
         trace: where the recording of the run is written at its end.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
             passes of the model's first two levels; `hooks=False` sets no hooks at all;
-            `move_pages=False` leaves idle pages where they are; others go to the heaps.
+            `stitch=False` leaves what lies in holes where it is; others go to the heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.

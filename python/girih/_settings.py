@@ -19,6 +19,7 @@ from girih._errors import GirihError
 MODES: dict[str, str] = {
     "auto": "caches, watches, plans when two iterations agree, and follows the plan",
     "plan": "follows a plan file from the first request",
+    "stitch": "expandable segments whose free memory is stitched where a request fits no hole",
     "expandable": "PyTorch's expandable segments",
     "native": "PyTorch's default algorithm",
     "profile": "no cache: each request straight to the device, for recording runs that hardly fit",

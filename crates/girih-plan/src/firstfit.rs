@@ -52,13 +52,13 @@ fn rounded(x: u128, bits: u32) -> u64 {
     u64::from(place) << bits | (digits as u64 & ((1 << bits) - 1) >> 1)
 }
 
-/// Places the items that `placed` rejects, in `order`, around those that it accepts, which lie at
-/// their places in `layout` below `top` already. Writes `layout` and returns the top of all; `None`
-/// as soon as they reach `limit`.
+/// Places the items that `placed` rejects, by index and item, in `order`, around those that it
+/// accepts, which lie at their places in `layout` below `top` already. Writes `layout` and returns
+/// the top of all; `None` as soon as they reach `limit`.
 pub(crate) fn first_fit(
     instance: &Instance,
     order: Order,
-    placed: impl Fn(&Item) -> bool,
+    placed: impl Fn(usize, &Item) -> bool,
     (mut top, limit): (u64, Limit<'_>),
     scratch: &mut Scratch,
     layout: &mut [u64],
@@ -67,7 +67,7 @@ pub(crate) fn first_fit(
     occupancy.reset(instance);
     queue.clear();
     for (index, item) in (0u32..).zip(&instance.items) {
-        if placed(item) {
+        if placed(index as usize, item) {
             occupancy.enter(instance, item, layout[index as usize]);
         } else {
             queue.push((Reverse(order.key(item)), index));

@@ -95,6 +95,19 @@ impl Instance {
         Ok(instance)
     }
 
+    /// An instance of items that are ready already: in the order of birth, none of them resident.
+    /// It has no buffers of which it would make a [`Solution`].
+    pub(crate) fn from_items(items: Vec<Item>, sections: u32) -> Instance {
+        Instance {
+            items,
+            sections,
+            resident: 0,
+            buffers: Vec::new(),
+            residents: Vec::new(),
+            unit: 1,
+        }
+    }
+
     /// The height in bytes of a layout whose items reach `top` units.
     pub(crate) fn height(&self, top: u64) -> u64 {
         (self.resident + top) * self.unit

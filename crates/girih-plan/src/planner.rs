@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::firstfit::{self, Order, first_fit};
+use crate::fold::{self, fold};
 use crate::gaps::Fit;
 use crate::instance::{Instance, Item};
 use crate::problem::{Problem, ProblemError, Solution};
@@ -30,6 +31,8 @@ pub enum Planner {
     },
     /// The lowest valley of the skyline ([`mod@crate::skyline`]).
     Skyline(Key),
+    /// What repeats once, and the rest around it (`fold`). It gives up where too little repeats.
+    Folded,
 }
 
 impl Planner {
@@ -43,17 +46,23 @@ impl Planner {
             Planner::FirstFit(Order::Life) => "first fit by life",
             Planner::TwoPhase { .. } => "two-phase",
             Planner::Skyline(_) => "skyline",
+            Planner::Folded => "folded",
         }
     }
 
-    /// Solves `problem` by this planner alone.
+    /// Solves `problem` by this planner alone; by a skyline where folding finds too little that
+    /// repeats.
     pub fn plan(self, problem: &Problem) -> Result<Solution, ProblemError> {
         let instance = Instance::new(problem)?;
         let mut layout = vec![0; instance.items.len()];
-        let top = self
-            .run(&instance, Limit::none(), &mut Scratch::default(), &mut layout)
-            .expect("no layout reaches the last unit, since all sizes together do not pass it");
-        Ok(instance.solution(problem.buffers.len(), &layout, top, self.name()))
+        let mut scratch = Scratch::default();
+        let skyline = Planner::Skyline(Key { size_weight: 20, noise: 0, seed: 0 });
+        let solution = [self, skyline].into_iter().find_map(|planner| {
+            let top = planner.run(&instance, Limit::none(), &mut scratch, &mut layout)?;
+            Some(instance.solution(problem.buffers.len(), &layout, top, planner.name()))
+        });
+        Ok(solution
+            .expect("no layout reaches the last unit, since all sizes together do not pass it"))
     }
 
     /// Writes the offset of every item to `layout` and returns the top that they reach; `None` as
@@ -65,14 +74,18 @@ impl Planner {
         scratch: &mut Scratch,
         layout: &mut [u64],
     ) -> Option<u64> {
-        let Scratch { sweep: sweep_scratch, first_fit: fit_scratch, skyline: sky_scratch } =
-            scratch;
+        let Scratch {
+            sweep: sweep_scratch,
+            first_fit: fit_scratch,
+            skyline: sky_scratch,
+            fold: fold_scratch,
+        } = scratch;
         match self {
             Planner::Sweep(fit, direction) => {
                 sweep(instance, (fit, direction), |_| true, limit, sweep_scratch, layout)
             }
             Planner::FirstFit(order) => {
-                first_fit(instance, order, |_| false, (0, limit), fit_scratch, layout)
+                first_fit(instance, order, |_, _| false, (0, limit), fit_scratch, layout)
             }
             Planner::TwoPhase { long_log2, sweep: settings, order } => {
                 // A walk from the peak has no good place for what wraps; first fit has.
@@ -80,9 +93,11 @@ impl Planner {
                     |item: &Item| settings.1 != Direction::FromPeak || !instance.wraps(item);
                 let is_long = |item: &Item| item.life() >> long_log2.min(31) > 0 && is_swept(item);
                 let top = sweep(instance, settings, is_long, limit, sweep_scratch, layout)?;
-                first_fit(instance, order, is_long, (top, limit), fit_scratch, layout)
+                let is_placed = |_: usize, item: &Item| is_long(item);
+                first_fit(instance, order, is_placed, (top, limit), fit_scratch, layout)
             }
             Planner::Skyline(key) => skyline(instance, key, limit, sky_scratch, layout),
+            Planner::Folded => fold(instance, limit, fold_scratch, layout),
         }
     }
 }
@@ -101,6 +116,11 @@ impl<'a> Limit<'a> {
     /// Nothing to beat.
     pub(crate) fn none() -> Limit<'static> {
         Limit { top: u64::MAX, order: None }
+    }
+
+    /// A height to beat, in units.
+    pub(crate) fn below(top: u64) -> Limit<'static> {
+        Limit { top, order: None }
     }
 
     /// A height to beat, in units, in the attempt of this number; `proven` is the number of the
@@ -125,7 +145,7 @@ impl fmt::Display for Planner {
         f.write_str(self.name())?;
         match *self {
             Planner::Sweep(_, direction) => write!(f, " {direction}"),
-            Planner::FirstFit(_) => Ok(()),
+            Planner::FirstFit(_) | Planner::Folded => Ok(()),
             Planner::TwoPhase { long_log2, sweep: (fit, direction), order } => {
                 let long = 1u64 << long_log2.min(31);
                 write!(f, " (life >= {long}, {fit} {direction}, then by {order})")
@@ -177,4 +197,5 @@ pub(crate) struct Scratch {
     sweep: sweep::Scratch,
     first_fit: firstfit::Scratch,
     skyline: skyline::Scratch,
+    fold: fold::Scratch,
 }

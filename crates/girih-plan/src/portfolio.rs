@@ -8,9 +8,13 @@
 //! After the first two attempts they go in batches of eight. All of a batch have the same height to
 //! beat, and the first of the lowest wins, so that it makes no difference how many threads share a batch
 //! (`batch`).
+//!
+//! Folding (`fold`) stands apart: it is an attempt only where enough repeats, and it takes none from
+//! the others, so that nothing is worse for it.
 
 mod batch;
 
+use std::iter::Peekable;
 use std::ops::ControlFlow;
 
 use self::batch::{BATCH, Bench};
@@ -140,11 +144,11 @@ pub fn solve_with(
     solve_among(problem, budget, schedule_for(problem.buffers.len()), progress)
 }
 
-/// Solves `problem` like [`solve_with`], with these planners in this order: what [`schedule`] is
+/// Solves `problem` like [`solve_with`], with these planners in this order: what [`schedule_for`] is
 /// without some of it says what they are worth.
 ///
 /// # Panics
-/// If there is no planner at all.
+/// If there is no planner but folding.
 pub fn solve_among(
     problem: &Problem,
     budget: Budget,
@@ -154,31 +158,32 @@ pub fn solve_among(
     let bound = max_load(problem)?;
     let instance = Instance::new(problem)?;
     let mut bench = Bench::new(&instance, budget.threads, bound.bytes);
-    let mut planners = planners.into_iter();
+    let mut planners = planners.into_iter().peekable();
     let mut attempts = Vec::new();
 
-    let of = budget.attempts.max(1);
-    let mut is_ended = false;
-    'batches: loop {
-        let done = attempts.len() as u32;
-        // The first two set the height to beat, and mostly prove it: they run side by side.
-        let size = if done == 0 { FIRST } else { BATCH }.min(of - done);
-        let batch: Vec<Planner> = planners.by_ref().take(size as usize).collect();
+    let mut of = budget.attempts.max(1);
+    // Attempts that count, and whether somebody has had enough.
+    let (mut spent, mut is_ended) = (0, false);
+    'batches: while spent < budget.attempts.max(1) && !bench.is_proven() {
+        let batch = next_batch(&mut planners, spent, budget.attempts.max(1) - spent);
         if batch.is_empty() {
             break;
         }
+        let is_folding = batch[0] == Planner::Folded;
         for (planner, height) in batch.iter().zip(bench.run(&batch)) {
+            if is_folding && height.tried.is_none() {
+                continue;
+            }
             let attempt = Attempt { planner: *planner, height: height.tried };
             attempts.push(attempt);
+            of = of.saturating_add(u32::from(is_folding));
+            spent += u32::from(!is_folding);
             let done = attempts.len() as u32;
             let told = Progress { done, of, attempt, height: height.best, bound: bound.bytes };
             if progress(told).is_break() {
                 is_ended = true;
                 break 'batches;
             }
-        }
-        if bench.is_proven() || attempts.len() as u32 == of {
-            break;
         }
     }
     let solution = bench.solution(problem.buffers.len());
@@ -190,6 +195,22 @@ pub fn solve_among(
     search(problem, outcome, budget, progress)
 }
 
+/// The planners that are tried next: folding alone, and of the others a batch, when `spent` attempts
+/// were made and `left` are allowed.
+fn next_batch(
+    planners: &mut Peekable<impl Iterator<Item = Planner>>,
+    spent: u32,
+    left: u32,
+) -> Vec<Planner> {
+    if let Some(folded) = planners.next_if_eq(&Planner::Folded) {
+        return vec![folded];
+    }
+    // The first two set the height to beat, and mostly prove it: they run side by side.
+    let size = if spent == 0 { FIRST } else { BATCH }.min(left);
+    let others = (0..size).map_while(|_| planners.next_if(|it| *it != Planner::Folded));
+    others.collect()
+}
+
 /// Goes on from the best that the planners have found to the least height there is.
 fn search(
     problem: &Problem,
@@ -199,7 +220,8 @@ fn search(
 ) -> Result<Outcome, ProblemError> {
     let Outcome { solution, bound, attempts, .. } = found;
     let last = *attempts.last().expect("at least one planner was tried");
-    let (done, of) = (attempts.len() as u32, budget.attempts.max(1));
+    let done = attempts.len() as u32;
+    let of = budget.attempts.max(done);
     let goal = exact::Search { nodes: budget.nodes, enough: 0 };
     let exact::Outcome { solution, bound: least, nodes } =
         exact::improve(problem, solution, goal, |now| {
@@ -210,7 +232,7 @@ fn search(
 }
 
 /// Every planner worth a try, the most promising first, without end: when all settings were had,
-/// skylines with ever new noise go on.
+/// skylines with ever new noise go on. Folding is not among them, for it asks them in its turn.
 pub fn schedule() -> impl Iterator<Item = Planner> {
     let explore = (0..).map(|round: u32| {
         let (size_weight, noise) = EXPLORED[round as usize % EXPLORED.len()];
@@ -219,17 +241,23 @@ pub fn schedule() -> impl Iterator<Item = Planner> {
     KNOWN.into_iter().chain(explore)
 }
 
-/// The [`schedule`] as it is best for so many buffers: from 100,000 on, where each attempt takes its
-/// time, what proves nearly all schedules of pipelines comes before the first skyline.
+/// The [`schedule`] as it is best for so many buffers, with folding: after the first two where these
+/// take no time, else before all. From 100,000 buffers on, where each attempt takes its time, what
+/// proves nearly all schedules of pipelines comes before the first skyline.
 pub fn schedule_for(buffers: usize) -> impl Iterator<Item = Planner> {
     let [skyline, by_area, by_life, ..] = KNOWN;
     let first =
         if buffers < LARGE { [skyline, by_area, by_life] } else { [by_area, by_life, skyline] };
-    first.into_iter().chain(schedule().skip(first.len()))
+    let before = if buffers < SMALL { FIRST as usize } else { 0 };
+    let mut planners = first.into_iter().chain(schedule().skip(first.len()));
+    let start: Vec<Planner> = planners.by_ref().take(before).chain([Planner::Folded]).collect();
+    start.into_iter().chain(planners)
 }
 
 /// From so many buffers on a problem is large.
 const LARGE: usize = 100_000;
+/// Up to so many buffers an attempt takes a few milliseconds.
+const SMALL: usize = 2_000;
 
 /// The settings that recorded and generated runs asked for. The first four are what a large problem
 /// gets: a skyline proves most recorded runs, two-phase from the peak most schedules of pipelines.

@@ -222,7 +222,8 @@ fn solving_twice_gives_the_same_and_never_worse_than_any_attempt() {
         assert_eq!(outcome, solve(&problem, budget).expect("valid"));
         let lowest = outcome.attempts.iter().filter_map(|attempt| attempt.height).min();
         assert_eq!(lowest, Some(outcome.solution.height));
-        for (attempt, planner) in outcome.attempts.iter().zip(schedule()) {
+        let others = outcome.attempts.iter().filter(|attempt| attempt.planner != Planner::Folded);
+        for (attempt, planner) in others.zip(schedule()) {
             assert_eq!(attempt.planner, planner);
             let alone = planner.plan(&problem).expect("valid").height;
             assert!(attempt.height.is_none_or(|height| height == alone));

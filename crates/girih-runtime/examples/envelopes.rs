@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         recording.traces.sort_by_key(|trace| trace.events.len());
         let trace = recording.traces.pop().ok_or("there is no trace in it")?;
         println!("{path}");
-        println!("| plan of | idle pages move | efficiency | off the plan | device calls |");
+        println!("| plan of | holes stitched | efficiency | off the plan | device calls |");
         println!("|:--|:--|--:|--:|--:|");
         for (name, known, moves) in [
             ("nothing: on line", Known::Nothing, false),
@@ -70,11 +70,11 @@ struct Seen {
     calls: u64,
 }
 
-fn run(trace: &Trace, known: Known, moves_pages: bool) -> Result<Seen, Box<dyn Error>> {
+fn run(trace: &Trace, known: Known, stitches: bool) -> Result<Seen, Box<dyn Error>> {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     let (first, last) = iterations.steady.ok_or("nothing repeats in it")?;
-    let config = Config { expandable_segments: true, moves_pages, ..Config::default() };
+    let config = Config { expandable_segments: true, stitches, ..Config::default() };
     let mut caching = Caching::new(config);
     caching.set_stream_handles(trace.streams.clone());
     let mut policy = match known {

@@ -176,6 +176,8 @@ pub enum Backing {
         /// Bytes of a page.
         page: u64,
     },
+    /// Pages of several expandable segments, which lend them as long as it is in use.
+    Stitched,
     /// A mapped run of a region that a plan lays out.
     Planned,
 }

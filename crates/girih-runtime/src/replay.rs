@@ -15,11 +15,14 @@ use girih_trace::{
 use crate::caching::{Adopted, Caching};
 use crate::device::{Address, Device};
 use crate::policy::{AllocError, BlockId, Env, Log, Policy, Request};
-use crate::sim::SimDevice;
+use crate::sim::{CallTotals, SimDevice};
 
 /// How a trace is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Options {
+pub struct Options<'a> {
+    /// Ticks, rising, before which the device's calls are looked at ([`Replayed::calls_before`]):
+    /// where iterations begin.
+    pub count_calls_at: &'a [Tick],
     /// Ends after the operation at this tick.
     pub until: Option<Tick>,
     /// Lets the simulated device check that each use of a byte comes after the last one. Slower.
@@ -63,6 +66,8 @@ pub struct Replayed {
     pub stop: Option<Stop>,
     /// Requests that were not served.
     pub failed: u64,
+    /// The device's calls so far, before each of [`Options::count_calls_at`] that was reached.
+    pub calls_before: Vec<CallTotals>,
     /// What the policy took and gave back, in order.
     pub segment_events: Vec<SegmentEvent>,
     /// Of the ticks at which the policy held the most of the device, the first at which the most of
@@ -163,7 +168,7 @@ pub fn replay<P: Policy + ?Sized>(
     lives: &Lifetimes,
     policy: &mut P,
     device: &mut SimDevice,
-    options: Options,
+    options: Options<'_>,
 ) -> Result<Replayed, AllocError> {
     replay_from(trace, lives, policy, device, options, None)
 }
@@ -182,7 +187,7 @@ pub fn replay_from<P: Policy + ?Sized>(
     lives: &Lifetimes,
     policy: &mut P,
     device: &mut SimDevice,
-    options: Options,
+    options: Options<'_>,
     adopted: Option<&Adopted>,
 ) -> Result<Replayed, AllocError> {
     if options.check_order {
@@ -217,7 +222,7 @@ struct Run<'a, P: ?Sized> {
     lives: &'a Lifetimes,
     policy: &'a mut P,
     device: &'a mut SimDevice,
-    options: Options,
+    options: Options<'a>,
     log: SegmentLog,
     /// What each request was given; None before it comes, if it failed, and once it is freed.
     given: Vec<Option<BlockId>>,
@@ -264,6 +269,10 @@ impl<P: Policy + ?Sized> Run<'_, P> {
         let mut unclosed = self.lives.unclosed_deaths().into_iter().peekable();
         for (index, event) in self.trace.events.iter().enumerate() {
             let tick = Tick(index as u32);
+            let at = self.options.count_calls_at;
+            while at.get(self.result.calls_before.len()).is_some_and(|&start| start <= tick) {
+                self.result.calls_before.push(self.device.totals().clone());
+            }
             while let Some(mark) = marks.next_if(|mark| mark.before <= tick.0) {
                 let mut env = Env { device: self.device, log: &mut self.log };
                 self.policy.mark(&mut env, mark)?;

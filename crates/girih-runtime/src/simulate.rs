@@ -37,22 +37,31 @@ pub enum Allocator {
     Expandable,
     /// GMLake as published: free memory is stitched.
     Gmlake,
-    /// Follows a plan; expandable segments serve what it does not cover.
+    /// Expandable segments whose holes are stitched.
+    Stitch,
+    /// Follows a plan; `stitch` serves what it does not cover.
     Planned,
-    /// Begins as expandable segments, and follows a plan as soon as it has learnt one.
+    /// Begins as `stitch`, and follows a plan as soon as it has learnt one.
     Auto,
 }
 
 impl Allocator {
     /// Every allocator.
-    pub const ALL: [Allocator; 6] = [
+    pub const ALL: [Allocator; 7] = [
         Allocator::Direct,
         Allocator::Native,
         Allocator::Expandable,
         Allocator::Gmlake,
+        Allocator::Stitch,
         Allocator::Planned,
         Allocator::Auto,
     ];
+
+    /// True if it takes pages of the device, and not segments.
+    fn is_expandable(self) -> bool {
+        use Allocator::{Auto, Expandable, Planned, Stitch};
+        matches!(self, Expandable | Stitch | Planned | Auto)
+    }
 
     /// The name on the command line and in tables.
     pub fn name(self) -> &'static str {
@@ -61,6 +70,7 @@ impl Allocator {
             Allocator::Native => "native",
             Allocator::Expandable => "expandable",
             Allocator::Gmlake => "gmlake",
+            Allocator::Stitch => "stitch",
             Allocator::Planned => "planned",
             Allocator::Auto => "auto",
         }
@@ -70,8 +80,8 @@ impl Allocator {
 /// What to simulate with.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `planned` and
-    /// `auto`, `expandable_segments:True` is added.
+    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `stitch`, `planned` and `auto`,
+    /// `expandable_segments:True` is added.
     /// For `gmlake` they are those of what serves its small requests.
     pub conf: String,
     /// Settings of `gmlake`, unused otherwise.
@@ -84,6 +94,9 @@ pub struct Setup {
     pub plan: Option<Arc<Plan>>,
     /// Checks the order of uses across streams. Slower.
     pub check_order: bool,
+    /// Ticks, rising, at which iterations begin, to tell their calls of the device apart; none to
+    /// leave that.
+    pub iterations: Arc<[Tick]>,
     /// `auto` gets each plan an iteration after it wanted it, as from another thread; otherwise
     /// at once.
     pub plans_late: bool,
@@ -152,13 +165,19 @@ pub struct Simulation {
     pub learning: Option<Learning>,
     /// Calls of the device and their simulated cost.
     pub calls: CallTotals,
+    /// Those of each iteration of [`Setup::iterations`], each up to the beginning of the next.
+    pub iterations: Vec<CallTotals>,
 }
 
 impl Simulation {
-    /// Peak allocated by peak reserved; 1 for a run without requests.
+    /// Peak allocated by peak reserved; 1 for a run without requests. Of `gmlake` it is peak requested:
+    /// its blocks are whole handles, and what a request leaves of them nobody uses.
     pub fn efficiency(&self) -> f64 {
-        let reserved = self.stats.reserved_bytes.all.peak;
-        ratio((self.stats.allocated_bytes.all.peak, reserved))
+        let used = match self.allocator {
+            Allocator::Gmlake => self.stats.requested_bytes.all.peak,
+            _ => self.stats.allocated_bytes.all.peak,
+        };
+        ratio((used, self.stats.reserved_bytes.all.peak))
     }
 }
 
@@ -169,7 +188,8 @@ pub fn simulate(
     allocator: Allocator,
     setup: &Setup,
 ) -> Result<Simulation, SimulateError> {
-    let options = Options { check_order: setup.check_order, ..Options::default() };
+    let (check_order, count_calls_at) = (setup.check_order, &*setup.iterations);
+    let options = Options { check_order, count_calls_at, ..Options::default() };
     run(trace, lives, allocator, setup, options, |_, _| ())
 }
 
@@ -215,15 +235,13 @@ fn run(
     lives: &Lifetimes,
     allocator: Allocator,
     setup: &Setup,
-    options: Options,
+    options: Options<'_>,
     mut inspect: impl FnMut(&dyn Policy, &Config),
 ) -> Result<Simulation, SimulateError> {
     let mut device = SimDevice::new(setup.capacity.unwrap_or(UNLIMITED));
     let mut config = Config::parse(&setup.conf)?;
     config.tie_order = setup.tie_order;
-    if matches!(allocator, Allocator::Expandable | Allocator::Planned | Allocator::Auto) {
-        config.expandable_segments = true;
-    }
+    config.expandable_segments |= allocator.is_expandable();
     let caching = || {
         let mut caching = Caching::new(config.clone());
         caching.set_stream_handles(trace.streams.clone());
@@ -244,6 +262,12 @@ fn run(
             inspect(&policy, &config);
             (replayed, policy.stats().clone())
         }
+        Allocator::Stitch => {
+            let mut policy = stitch(&config, trace);
+            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
+            inspect(&policy, &config);
+            (replayed, policy.stats().clone())
+        }
         Allocator::Native | Allocator::Expandable => {
             let mut policy = caching();
             let asked = || Arc::new(Earlier::of(trace, lives));
@@ -257,7 +281,7 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let fallback = Box::new(fallback(&config, trace));
+            let fallback = Box::new(stitch(&config, trace));
             let mut policy = Planned::new(plan, fallback, SimDevice::GRANULARITY);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
@@ -283,12 +307,15 @@ fn run(
         }
     };
     let calls = device.totals().clone();
-    Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls })
+    let starts = &replayed.calls_before;
+    let ends = starts.iter().skip(1).chain([&calls]);
+    let iterations = starts.iter().zip(ends).map(|(start, end)| end.since(start)).collect();
+    Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls, iterations })
 }
 
-/// What serves the requests that no plan has a place for: expandable segments whose idle pages move.
-fn fallback(config: &Config, trace: &Trace) -> Caching {
-    let mut caching = Caching::new(Config { moves_pages: true, ..config.clone() });
+/// Expandable segments whose holes are stitched: they serve the requests that no plan has a place for.
+fn stitch(config: &Config, trace: &Trace) -> Caching {
+    let mut caching = Caching::new(Config { stitches: true, ..config.clone() });
     caching.set_stream_handles(trace.streams.clone());
     caching
 }
@@ -300,10 +327,10 @@ fn run_auto(
     lives: &Lifetimes,
     config: &Config,
     setup: &Setup,
-    options: Options,
+    options: Options<'_>,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut auto = Auto::new(Box::new(fallback(config, trace)), SimDevice::GRANULARITY);
+    let mut auto = Auto::new(Box::new(stitch(config, trace)), SimDevice::GRANULARITY);
     let late = setup.plans_late;
     auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
     let mut earlier = Vec::new();

@@ -111,6 +111,8 @@ pub struct Stats {
     pub num_device_alloc: u64,
     /// Calls that gave memory back.
     pub num_device_free: u64,
+    /// Views that were made of free memory in several places, with calls of the device.
+    pub num_stitches: u64,
     /// Blocks of at least `max_split_size`.
     pub oversize_allocations: Counter,
     /// Segments of at least `max_split_size`.
@@ -205,6 +207,7 @@ impl Stats {
         self.num_sync_all_streams += after.num_sync_all_streams - before.num_sync_all_streams;
         self.num_device_alloc += after.num_device_alloc - before.num_device_alloc;
         self.num_device_free += after.num_device_free - before.num_device_free;
+        self.num_stitches += after.num_stitches - before.num_stitches;
         self.oversize_allocations
             .add_change(&before.oversize_allocations, &after.oversize_allocations);
         self.oversize_segments.add_change(&before.oversize_segments, &after.oversize_segments);
@@ -224,6 +227,7 @@ mod tests {
             num_sync_all_streams: 4 * count,
             num_device_alloc: 5 * count,
             num_device_free: 6 * count,
+            num_stitches: 7 * count,
             ..Stats::default()
         };
         let mut both = counts(7);

@@ -118,7 +118,7 @@ fn follow(trace: &Trace, plan: &Arc<Plan>) -> (Planned, Replayed) {
     run(trace, plan, Options { check_order: true, ..Options::default() })
 }
 
-fn run(trace: &Trace, plan: &Arc<Plan>, options: Options) -> (Planned, Replayed) {
+fn run(trace: &Trace, plan: &Arc<Plan>, options: Options<'_>) -> (Planned, Replayed) {
     let lives = Lifetimes::of(trace);
     let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
     let fallback = Box::new(Caching::new(expandable));

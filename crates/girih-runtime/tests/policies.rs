@@ -24,10 +24,10 @@ const SETTINGS: [&str; 7] = [
 ];
 
 /// Expandable segments whose idle pages move.
-fn moving(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+fn stitched_holes(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
-    let moving = Config { tie_order, expandable_segments: true, moves_pages: true, ..config };
-    Box::new(Caching::new(moving))
+    let config = Config { tie_order, expandable_segments: true, stitches: true, ..config };
+    Box::new(Caching::new(config))
 }
 
 fn direct(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
@@ -51,11 +51,11 @@ fn expandable_segments_pass_the_suite() {
 }
 
 #[test]
-fn moving_pages_pass_the_suite() {
-    suite::check_policy(24, &mut || moving("", TieOrder::Address));
+fn stitched_holes_pass_the_suite() {
+    suite::check_policy(24, &mut || stitched_holes("", TieOrder::Address));
     // Under a limit many move.
     let tight = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
-    suite::check_policy(24, &mut || moving(tight, TieOrder::Address));
+    suite::check_policy(24, &mut || stitched_holes(tight, TieOrder::Address));
 }
 
 /// GMLake around the settings, stitching often.
@@ -116,7 +116,7 @@ fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOr
     let text = *u.choose(&SETTINGS)?;
     let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
     let tie_order = *u.choose(&orders)?;
-    let make: Make = *u.choose(&[caching as Make, caching, moving, direct, lake])?;
+    let make: Make = *u.choose(&[caching as Make, caching, stitched_holes, direct, lake])?;
     Ok((make, text, tie_order))
 }
 

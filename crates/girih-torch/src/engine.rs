@@ -44,7 +44,7 @@ impl Engine {
         };
         let mut warnings = Vec::new();
         let engine = match settings.mode {
-            Mode::Native | Mode::Expandable => Engine::Caching(caching()),
+            Mode::Native | Mode::Expandable | Mode::Stitch => Engine::Caching(caching()),
             Mode::Profile | Mode::Phantom => {
                 // Without mapped memory, these modes work on every device.
                 let config = Config { expandable_segments: false, ..settings.config.clone() };

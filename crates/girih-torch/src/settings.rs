@@ -16,6 +16,8 @@ pub enum Mode {
     Native,
     /// The same with expandable segments.
     Expandable,
+    /// The same, whose holes are stitched.
+    Stitch,
     /// Each request straight to the device, recorded.
     Profile,
     /// As `profile`, on a device that is larger than the card and whose memory holds garbage.
@@ -33,6 +35,7 @@ impl Mode {
         match self {
             Mode::Native => "native",
             Mode::Expandable => "expandable",
+            Mode::Stitch => "stitch",
             Mode::Profile => "profile",
             Mode::Phantom => "phantom",
             Mode::Plan => "plan",
@@ -87,7 +90,7 @@ struct Written {
     key: String,
     record: Option<bool>,
     phantom_capacity: Option<u64>,
-    move_pages: Option<bool>,
+    stitch: Option<bool>,
     sim: Option<Simulated>,
 }
 
@@ -102,7 +105,7 @@ impl Settings {
     ///
     /// | key | means |
     /// |:--|:--|
-    /// | `mode` | `native`, `expandable`, `profile`, `phantom`, `plan`, `auto` (the default) |
+    /// | `mode` | `native`, `expandable`, `stitch`, `profile`, `phantom`, `plan`, `auto` (the default) |
     /// | `conf` | settings as in `PYTORCH_CUDA_ALLOC_CONF` |
     /// | `torch` | the version of torch, whose order of equal blocks is followed |
     /// | `plan` | the plan file of the mode `plan` |
@@ -110,7 +113,7 @@ impl Settings {
     /// | `key` | what the run is, for `auto` |
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
     /// | `phantom_capacity` | bytes of the phantom device |
-    /// | `move_pages` | whether idle pages move under `auto` and `plan` (they do) |
+    /// | `stitch` | whether holes are stitched under `auto` and `plan` (they are) |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU |
     ///
     /// # Errors
@@ -123,7 +126,7 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { phantom_capacity, move_pages, sim, .. } = written;
+        let Written { phantom_capacity, stitch, sim, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
         if let Some(torch) = torch {
             config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
@@ -133,7 +136,11 @@ impl Settings {
         if !matches!(mode, Mode::Native) {
             config.expandable_segments = true;
         }
-        config.moves_pages = matches!(mode, Mode::Auto | Mode::Plan) && move_pages.unwrap_or(true);
+        config.stitches = match mode {
+            Mode::Auto | Mode::Plan => stitch.unwrap_or(true),
+            Mode::Stitch => true,
+            Mode::Native | Mode::Expandable | Mode::Profile | Mode::Phantom => false,
+        };
         if mode == Mode::Plan && plan.is_none() {
             return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
                         make one with the mode `profile` and `girih plan`"
@@ -171,11 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_move_where_girih_decides_unless_the_user_does_not_want_it() {
-        let moves = |json: &str| Settings::parse(json).unwrap().config.moves_pages;
-        assert!(moves("{}") && !moves(r#"{"move_pages": false}"#));
+    fn holes_are_stitched_where_girih_decides_unless_the_user_does_not_want_it() {
+        let stitches = |json: &str| Settings::parse(json).unwrap().config.stitches;
+        assert!(stitches("{}") && !stitches(r#"{"stitch": false}"#));
+        assert!(stitches(r#"{"mode": "stitch"}"#));
         for mode in ["native", "expandable", "profile"] {
-            assert!(!moves(&format!(r#"{{"mode": "{mode}", "move_pages": true}}"#)), "{mode}");
+            assert!(!stitches(&format!(r#"{{"mode": "{mode}", "stitch": true}}"#)), "{mode}");
         }
     }
 

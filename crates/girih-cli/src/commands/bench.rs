@@ -62,7 +62,7 @@ struct RowArgs {
 }
 
 /// What is run, and what it is called: the options of `girih plan`.
-const ROWS: [(&str, &[&str]); 16] = [
+const ROWS: [(&str, &[&str]); 17] = [
     ("auto", &[]),
     ("sweep", &["--planner", "sweep"]),
     ("first fit", &["--planner", "first-fit"]),
@@ -78,6 +78,7 @@ const ROWS: [(&str, &[&str]); 16] = [
     ("auto without two-phase", &["--without", "two-phase"]),
     ("auto without skyline", &["--without", "skyline"]),
     ("auto without noise", &["--without", "noise"]),
+    ("auto without folding", &["--without", "folding"]),
     ("auto without exact", &["--without", "exact"]),
 ];
 

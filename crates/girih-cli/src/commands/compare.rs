@@ -24,8 +24,14 @@ use crate::table::table;
 use crate::units::{bytes, percent};
 
 /// The allocators that are compared, in the order of their rows.
-const COMPARED: [Allocator; 4] =
-    [Allocator::Native, Allocator::Expandable, Allocator::Planned, Allocator::Auto];
+const COMPARED: [Allocator; 6] = [
+    Allocator::Native,
+    Allocator::Expandable,
+    Allocator::Gmlake,
+    Allocator::Stitch,
+    Allocator::Planned,
+    Allocator::Auto,
+];
 
 #[derive(Args)]
 pub(crate) struct CompareArgs {

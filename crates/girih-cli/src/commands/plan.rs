@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use girih_plan::bound::Bound;
 use girih_plan::csv::{self, Table};
-use girih_plan::{Outcome, Problem, check, file};
+use girih_plan::{Outcome, Problem, Wait, check, file, waits};
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
@@ -38,7 +38,8 @@ pub(crate) struct PlanArgs {
     csv: Option<PathBuf>,
     #[command(flatten)]
     effort: Effort,
-    /// Says what proves the bound, and which planners brought the height down.
+    /// Says what proves the bound, which planners brought the height down, and where one stream
+    /// waits for another.
     #[arg(long)]
     explain: bool,
     /// Where to write the plan; for a CSV problem, the rows with their offsets.
@@ -65,7 +66,31 @@ struct Json {
     certificate: Certificate,
     #[serde(skip_serializing_if = "Option::is_none")]
     fingerprint: Option<String>,
+    /// Of a recording: where a stream waits for another one in the steady sequence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits: Option<Vec<JsonWait>>,
+    /// Iterations of the steady sequence.
+    #[serde(skip)]
+    rounds: u32,
     seconds: f64,
+}
+
+/// A wait. Entries are indices in the steady sequence.
+#[derive(Serialize)]
+struct JsonWait {
+    entry: u32,
+    stream: u16,
+    freed: u32,
+    freed_stream: u16,
+    /// Requests from the free to the entry that waits.
+    distance: u32,
+}
+
+impl JsonWait {
+    fn new(wait: &Wait) -> JsonWait {
+        let Wait { entry, stream, freed, freed_stream, distance } = *wait;
+        JsonWait { entry, stream: stream.0, freed, freed_stream: freed_stream.0, distance }
+    }
 }
 
 #[derive(Serialize)]
@@ -157,6 +182,8 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         exact_nodes,
         certificate,
         fingerprint: Some(format!("{:016x}", plan.fingerprint())),
+        waits: Some(waits(&plan).iter().map(JsonWait::new).collect()),
+        rounds: plan.rounds,
         seconds,
     })
 }
@@ -191,6 +218,8 @@ fn plan_csv(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         exact_nodes: outcome.nodes,
         certificate: Certificate::of(&problem.problem, &outcome.bound),
         fingerprint: None,
+        waits: None,
+        rounds: 1,
         seconds,
     })
 }
@@ -230,6 +259,7 @@ fn print(result: &Json, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<
     writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
     if args.explain {
         explain(result, out)?;
+        explain_waits(result, out)?;
     }
     if let Some(output) = &args.output {
         writeln!(out, "written to {}", output.display())?;
@@ -284,5 +314,36 @@ fn explain(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
         ]);
     }
     write!(out, "{}", table(&["try", "height", "above", "planner"], &rows))?;
+    Ok(())
+}
+
+/// Waits that are shown one by one, those with the least time to pass.
+const WAITS_SHOWN: usize = 5;
+
+/// Says where streams wait for each other; nothing if none does.
+fn explain_waits(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
+    let waits = result.waits.as_deref().unwrap_or_default();
+    if waits.is_empty() {
+        return Ok(());
+    }
+    let every = if result.rounds > 1 { "every two iterations" } else { "an iteration" };
+    let mut nearest: Vec<&JsonWait> = waits.iter().collect();
+    nearest.sort_by_key(|wait| (wait.distance, wait.entry));
+    nearest.truncate(WAITS_SHOWN);
+    let many = if waits.len() == 1 { "time" } else { "times" };
+    writeln!(
+        out,
+        "\nOne stream takes what another has used, and waits, {} {many} {every}. The nearest:",
+        count(waits.len() as u64)
+    )?;
+    let row = |wait: &&JsonWait| {
+        let of = |entry: u32, stream: u16| vec![count(u64::from(entry)), count(u64::from(stream))];
+        let taker = of(wait.entry, wait.stream);
+        let freed = of(wait.freed, wait.freed_stream);
+        [taker, freed, vec![count(u64::from(wait.distance))]].concat()
+    };
+    let rows: Vec<Vec<String>> = nearest.iter().map(row).collect();
+    let heads = ["request", "on stream", "takes what had", "on stream", "requests since its free"];
+    write!(out, "{}", table(&heads, &rows))?;
     Ok(())
 }

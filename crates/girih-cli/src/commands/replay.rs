@@ -7,8 +7,8 @@ use girih_runtime::simulate::{Allocator, simulate};
 
 use super::earlier::earlier_sentence;
 use super::row::{
-    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, learning_sentence, recorded_peak,
-    stop_sentence, table_row,
+    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, learning_sentence, mapping_work,
+    recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -74,6 +74,9 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
             bytes(following.guest_bytes),
             bytes(following.fallback_reserved_peak),
         )?;
+    }
+    if let Some(work) = mapping_work(&simulation) {
+        write!(out, "calls of the device, by iteration\n{work}")?;
     }
     if let Some(peak) = recorded_peak(&loaded.trace) {
         writeln!(out, "the recorded run reserved {} at most", bytes(peak))?;

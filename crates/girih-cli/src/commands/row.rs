@@ -1,5 +1,6 @@
 //! One allocator on one recording: the arguments that choose it, its JSON object, its table row.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,15 +9,18 @@ use clap::{Args, ValueEnum};
 use girih_plan::{Budget, Outcome, Plan, file, profile, solve};
 use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
+use girih_runtime::gmlake;
 use girih_runtime::replay::{
     Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
+use girih_runtime::sim::CallTotals;
 use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation};
-use girih_trace::{Earlier, Evidence, Lifetimes, Trace};
+use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
 
 use super::earlier::JsonEarlier;
 use crate::load::Loaded;
+use crate::table::table;
 use crate::units::{self, bytes, count, milliseconds, percent};
 
 /// An allocator, by its name on the command line.
@@ -26,6 +30,7 @@ pub(crate) enum Name {
     Native,
     Expandable,
     Gmlake,
+    Stitch,
     Planned,
     Auto,
 }
@@ -37,6 +42,7 @@ impl Name {
             Name::Native => Allocator::Native,
             Name::Expandable => Allocator::Expandable,
             Name::Gmlake => Allocator::Gmlake,
+            Name::Stitch => Allocator::Stitch,
             Name::Planned => Allocator::Planned,
             Name::Auto => Allocator::Auto,
         }
@@ -56,6 +62,9 @@ pub(crate) struct WhatIf {
     /// The torch release whose order among equal free blocks is taken.
     #[arg(long, value_name = "VERSION", default_value = "2.11")]
     torch: String,
+    /// GMLake neither splits nor stitches blocks of less. In the published code, 512MiB.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::parse_bytes)]
+    gmlake_limit: u64,
     /// Follows this plan instead of one made from the recording itself.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
@@ -70,7 +79,11 @@ impl WhatIf {
         let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(&loaded.trace));
         let capacity = self.capacity;
         let earlier = Some(Arc::new(Earlier::of(&loaded.trace, &loaded.lives)));
-        Ok(Setup { conf, tie_order, capacity, earlier, ..Setup::default() })
+        let fragmentation_limit = self.gmlake_limit;
+        let gmlake = gmlake::Config { fragmentation_limit, ..gmlake::Config::default() };
+        let starts = loaded.iterations.list.iter().map(|it| Tick(it.ticks.start));
+        let iterations = starts.collect();
+        Ok(Setup { conf, tie_order, capacity, earlier, gmlake, iterations, ..Setup::default() })
     }
 
     /// The plan that was named, or one made from the recording.
@@ -128,6 +141,8 @@ pub(crate) struct JsonRow {
     num_device_free: u64,
     device_calls: u64,
     device_microseconds: f64,
+    /// Calls of the device in each iteration.
+    iterations: Vec<JsonCalls>,
     seconds: f64,
     recorded_reserved_peak: Option<u64>,
     segment_events_equal: Option<bool>,
@@ -144,6 +159,25 @@ pub(crate) struct JsonRow {
     following: Option<JsonFollowing>,
     #[serde(flatten)]
     learning: Option<JsonLearning>,
+}
+
+/// Calls of the device in an iteration.
+#[derive(Serialize)]
+struct JsonCalls {
+    /// By kind.
+    calls: BTreeMap<&'static str, u64>,
+    /// Simulated cost, by kind.
+    microseconds: BTreeMap<&'static str, f64>,
+}
+
+impl JsonCalls {
+    fn new(totals: &CallTotals) -> JsonCalls {
+        let called = || totals.called().map(|(call, total)| (call.name(), total));
+        JsonCalls {
+            calls: called().map(|(name, total)| (name, total.calls)).collect(),
+            microseconds: called().map(|(name, total)| (name, total.microseconds)).collect(),
+        }
+    }
 }
 
 /// The first request that got nothing.
@@ -235,6 +269,7 @@ impl JsonRow {
             num_device_free: stats.num_device_free,
             device_calls: calls.calls,
             device_microseconds: calls.microseconds,
+            iterations: simulation.iterations.iter().map(JsonCalls::new).collect(),
             seconds,
             recorded_reserved_peak: recorded_peak(trace),
             segment_events_equal: difference.as_ref().map(Option::is_none),
@@ -311,6 +346,32 @@ pub(crate) fn table_row(simulation: &Simulation) -> Vec<String> {
         count(calls.calls),
         milliseconds(calls.microseconds),
     ]
+}
+
+/// The columns of the table of mapping work.
+const WORK: [&str; 8] =
+    ["iteration", "create", "map", "set access", "unmap", "release", "other", "cost"];
+/// Iterations that the table shows at most; of more, the first and the last.
+const WORK_ROWS_MAX: usize = 12;
+
+/// What the device was asked for in each iteration; none if there are no iterations.
+pub(crate) fn mapping_work(simulation: &Simulation) -> Option<String> {
+    use girih_runtime::sim::Call::{Create, Map, Release, SetAccess, Unmap};
+    let kinds = [Create, Map, SetAccess, Unmap, Release];
+    let count_of = simulation.iterations.len();
+    let row = |(at, totals): (usize, &CallTotals)| {
+        let of_kind = kinds.map(|kind| totals.of(kind).calls);
+        let (all, of_kinds) = (totals.sum(), of_kind.iter().sum::<u64>());
+        let mut row = vec![at.to_string()];
+        row.extend(of_kind.into_iter().chain([all.calls - of_kinds]).map(count));
+        row.push(milliseconds(all.microseconds));
+        row
+    };
+    let is_shown =
+        |at: usize| count_of <= WORK_ROWS_MAX || at < WORK_ROWS_MAX / 2 || at + 3 >= count_of;
+    let rows = simulation.iterations.iter().enumerate().filter(|&(at, _)| is_shown(at));
+    let rows: Vec<_> = rows.map(row).collect();
+    (!rows.is_empty()).then(|| table(&WORK, &rows))
 }
 
 /// A sentence on the first request that got nothing.

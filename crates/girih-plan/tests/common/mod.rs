@@ -51,7 +51,8 @@ impl<'a> Arbitrary<'a> for AnyProblem {
     }
 }
 
-/// Every planner of the portfolio with its known settings, and the first that it would explore.
+/// Every planner of the portfolio with its known settings, the first that it would explore, and
+/// folding.
 pub(crate) fn planners() -> Vec<Planner> {
-    schedule().take(24).collect()
+    schedule().take(24).chain([Planner::Folded]).collect()
 }

@@ -7,7 +7,7 @@
 //!                            job: plan ┘ switch at the beginning of a step
 //! ```
 //!
-//! It begins as expandable segments, best with idle pages that move, and records what it is asked
+//! It begins as expandable segments, best with holes that are stitched, and records what it is asked
 //! for. When two iterations are alike it wants a plan: [`Auto::take_job`] hands the recording out,
 //! the owner runs it on a thread of its choice and hands the plan back to [`Auto::offer`]. At the
 //! next beginning of a step the policy gives back what it caches and follows the plan. From then
@@ -77,7 +77,7 @@ pub struct Auto {
 
 impl Auto {
     /// A policy that begins with `fallback`, which is also to serve what no plan foresees: best
-    /// expandable segments whose idle pages move. `granularity` is the device's.
+    /// expandable segments whose holes are stitched. `granularity` is the device's.
     pub fn new(fallback: Box<dyn Policy>, granularity: u64) -> Auto {
         Auto::around(Planned::empty(fallback, granularity))
     }

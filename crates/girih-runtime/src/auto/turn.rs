@@ -26,9 +26,9 @@ use crate::planned::{Following, Planned, credit};
 use crate::policy::{AllocError, Env, Policy, Request};
 use crate::strikes::Strikes;
 
-/// The first plan is taken up if it saves so much of what is held, one byte in so many. Experts and
-/// their like leave so little behind that no plan is better than expandable segments.
-const WORTH: u64 = 128;
+/// The first plan is taken up if it saves so much of what is held, one byte in so many. Stitched holes
+/// leave little behind; but what saves nothing is not worth the change.
+const WORTH: u64 = 1024;
 /// The same for a plan of iterations that differ in sizes.
 const WORTH_VARYING: u64 = 16;
 /// An iteration fits if at most one byte in so many was not found in the plan.
@@ -77,11 +77,11 @@ pub(super) struct Turn {
     asked: [u64; 2],
     /// The two iterations before this one asked for the same.
     was_same: bool,
-    /// Calls for memory before the iteration began, and those of them that gave some back.
+    /// Calls for memory before the iteration began, and how often it was short by then.
     calls: u64,
-    returns: u64,
-    /// Iterations without a plan in which memory went back again and again: pages moved, or the
-    /// device was full. The first one always differs, and does not count.
+    shortages: u64,
+    /// Iterations without a plan in which memory was short again and again: new views were made, or
+    /// the device was full. The first one always differs, and does not count.
     presses: Strikes,
     /// Iterations under the present plan that strained the device.
     strains: Strikes,
@@ -122,7 +122,7 @@ impl Default for Turn {
             asked: [0; 2],
             was_same: false,
             calls: 0,
-            returns: 0,
+            shortages: 0,
             presses: Strikes::default(),
             strains: Strikes::default(),
             followed: 0,
@@ -274,7 +274,7 @@ impl Auto {
         turn.began_at = turn.requests;
         turn.began = self.planned.following();
         turn.calls = calls_for_memory(&self.planned);
-        turn.returns = self.planned.stats().num_device_free;
+        turn.shortages = shortages(&self.planned);
         turn.followed = if self.planned.is_following() { turn.followed + 1 } else { 0 };
         turn.steps += 1;
         Ok(())
@@ -313,9 +313,9 @@ impl Auto {
             self.turn.not_before = self.turn.steps + FIRST_PLAN;
         }
         self.recorder.keep();
-        let returns = self.planned.stats().num_device_free;
+        let shortages = shortages(&self.planned);
         let turn = &mut self.turn;
-        turn.presses.note(turn.steps > 0 && returns - turn.returns > STRAINED);
+        turn.presses.note(turn.steps > 0 && shortages - turn.shortages > STRAINED);
         let count = turn.requests - turn.began_at;
         let is_alike = count.abs_diff(turn.last) * 5 <= count.max(turn.last);
         let is_due = turn.steps >= turn.not_before && !self.is_out && self.next.is_none();
@@ -515,19 +515,20 @@ impl Auto {
         held <= self.most_under(plan)
     }
 
-    /// The most bytes that may be held under a plan. Where pages had to move for so little to be held,
-    /// a little more is no loss: expandable segments would hold more than that.
+    /// The most bytes that may be held while a plan is taken up: no more beyond what was held than the
+    /// plan saves afterwards. Where memory was short for so little to be held, a little more is no loss:
+    /// expandable segments would hold more than that.
     fn most_under(&self, plan: &Plan) -> u64 {
         let peak = self.planned.stats().reserved_bytes.all.peak;
-        if !self.turn.is_pressed() {
-            return peak;
-        }
         let needed = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+        if !self.turn.is_pressed() {
+            return peak.saturating_add(peak.saturating_sub(needed));
+        }
         peak.max(needed.saturating_add(needed / SLACK)).saturating_add(credit(plan.arena_bytes))
     }
 
     /// True if a plan is worth a change: it holds less than is held without one, or as much without
-    /// moving a page. One of iterations that differ in sizes must promise more: the next may be larger.
+    /// making views. One of iterations that differ in sizes must promise more: the next may be larger.
     pub(super) fn would_save(&self, plan: &Plan) -> bool {
         let bytes = plan.arena_bytes.saturating_add(plan.persistent_bytes);
         let held = self.planned.stats().reserved_bytes.all.peak;
@@ -549,6 +550,12 @@ fn varies(plan: &Plan) -> bool {
         (least.saturating_add(entry.size_min), most.saturating_add(entry.size_max))
     });
     !fits(least, most.saturating_sub(least))
+}
+
+/// How often memory was short: times that it went back to the device, and views that had to be made.
+fn shortages(planned: &Planned) -> u64 {
+    let stats = planned.stats();
+    stats.num_device_free + stats.num_stitches
 }
 
 /// Calls that took memory from the device or gave it back.

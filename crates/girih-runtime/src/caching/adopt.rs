@@ -156,7 +156,7 @@ impl Caching {
         for run in runs {
             let start = base + (run.address - run.base);
             let id = self.split_unmapped(rest, start);
-            let mapped = self.map_block(env, id, run.size, &mut Vec::new());
+            let mapped = self.map_block(env, id, run.size);
             if !matches!(mapped, Ok(true)) {
                 self.join_unmapped(id);
                 mapped?;

@@ -20,6 +20,8 @@ use crate::policy::BlockId;
 pub(super) const NIL: BlockId = BlockId(u32::MAX);
 /// No expandable segment.
 pub(super) const NO_SEGMENT: u32 = u32::MAX;
+/// The segment of a block that is a view ([`super::views`]): its bytes are lent by others.
+pub(super) const STITCHED: u32 = u32::MAX - 1;
 
 /// Where a block belongs: its pool, its stream, and the shelf of free blocks of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,10 +53,13 @@ pub(super) struct Block {
     pub(super) segment: u32,
     /// Decides between free blocks of one size; see [`TieOrder`](super::TieOrder).
     pub(super) registration: u32,
-    /// The pool's count of searches when the block became free; the difference is its age.
+    /// The pool's count of searches when the block became free; the difference is its age. Of a
+    /// stitched block, the place of its view.
     pub(super) born: u32,
     /// Events that must be done before the block is free.
-    pub(super) events: u32,
+    pub(super) events: u16,
+    /// Part of a view that is in use.
+    pub(super) lent: bool,
     /// In use by the program.
     pub(super) allocated: bool,
     /// Backed by memory.
@@ -82,6 +87,7 @@ impl Block {
             allocated: false,
             mapped: true,
             shared: false,
+            lent: false,
             exists: true,
         }
     }
@@ -95,9 +101,14 @@ impl Block {
         self.segment != NO_SEGMENT
     }
 
+    /// True if it is a view: no part of a segment.
+    pub(super) fn is_stitched(&self) -> bool {
+        self.segment == STITCHED
+    }
+
     /// True if nobody uses it or may still use it. It may be unmapped.
     pub(super) fn is_free(&self) -> bool {
-        !self.allocated && self.events == 0 && !self.shared
+        !self.allocated && self.events == 0 && !self.shared && !self.lent
     }
 }
 

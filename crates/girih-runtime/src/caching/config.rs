@@ -71,9 +71,12 @@ pub struct Config {
     pub throw_on_cudamalloc_oom: bool,
     /// Which release's order of equal blocks to follow. Not part of the text.
     pub tie_order: TieOrder,
-    /// Idle pages of expandable segments move to where memory is wanted before much more is held
+    /// Free memory of expandable segments that no request fits is stitched before much more is held
     /// than was ever in use. PyTorch has nothing like it; not part of the text.
-    pub moves_pages: bool,
+    pub stitches: bool,
+    /// Pages that views of stitched memory may map together, before the least recently used is given
+    /// up. Not part of the text.
+    pub view_pages_max: u64,
 }
 
 impl Default for Config {
@@ -88,7 +91,8 @@ impl Default for Config {
             memory_fraction: 1.0,
             throw_on_cudamalloc_oom: false,
             tie_order: TieOrder::default(),
-            moves_pages: false,
+            stitches: false,
+            view_pages_max: 1 << 16,
         }
     }
 }

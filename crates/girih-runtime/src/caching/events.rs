@@ -45,7 +45,8 @@ impl Caching {
         let events = self.pending.record(device, &mut self.limbo, id, &streams)?;
         self.uses.remove(&id);
         self.blocks[id].shared = false;
-        self.blocks[id].events = events;
+        // Never more than there are other streams, whose ids have 16 bits.
+        self.blocks[id].events = events as u16;
         Ok(())
     }
 

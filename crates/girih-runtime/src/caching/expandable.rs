@@ -10,8 +10,8 @@
 //! ```
 //!
 //! There is one reservation for each pool and stream, unless it is full. Its pages are handles of
-//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones. Where pages move,
-//! there is one for each of several page sizes ([`super::moving`]).
+//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones. Where holes are
+//! stitched, there is one for each of several page sizes ([`super::stitching`]).
 
 use std::ops::Range;
 
@@ -21,6 +21,7 @@ use super::Caching;
 use super::block::{Block, NIL};
 use super::rounding::SMALL_SEGMENT;
 use super::search::Search;
+use super::views::Part;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
 use crate::policy::{BlockId, Env};
@@ -38,13 +39,12 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// Maps `count` pages from page `first` on, none of which is mapped: handles of `moved` first,
-    /// then new ones. On an error nothing is mapped, and the handles have gone back to the device.
+    /// Maps `count` new pages from page `first` on, none of which is mapped. On an error nothing is
+    /// mapped, and the handles have gone back to the device.
     fn map(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        moved: &mut Vec<Handle>,
         first: usize,
         count: usize,
     ) -> Result<(), DeviceError> {
@@ -55,8 +55,7 @@ impl Segment {
         let mut mapped = 0;
         let result = (0..count)
             .try_for_each(|at| {
-                let handle = moved.pop().map_or_else(|| device.create(self.page), Ok)?;
-                self.handles[first + at] = Some(handle);
+                self.handles[first + at] = Some(device.create(self.page)?);
                 Ok(())
             })
             .and_then(|()| {
@@ -80,6 +79,16 @@ impl Segment {
     pub(super) fn pages_inside(&self, block: &Block) -> Range<u64> {
         let first = (block.address - self.base).div_ceil(self.page);
         first..(block.address + block.size - self.base) / self.page
+    }
+
+    /// The handles of mapped pages.
+    pub(super) fn handles(&self, pages: Range<u64>) -> impl Iterator<Item = Handle> {
+        self.handles[pages.start as usize..pages.end as usize].iter().flatten().copied()
+    }
+
+    /// True if the byte at `address` lies in it.
+    pub(super) fn contains(&self, address: Address) -> bool {
+        (self.base..self.base + self.size).contains(&address)
     }
 
     /// True if so many pages are mapped, and each has its handle. For the walk that checks everything.
@@ -107,35 +116,33 @@ impl Caching {
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
         let Some(candidate) = self.find_expandable(env, search)? else { return Ok(None) };
-        let mut moved = Vec::new();
-        let mapped = match self.collect_idle_pages(env, search, candidate, &mut moved) {
-            Ok(Some(start)) => self.map_run(env, start, search.size, &mut moved),
-            unmoved => {
-                self.drop_if_unmapped(env, candidate);
-                unmoved
-            }
-        };
-        for handle in moved {
-            self.limbo.release(env.device, handle);
-        }
-        if let Ok(Some(block)) = mapped {
-            self.remove_free(block);
-        }
-        mapped
+        let Some(block) = self.map_run(env, candidate, search.size)? else { return Ok(None) };
+        self.take_off_shelf(env, search, block).map(Some)
+    }
+
+    /// Takes a free block off its shelf for a request, whose stream waits for those that used it last.
+    pub(super) fn take_off_shelf(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        id: BlockId,
+    ) -> Result<BlockId, DeviceError> {
+        self.is_ready(env, search, id)?;
+        self.remove_free(id);
+        Ok(id)
     }
 
     /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. The block
     /// that has become of it is free. None if the device has too little.
-    fn map_run(
+    pub(super) fn map_run(
         &mut self,
         env: &mut Env<'_>,
         mut candidate: BlockId,
         size: u64,
-        moved: &mut Vec<Handle>,
     ) -> Result<Option<BlockId>, DeviceError> {
         if !self.blocks[candidate].mapped {
             let size = self.blocks[candidate].size.min(size);
-            if !self.map_block(env, candidate, size, moved)? {
+            if !self.map_block(env, candidate, size)? {
                 return Ok(None);
             }
         }
@@ -143,7 +150,7 @@ impl Caching {
             let next = self.blocks[candidate].next;
             let missing = size - self.blocks[candidate].size;
             let size = self.blocks[next].size.min(missing);
-            if !self.map_block(env, next, size, moved)? {
+            if !self.map_block(env, next, size)? {
                 return Ok(None);
             }
             candidate = next;
@@ -158,9 +165,6 @@ impl Caching {
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        if self.may_move(search) {
-            return self.find_least_to_map(env, search);
-        }
         let first = self.runs(search).next();
         match first {
             Some(start) => Ok(Some(start)),
@@ -168,16 +172,21 @@ impl Caching {
         }
     }
 
-    /// The blocks, by address, from which a run of free and unmapped blocks is long enough.
-    pub(super) fn runs<'a>(&'a self, search: &'a Search) -> impl Iterator<Item = BlockId> + 'a {
+    /// The unmapped blocks of the pool and stream looked for, by address.
+    pub(super) fn unmapped(&self, search: &Search) -> impl Iterator<Item = BlockId> {
         let stream = search.home.stream;
         let unmapped = self.pools.get(search.home.pool).unmapped.range((stream, 0, BlockId(0))..);
-        let own = unmapped.take_while(move |&&(at, _, _)| at == stream);
-        let starts = own.map(|&(_, _, id)| {
+        unmapped.take_while(move |&&(at, _, _)| at == stream).map(|&(_, _, id)| id)
+    }
+
+    /// The blocks, by address, from which a run of free and unmapped blocks is long enough.
+    pub(super) fn runs<'a>(&'a self, search: &'a Search) -> impl Iterator<Item = BlockId> + 'a {
+        let starts = self.unmapped(search).map(|id| {
             let prev = self.blocks[id].prev;
             if prev != NIL && self.blocks[prev].is_free() { prev } else { id }
         });
-        starts.filter(|&start| self.run_reaches(start, search.size))
+        let starts = starts.filter(|&start| self.run_reaches(start, search.size));
+        starts.filter(|&start| !self.is_capturing() || self.is_clean(search, start))
     }
 
     /// True if the free and unmapped blocks from `start` on have `size` bytes together.
@@ -195,7 +204,12 @@ impl Caching {
         self.segments.get(self.blocks[id].segment as usize).and_then(Option::as_ref)
     }
 
-    /// Bytes of a page of an expandable segment, where pages do not move.
+    /// The expandable segment that an address lies in.
+    pub(super) fn segment_at(&self, address: Address) -> Option<&Segment> {
+        self.segments.iter().flatten().find(|segment| segment.contains(address))
+    }
+
+    /// Bytes of a page of an expandable segment, where holes are not stitched.
     pub(super) fn page(&self, is_small: bool) -> u64 {
         if is_small { SMALL_SEGMENT } else { self.config.large_segment_size }
     }
@@ -233,15 +247,13 @@ impl Caching {
         Ok(Some(id))
     }
 
-    /// Maps the first `size` bytes of an unmapped block, rounded up to pages, onto handles of `moved`
-    /// and then onto new ones. The block becomes a free one, together with its free neighbours; the
+    /// Maps the first `size` bytes of an unmapped block, rounded up to pages. The block becomes a free one, together with its free neighbours; the
     /// rest stays unmapped. False if the device has too little memory: then nothing is mapped.
     pub(super) fn map_block(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
         size: u64,
-        moved: &mut Vec<Handle>,
     ) -> Result<bool, DeviceError> {
         let block = self.blocks[id];
         let Some(segment) = &mut self.segments[block.segment as usize] else {
@@ -250,7 +262,7 @@ impl Caching {
         let first = ((block.address - segment.base) / segment.page) as usize;
         let count = size.div_ceil(segment.page);
         let mapped = count * segment.page;
-        match segment.map(env.device, &mut self.limbo, moved, first, count as usize) {
+        match segment.map(env.device, &mut self.limbo, first, count as usize) {
             Ok(()) => {}
             Err(error) => {
                 self.drop_if_unmapped(env, id);
@@ -305,7 +317,8 @@ impl Caching {
         if pages.is_empty() {
             return Ok(());
         }
-        env.device.synchronize_stream(block.home.stream)?;
+        let part = Part { address: block.address, size: block.size };
+        self.synchronize_users(env, part, block.home.stream)?;
         let mut handles = Vec::new();
         self.unmap_pages(env, id, pages, &mut handles)?;
         for handle in handles {
@@ -326,10 +339,12 @@ impl Caching {
         handles: &mut Vec<Handle>,
     ) -> Result<(), DeviceError> {
         let block = self.blocks[id];
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
+        let Some(segment) = &self.segments[block.segment as usize] else { return Ok(()) };
         let Range { start: first, end } = pages;
         let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
+        self.drop_views_over(env, Part { address, size });
         env.device.unmap(address, size)?;
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
         segment.mapped -= end - first;
         handles.extend(
             segment.handles[first as usize..end as usize].iter_mut().filter_map(Option::take),

@@ -22,7 +22,9 @@
 //!
 //! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
 //! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
-//! `expandable` pages, `moving` those that are idle, `reclaim` giving back, `events` streams and
+//! `expandable` pages, `stitching` holes, `views` their addresses,
+//! `lending` their bytes, `users` who used them last,
+//! `reclaim` giving back, `events` streams and
 //! captures, `checkpoint` bringing a pool back, `view` looking at it.
 
 mod adopt;
@@ -32,13 +34,16 @@ pub mod config;
 mod events;
 mod expandable;
 mod free_set;
-mod moving;
+mod lending;
 mod pool;
 mod reclaim;
 pub mod rounding;
 mod search;
 mod segments;
+mod stitching;
+mod users;
 mod view;
+mod views;
 
 use girih_trace::{Action, PoolId, StreamId};
 use rustc_hash::FxHashMap;
@@ -48,9 +53,11 @@ use self::block::{Home, Slab};
 pub use self::config::{Config, ConfigError, TieOrder};
 use self::events::StreamUse;
 use self::expandable::Segment;
-pub(crate) use self::moving::SLACK;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
+pub(crate) use self::stitching::SLACK;
+use self::users::Stains;
+use self::views::Views;
 use crate::pending::{Limbo, PendingFrees};
 pub use crate::policy::PoolOptions;
 use crate::policy::{
@@ -81,8 +88,10 @@ pub struct Caching {
     stream_handles: Vec<u64>,
     last_registration: u32,
     stats: Stats,
-    /// The most bytes that were in use, as far as it is known; see `moving`.
+    /// The most bytes that were in use, as far as it is known; see `stitching`.
     most_in_use: u64,
+    views: Views,
+    stains: Stains,
 }
 
 impl Caching {
@@ -103,6 +112,8 @@ impl Caching {
             last_registration: 0,
             stats: Stats::default(),
             most_in_use: 0,
+            views: Views::default(),
+            stains: Stains::default(),
         }
     }
 
@@ -161,7 +172,11 @@ fn rank(handles: &[u64], stream: StreamId) -> Rank {
 
 impl Policy for Caching {
     fn name(&self) -> &'static str {
-        if self.config.expandable_segments { "expandable" } else { "native" }
+        match self.config {
+            Config { expandable_segments: true, stitches: true, .. } => "stitch",
+            Config { expandable_segments: true, .. } => "expandable",
+            _ => "native",
+        }
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
@@ -182,8 +197,8 @@ impl Policy for Caching {
             expandable: self.config.expandable_segments,
         };
         let found = match self.find_best_fit(&search) {
-            Some(found) => found,
-            None => {
+            Some(found) if self.is_ready(env, &search, found.block)? => found,
+            _ => {
                 let block = self.take_from_device(env, &search, capture, request.size)?;
                 Found { block, place: None }
             }
@@ -201,7 +216,7 @@ impl Policy for Caching {
         let home = self.pools.known_home(pool, rank(&self.stream_handles, request.stream));
         home.is_some_and(|home| {
             let search = Search { size, home, expandable: self.config.expandable_segments };
-            self.look_for(&search).is_some()
+            self.look_for(&search).is_some() || self.could_stitch(&search)
         })
     }
 

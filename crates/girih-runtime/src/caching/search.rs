@@ -208,9 +208,15 @@ impl Caching {
         let freed = &self.blocks[id];
         let (home, size, requested) = (freed.home, freed.size, freed.requested);
         let (address, neighbours) = (freed.address, [freed.prev, freed.next]);
+        let is_stitched = freed.is_stitched();
         let owner = self.pools.owner(home.pool).id;
         env.log(Action::FreeCompleted, address, requested, home.stream, owner);
-        let merged = self.shelve(id, neighbours);
+        let merged = if is_stitched {
+            self.return_view(id);
+            0
+        } else {
+            self.shelve(id, neighbours)
+        };
         let block = &self.blocks[id];
         let (is_small, counted, split) =
             (home.is_small(), !block.is_expandable(), block.is_split());
@@ -238,24 +244,22 @@ impl Caching {
     /// Merges a mapped block with its free mapped neighbours and puts it on its shelf, in the place
     /// of one of them if there is one. Returns how many were merged in.
     #[inline]
-    fn shelve(&mut self, id: BlockId, neighbours: [BlockId; 2]) -> u64 {
+    pub(super) fn shelve(&mut self, id: BlockId, neighbours: [BlockId; 2]) -> u64 {
         let (mut merged, mut replaced) = (0, None);
+        let home = self.blocks[id].home;
+        let is_one = |block: &Block| block.is_free() && block.mapped;
         for neighbour in neighbours {
-            if neighbour == NIL
-                || !self.blocks[neighbour].is_free()
-                || !self.blocks[neighbour].mapped
-            {
+            if neighbour == NIL || !is_one(&self.blocks[neighbour]) {
                 continue;
             }
             let entry = self.entry(neighbour);
             if let Some(other) = replaced.replace(entry) {
-                let home = self.blocks[id].home;
                 self.pools.shelf_mut(home).remove(&other);
             }
             self.absorb(id, neighbour);
             merged += 1;
         }
-        let (home, entry) = self.refresh(id);
+        let (_, entry) = self.refresh(id);
         let shelf = self.pools.shelf_mut(home);
         match replaced.and_then(|other| shelf.find(&other)) {
             Some(place) => shelf.replace(place, entry),

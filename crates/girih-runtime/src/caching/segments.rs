@@ -110,14 +110,17 @@ impl Caching {
         segment: u64,
     ) -> Result<Taken, DeviceError> {
         let after = self.held().saturating_add(segment);
-        // What moves is held already; how much that is turns out once the place is found.
-        if !self.may_move(search) && self.limit(env).is_some_and(|limit| after > limit) {
+        // What is stitched is held already; how much that is turns out on the way.
+        let may_stitch = self.may_stitch(search);
+        if !may_stitch && self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(Taken::Nothing);
         }
         if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {
             return Ok(Taken::Rejected);
         }
-        let taken = if search.expandable {
+        let taken = if may_stitch {
+            self.take_stitched(env, search)?
+        } else if search.expandable {
             self.take_expandable(env, search)?
         } else {
             self.take_segment(env, search, segment)?

@@ -2,7 +2,7 @@
 
 use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
-mod moving;
+mod stitching;
 
 use super::*;
 use crate::policy::AllocError;

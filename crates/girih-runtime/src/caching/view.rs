@@ -41,7 +41,8 @@ impl Caching {
         std::iter::successors(some(head), move |&id| some(self.blocks[id].next))
     }
 
-    /// Shows every mapped run as a segment; what is unmapped is left out.
+    /// Shows every mapped run as a segment, and every view in use as one of its own; what is unmapped
+    /// is left out, and so is what is lent.
     pub(super) fn visit_segments(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
         let mut views = Vec::new();
         for head in self.heads() {
@@ -54,9 +55,11 @@ impl Caching {
                         stream: first.home.stream,
                         pool: self.pools.owner(first.home.pool).id,
                         is_small: first.home.is_small(),
-                        backing: self.segment(head).map_or(Backing::Allocation, |segment| {
-                            Backing::Expandable { page: segment.page }
-                        }),
+                        backing: match self.segment(head) {
+                            _ if first.is_stitched() => Backing::Stitched,
+                            Some(segment) => Backing::Expandable { page: segment.page },
+                            None => Backing::Allocation,
+                        },
                     };
                     visitor(segment, views);
                     views.clear();
@@ -64,7 +67,8 @@ impl Caching {
             };
             for id in self.chain(head) {
                 let block = &self.blocks[id];
-                if block.mapped {
+                // What is lent is seen where it is used.
+                if block.mapped && !block.lent {
                     views.push(block.view());
                 } else {
                     flush(&mut views);
@@ -94,6 +98,8 @@ impl Caching {
         }
         self.check_sets()?;
         self.check_pages()?;
+        self.check_views()?;
+        self.check_stains()?;
         self.check_waiting()?;
         self.check_counters()
     }
@@ -126,7 +132,8 @@ impl Caching {
     /// Every expandable segment has the pages that its blocks say.
     fn check_pages(&self) -> Result<(), String> {
         let mut mapped = BTreeMap::<u32, u64>::new();
-        for (_, block) in self.blocks.iter().filter(|(_, block)| block.is_expandable()) {
+        let paged = |block: &Block| block.is_expandable() && !block.is_stitched();
+        for (_, block) in self.blocks.iter().filter(|(_, block)| paged(block)) {
             *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
         }
         for (at, bytes) in mapped {
@@ -175,7 +182,7 @@ impl Caching {
         let deferred: BTreeSet<BlockId> = self.deferred.iter().copied().collect();
         for (id, block) in self.blocks.iter() {
             let waits = events.get(&id).copied().unwrap_or(0);
-            if block.events != waits || (block.allocated && waits > 0) {
+            if u32::from(block.events) != waits || (block.allocated && waits > 0) {
                 return Err(format!("{id:?} waits for {waits} events: {block:?}"));
             }
             if deferred.contains(&id) != (block.shared && !block.allocated) {
@@ -190,14 +197,14 @@ impl Caching {
         let mut counted = Stats::default();
         for (_, block) in self.blocks.iter() {
             let is_small = block.home.is_small();
-            if block.mapped {
+            if block.mapped && !block.is_stitched() {
                 counted.reserved_bytes.increase(is_small, block.size);
             }
             if block.allocated {
                 counted.allocation.increase(is_small, 1);
                 counted.allocated_bytes.increase(is_small, block.size);
             }
-            if !block.is_free() {
+            if !block.is_free() && !block.lent {
                 counted.active.increase(is_small, 1);
                 counted.active_bytes.increase(is_small, block.size);
                 counted.requested_bytes.increase(is_small, block.requested);

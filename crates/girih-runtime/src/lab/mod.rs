@@ -23,7 +23,7 @@ use thiserror::Error;
 pub use self::cases::{CASES, find};
 use crate::caching::{Caching, Config, ConfigError};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Policy, Request, SegmentView};
-use crate::sim::{Call, CallTotals, SimDevice};
+use crate::sim::{Call, SimDevice};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -257,10 +257,11 @@ impl Bench {
         let before = self.device.totals().clone();
         self.apply(step.operation)?;
         debug_assert_eq!(self.policy.check(), Ok(()));
+        let calls = self.device.totals().since(&before);
         Ok(StepReport {
             step,
             reserved: self.policy.stats().reserved_bytes.all.current,
-            calls: calls_between(&before, self.device.totals()),
+            calls: calls.called().map(|(call, total)| (call, total.calls)).collect(),
             segments: self.layout(),
         })
     }
@@ -296,10 +297,4 @@ impl Bench {
         });
         segments
     }
-}
-
-/// The calls that `after` has and `before` had not.
-fn calls_between(before: &CallTotals, after: &CallTotals) -> Vec<(Call, u64)> {
-    let made = |call: Call| after.of(call).calls - before.of(call).calls;
-    Call::ALL.into_iter().map(|call| (call, made(call))).filter(|(_, made)| *made > 0).collect()
 }

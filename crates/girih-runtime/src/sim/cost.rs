@@ -145,6 +145,22 @@ impl CallTotals {
         })
     }
 
+    /// What was called since `earlier`, which were the totals of the same device then.
+    pub fn since(&self, earlier: &CallTotals) -> CallTotals {
+        let mut since = self.clone();
+        for (total, before) in since.0.iter_mut().zip(&earlier.0) {
+            total.calls -= before.calls;
+            total.microseconds -= before.microseconds;
+        }
+        since
+    }
+
+    /// Every kind that was called, in the order of [`Call::ALL`].
+    pub fn called(&self) -> impl Iterator<Item = (Call, CallTotal)> {
+        let all = Call::ALL.into_iter().map(|call| (call, self.of(call)));
+        all.filter(|(_, total)| total.calls > 0)
+    }
+
     /// Counts one call over `size` bytes that are `handles` handles.
     pub(super) fn add(&mut self, call: Call, size: u64, handles: u64) {
         let handles = handles.max(1);

@@ -12,9 +12,9 @@ use crate::planned::Planned;
 use crate::policy::{Env, Policy};
 use crate::sim::SimDevice;
 
-/// Expandable segments whose idle pages move.
+/// Expandable segments whose holes are stitched.
 fn expandable() -> Box<dyn Policy> {
-    let config = Config { expandable_segments: true, moves_pages: true, ..Config::default() };
+    let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
     Box::new(Caching::new(config))
 }
 

@@ -1,0 +1,318 @@
+//! Holes are stitched, and only when they should be.
+
+use super::*;
+use crate::policy::Backing;
+use crate::sim::{Call, Fault, LiveObjects};
+
+fn config(stitches: bool) -> Config {
+    Config { expandable_segments: true, stitches, ..Config::default() }
+}
+
+fn stitching(bytes: u64) -> Machine {
+    Machine::of(config(true), bytes)
+}
+
+impl Machine {
+    /// A block that its stream uses.
+    fn used(&mut self, size: u64, stream: StreamId) -> Granted {
+        let granted = self.ask(size, stream, 0).unwrap();
+        self.device.acquire(granted.address, granted.size, stream).unwrap();
+        granted
+    }
+
+    /// Frees a block that its stream has used.
+    fn free_used(&mut self, granted: Granted, stream: StreamId) {
+        self.device.release(granted.address, granted.size, &[stream]).unwrap();
+        self.free(granted);
+    }
+
+    fn calls(&self, call: Call) -> u64 {
+        self.device.totals().of(call).calls
+    }
+}
+
+/// Blocks of 40 MiB, every second one free again: holes that nothing larger fits.
+fn holes(machine: &mut Machine, count: usize) -> Vec<Granted> {
+    let blocks: Vec<Granted> = (0..2 * count).map(|_| machine.used(40 * MIB, MAIN)).collect();
+    let (free, kept): (Vec<_>, Vec<_>) =
+        blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+    free.into_iter().for_each(|(_, block)| machine.free_used(block, MAIN));
+    kept.into_iter().map(|(_, block)| block).collect()
+}
+
+/// MiB of a page of each run, and how many pages it has; none for a view.
+fn pages(machine: &Machine) -> Vec<Option<(u64, u64)>> {
+    let mut pages = Vec::new();
+    machine.policy.visit(&mut |segment, _| {
+        pages.push(match segment.backing {
+            Backing::Expandable { page } => Some((page / MIB, segment.size / page)),
+            _ => None,
+        });
+    });
+    pages
+}
+
+#[test]
+fn what_lies_in_holes_serves_a_request_that_fits_none_of_them() {
+    let mut machine = stitching(64 * GIB);
+    holes(&mut machine, 20);
+    assert_eq!(machine.reserved(), 1600 * MIB);
+    let large = machine.used(800 * MIB, MAIN);
+    assert_eq!(machine.reserved(), 1600 * MIB);
+    machine.free_used(large, MAIN);
+    let calls = machine.device.calls();
+    let again = machine.used(800 * MIB, MAIN);
+    assert_eq!((again.address, machine.device.calls()), (large.address, calls), "it is there now");
+    assert_eq!(machine.policy.stats().num_alloc_retries, 0);
+    assert_eq!(machine.policy.stats().num_stitches, 1);
+}
+
+#[test]
+fn what_is_lent_is_shown_where_it_is_used() {
+    let mut machine = stitching(64 * GIB);
+    holes(&mut machine, 2);
+    let view = machine.alloc(70 * MIB);
+    let (mut sizes, mut stitched) = (0, Vec::new());
+    machine.policy.visit(&mut |segment, blocks| {
+        sizes += segment.size;
+        assert_eq!(segment.size, blocks.iter().map(|block| block.size).sum::<u64>());
+        if segment.backing == Backing::Stitched {
+            stitched.push((segment.address, segment.size));
+        }
+    });
+    assert_eq!((sizes, stitched), (machine.reserved(), vec![(view.address, view.size)]));
+}
+
+/// Two holes in pages of 2 MiB, from 3 to 36 MiB and from 39 to 70, between blocks in use.
+fn two_holes(machine: &mut Machine) {
+    let blocks = [3, 33, 3, 31, 2].map(|size| machine.used(size * MIB, MAIN));
+    machine.free_used(blocks[1], MAIN);
+    machine.free_used(blocks[3], MAIN);
+    assert_eq!(pages(machine), [Some((2, 36))]);
+}
+
+#[test]
+fn a_view_begins_and_ends_within_a_page() {
+    let mut machine = stitching(64 * GIB);
+    two_holes(&mut machine);
+    // From 39 to 70 and from 4 to 36.
+    let view = machine.used(63 * MIB, MAIN);
+    assert_eq!((view.address % (2 * MIB), machine.reserved()), (MIB, 72 * MIB));
+    machine.free_used(view, MAIN);
+    // One byte more than lies in whole pages and at their ends.
+    machine.used(63 * MIB + 1, MAIN);
+    assert_eq!(machine.reserved(), 74 * MIB);
+}
+
+#[test]
+fn what_a_view_leaves_of_a_page_serves_others() {
+    let mut machine = stitching(64 * GIB);
+    two_holes(&mut machine);
+    let view = machine.used(63 * MIB - 3 * MIB / 2, MAIN);
+    let rest = machine.used(3 * MIB / 2, MAIN);
+    assert_eq!(machine.reserved(), 72 * MIB);
+    machine.free_used(view, MAIN);
+    machine.free_used(rest, MAIN);
+    assert_eq!(machine.policy.releasable(), (32 + 30) * MIB);
+}
+
+#[test]
+fn a_run_that_holds_little_more_than_it_uses_makes_no_view() {
+    let mut machine = stitching(64 * GIB);
+    for _ in 0..50 {
+        machine.alloc(100 * MIB);
+    }
+    let hole = machine.alloc(20 * MIB);
+    machine.alloc(MIB * 2);
+    machine.free(hole);
+    machine.events();
+    machine.alloc(30 * MIB);
+    let mapped = machine.events().into_iter().filter(|(action, _)| *action != Action::Alloc);
+    assert_eq!(mapped.collect::<Vec<_>>(), [(Action::SegmentMap, 30 * MIB)]);
+}
+
+#[test]
+fn pages_are_as_small_as_their_number_allows() {
+    let alone = [(3, (2, 2)), (64, (2, 32)), (65, (4, 17)), (512, (16, 32)), (600, (16, 38))];
+    for (size, expected) in alone {
+        let mut machine = stitching(64 * GIB);
+        machine.alloc(size * MIB);
+        assert_eq!(pages(&machine), [Some(expected)], "{size} MiB");
+    }
+    let mut machine = stitching(64 * GIB);
+    for _ in 0..40 * 1024 / 64 {
+        machine.alloc(64 * MIB);
+    }
+    let expected = [(2, 1536), (4, 1536), (8, 1536), (16, 1216)].map(Some);
+    assert_eq!(pages(&machine), expected);
+    assert_eq!(machine.reserved(), 40 * GIB);
+    machine.alloc(600 * MIB);
+    assert_eq!(pages(&machine)[4], Some((32, 19)), "they are few beside 40 GiB");
+}
+
+#[test]
+fn a_hole_that_lacks_a_few_pages_is_better_than_new_ones() {
+    let mut machine = stitching(64 * GIB);
+    let kept = machine.alloc(100 * MIB);
+    let free = machine.alloc(90 * MIB);
+    machine.free(free);
+    // The free block lies at the end of its segment, and grows.
+    let grown = machine.alloc(150 * MIB);
+    assert_eq!((grown.address, machine.reserved()), (free.address, 252 * MIB));
+    machine.free_all([kept, grown]);
+}
+
+#[test]
+fn under_a_limit_holes_are_stitched_before_a_retry_gives_back_everything() {
+    let config = Config { memory_fraction: 0.5, ..config(true) };
+    let mut machine = Machine::of(config, 3200 * MIB);
+    let kept = holes(&mut machine, 20);
+    // The limit is met.
+    let large = machine.alloc(800 * MIB);
+    assert_eq!(machine.reserved(), 1600 * MIB);
+    let stats = machine.policy.stats();
+    assert_eq!((stats.num_alloc_retries, stats.num_ooms), (0, 0));
+    assert!(machine.ask(20 * MIB, MAIN, 0).is_err(), "nothing is idle any more");
+    machine.free(large);
+    kept.into_iter().for_each(|block| machine.free_used(block, MAIN));
+    machine.empty_cache();
+    assert_eq!(machine.reserved(), 0);
+}
+
+#[test]
+fn what_is_stitched_is_not_counted_twice_against_the_limit() {
+    let config = Config { memory_fraction: 0.5, ..config(true) };
+    let mut machine = Machine::of(config, 3200 * MIB);
+    let kept = holes(&mut machine, 18);
+    assert_eq!(machine.reserved(), 1440 * MIB);
+    // 720 MiB are idle and 160 may still be taken: together too little.
+    assert!(machine.ask(900 * MIB, MAIN, 0).is_err());
+    assert!(machine.reserved() <= 1600 * MIB);
+    let large = machine.alloc(880 * MIB);
+    assert_eq!(machine.reserved(), 1600 * MIB);
+    machine.free_all(kept.into_iter().chain([large]));
+}
+
+#[test]
+fn bytes_of_another_stream_are_used_after_a_wait_on_the_device() {
+    let mut machine = stitching(64 * GIB);
+    let side = machine.used(2000 * MIB, SIDE);
+    machine.free_used(side, SIDE);
+    let main = machine.used(1800 * MIB, MAIN);
+    assert_eq!(machine.reserved(), 2000 * MIB);
+    let waits = |machine: &Machine| {
+        (machine.calls(Call::WaitEvent), machine.calls(Call::SynchronizeStream))
+    };
+    assert_eq!(waits(&machine), (1, 0));
+    machine.free_used(main, MAIN);
+    let again = machine.used(1800 * MIB, MAIN);
+    assert_eq!((again.address, waits(&machine)), (main.address, (1, 0)), "it has used them last");
+    machine.free_used(again, MAIN);
+    // They are the other stream's still, which waits in turn, and once.
+    let parts = [900, 900].map(|size| machine.used(size * MIB, SIDE));
+    assert_eq!(waits(&machine), (2, 0));
+    parts.into_iter().for_each(|part| machine.free_used(part, SIDE));
+    machine.used(1800 * MIB, MAIN);
+    assert_eq!(waits(&machine), (3, 0));
+}
+
+#[test]
+fn a_capture_is_not_given_bytes_that_another_stream_used_last() {
+    let mut machine = stitching(64 * GIB);
+    let side = machine.used(2000 * MIB, SIDE);
+    machine.free_used(side, SIDE);
+    let main = machine.used(1800 * MIB, MAIN);
+    machine.free_used(main, MAIN);
+    machine.policy.begin_pool(PoolId(1), true);
+    let waits = machine.calls(Call::WaitEvent);
+    for size in [100, 2000] {
+        machine.used(size * MIB, SIDE);
+    }
+    assert_eq!(machine.calls(Call::WaitEvent), waits);
+    machine.policy.end_pool(PoolId(1), true);
+}
+
+#[test]
+fn during_a_capture_and_in_private_pools_nothing_is_stitched() {
+    let mut machine = stitching(64 * GIB);
+    holes(&mut machine, 20);
+    machine.policy.create_pool(PoolId(1));
+    machine.ask(800 * MIB, MAIN, 1).unwrap();
+    assert_eq!(machine.reserved(), 2400 * MIB);
+    machine.policy.begin_pool(PoolId(1), true);
+    machine.alloc(800 * MIB);
+    assert_eq!(machine.reserved(), 3200 * MIB);
+    machine.policy.end_pool(PoolId(1), true);
+}
+
+#[test]
+fn views_go_with_the_pages_that_they_show() {
+    let mut machine = stitching(64 * GIB);
+    let mut kept = holes(&mut machine, 20);
+    let view = machine.used(800 * MIB, MAIN);
+    machine.empty_cache();
+    assert_eq!(machine.reserved(), 1600 * MIB, "all of it is in use");
+    machine.free_used(view, MAIN);
+    machine.empty_cache();
+    assert_eq!((machine.reserved(), machine.device.live().handles), (800 * MIB, 400));
+    kept.drain(..).for_each(|block| machine.free_used(block, MAIN));
+    machine.empty_cache();
+    assert_eq!(machine.device.live(), LiveObjects::default());
+}
+
+#[test]
+fn beyond_the_budget_the_least_recently_used_view_goes_and_not_before_its_stream_is_done() {
+    let mut machine = Machine::of(Config { view_pages_max: 850, ..config(true) }, 64 * GIB);
+    holes(&mut machine, 20);
+    // Pages of 2 MiB: 400 for each view.
+    let addresses = [800, 796, 792].map(|size| {
+        let view = machine.used(size * MIB, MAIN);
+        machine.device.hold(MAIN);
+        machine.free_used(view, MAIN);
+        view.address
+    });
+    assert_eq!(machine.policy.stats().num_stitches, 3);
+    let reservations = machine.device.live().reservations;
+    let fourth = machine.used(788 * MIB, MAIN);
+    assert_eq!(machine.device.live().reservations, reservations + 1, "a kernel may still use it");
+    machine.device.resume(MAIN);
+    machine.free_used(fourth, MAIN);
+    let again = machine.used(792 * MIB, MAIN);
+    assert_eq!(again.address, addresses[2]);
+    machine.free_used(again, MAIN);
+    assert_eq!(machine.device.live().reservations, reservations, "the first has gone");
+    let first = machine.used(800 * MIB, MAIN);
+    assert_eq!(machine.policy.stats().num_stitches, 5, "it had to be made again");
+    machine.free_used(first, MAIN);
+    assert!(machine.device.live().reservations <= reservations + 1);
+}
+
+#[test]
+fn a_view_whose_calls_fail_leaves_everything_as_it_was() {
+    let prepared = || {
+        let mut machine = stitching(64 * GIB);
+        let side = machine.used(400 * MIB, SIDE);
+        holes(&mut machine, 20);
+        machine.free_used(side, SIDE);
+        machine
+    };
+    let mut machine = prepared();
+    let before = machine.device.calls();
+    machine.used(1200 * MIB, MAIN);
+    let calls = machine.device.calls() - before;
+    assert!(calls > 200, "{calls} calls");
+    for call in 1..=calls {
+        let mut machine = prepared();
+        let live = machine.device.live();
+        machine.device.inject(Fault::nth(before + call));
+        if let Ok(view) = machine.ask(1200 * MIB, MAIN, 0) {
+            assert_eq!(call, calls, "an event that is not destroyed now is destroyed later");
+            machine.free(view);
+        } else if machine.policy.stats().num_stitches == 0 {
+            assert_eq!(machine.device.live(), live, "call {call} of {calls}");
+        }
+        let view = machine.used(1200 * MIB, MAIN);
+        assert_eq!(machine.reserved(), 2000 * MIB, "call {call} of {calls}");
+        machine.free_used(view, MAIN);
+    }
+}

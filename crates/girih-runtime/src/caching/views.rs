@@ -1,0 +1,293 @@
+//! Views: ranges of addresses under which the bytes of several holes lie side by side.
+//!
+//! A view is made once and used again and again. While the program holds it its bytes are lent
+//! (`lending`); while it is idle they serve others, and it can be used again as soon as all of them
+//! are free. Nothing tells it so: it looks.
+//!
+//! Addresses are plenty, but each page that is mapped once more costs the driver memory. So there is
+//! a budget of them ([`Config::view_pages_max`](super::Config)), and those views go that were not used for longest. A kernel may still run
+//! that uses them; they are unmapped when an event on their stream is done. A page that goes back to
+//! the device takes the views over it with it.
+
+use std::collections::VecDeque;
+
+use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
+
+use super::Caching;
+use super::search::Search;
+use crate::device::{Address, DeviceError, Handle, StreamEvent};
+use crate::policy::{BlockId, Env};
+
+/// Bytes of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    pub(super) address: Address,
+    pub(super) size: u64,
+}
+
+impl Part {
+    pub(super) fn overlaps(&self, other: &Part) -> bool {
+        self.common(other) > 0
+    }
+
+    /// Bytes of both.
+    pub(super) fn common(&self, other: &Part) -> u64 {
+        let end = (self.address + self.size).min(other.address + other.size);
+        end.saturating_sub(self.address.max(other.address))
+    }
+
+    /// What is left without another, before and after it.
+    pub(super) fn without(&self, other: &Part) -> impl Iterator<Item = Part> + use<> {
+        let (end, other_end) = (self.address + self.size, other.address + other.size);
+        let before = (self.address, other.address.min(end));
+        let after = (other_end.max(self.address), end);
+        let left = [before, after].into_iter().filter(|(start, end)| start < end);
+        left.map(|(start, end)| Part { address: start, size: end - start })
+    }
+}
+
+/// A range of addresses over parts of segments.
+#[derive(Debug)]
+pub(super) struct View {
+    /// Its reservation.
+    reserved: Part,
+    /// Where its bytes begin in it.
+    pub(super) address: Address,
+    /// Bytes of all parts.
+    pub(super) size: u64,
+    /// In the order of its addresses.
+    pub(super) parts: Vec<Part>,
+    /// Pages that are mapped in it.
+    pages: u64,
+    /// The stream that used it last.
+    pub(super) stream: StreamId,
+    /// When it was taken into use last.
+    pub(super) used: u64,
+    /// The blocks that lend its parts while it is in use; none while it is idle.
+    pub(super) lent: Vec<BlockId>,
+}
+
+impl View {
+    pub(super) fn is_idle(&self) -> bool {
+        self.lent.is_empty()
+    }
+}
+
+/// All views.
+#[derive(Debug, Default)]
+pub(super) struct Views {
+    /// Vacant places are `None`.
+    pub(super) views: Vec<Option<View>>,
+    /// The places of those of a size.
+    by_size: FxHashMap<u64, Vec<u32>>,
+    /// Pages that are mapped in all of them.
+    pages: u64,
+    /// Counts uses.
+    clock: u64,
+    /// Those that go as soon as their event is done.
+    retired: VecDeque<(StreamEvent, View)>,
+}
+
+impl Views {
+    /// The places of the views of a size.
+    pub(super) fn of_size(&self, size: u64) -> &[u32] {
+        self.by_size.get(&size).map_or(&[], Vec::as_slice)
+    }
+
+    /// The view at a place.
+    pub(super) fn get(&self, place: u32) -> &View {
+        self.views[place as usize].as_ref().expect("a view that is known by its place")
+    }
+
+    /// The view at a place, which is used now.
+    pub(super) fn use_now(&mut self, place: u32) -> &mut View {
+        self.clock += 1;
+        let view = self.views[place as usize].as_mut().expect("a view that is known by its place");
+        view.used = self.clock;
+        view
+    }
+
+    fn insert(&mut self, view: View) -> u32 {
+        self.pages += view.pages;
+        let place = self.views.iter().position(Option::is_none).unwrap_or(self.views.len());
+        self.by_size.entry(view.size).or_default().push(place as u32);
+        if place == self.views.len() {
+            self.views.push(None);
+        }
+        self.views[place] = Some(view);
+        place as u32
+    }
+
+    fn remove(&mut self, place: usize) -> Option<View> {
+        let view = self.views[place].take()?;
+        self.pages -= view.pages;
+        if let Some(places) = self.by_size.get_mut(&view.size) {
+            places.retain(|&other| other as usize != place);
+            if places.is_empty() {
+                self.by_size.remove(&view.size);
+            }
+        }
+        Some(view)
+    }
+
+    /// The idle view that was not used for longest, if there are too many mappings.
+    fn least_recent_beyond(&self, budget: u64) -> Option<usize> {
+        if self.pages <= budget {
+            return None;
+        }
+        let views = self.views.iter().enumerate();
+        let idle = views.filter_map(|(place, view)| Some((place, view.as_ref()?)));
+        let idle = idle.filter(|(_, view)| view.is_idle());
+        idle.min_by_key(|(_, view)| view.used).map(|(place, _)| place)
+    }
+}
+
+impl Caching {
+    /// Maps the pages of `parts` side by side. None if no addresses are left.
+    pub(super) fn map_view(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        parts: Vec<Part>,
+    ) -> Result<Option<u32>, DeviceError> {
+        self.retire_views(env)?;
+        let (handles, offset) = self.pages_under(&parts);
+        let size = handles.iter().map(|(_, page)| page).sum();
+        let base = match env.device.reserve(size) {
+            Ok(base) => base,
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut mapped = 0;
+        let mut map = || {
+            for &(handle, page) in &handles {
+                env.device.map(base + mapped, handle)?;
+                mapped += page;
+            }
+            env.device.set_access(base, size)
+        };
+        if let Err(error) = map() {
+            if mapped > 0 {
+                self.limbo.unmap(env.device, base, mapped);
+            }
+            self.limbo.unreserve(env.device, base, size);
+            return if matches!(error, DeviceError::OutOfMemory { .. }) {
+                Ok(None)
+            } else {
+                Err(error)
+            };
+        }
+        self.stats.num_stitches += 1;
+        Ok(Some(self.views.insert(View {
+            reserved: Part { address: base, size },
+            address: base + offset,
+            size: search.size,
+            parts,
+            pages: handles.len() as u64,
+            stream: search.home.stream,
+            used: 0,
+            lent: Vec::new(),
+        })))
+    }
+
+    /// The pages on which parts lie, in order, with their bytes; and how far into the first of them
+    /// the first part begins.
+    fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
+        let (mut handles, mut offset) = (Vec::new(), None);
+        for part in parts {
+            let segment = self.segment_at(part.address).expect("a part lies in a segment");
+            let first = (part.address - segment.base) / segment.page;
+            let end = (part.address + part.size - segment.base).div_ceil(segment.page);
+            offset.get_or_insert((part.address - segment.base) % segment.page);
+            let pages = segment.handles(first..end).map(|handle| (handle, segment.page));
+            handles.extend(pages);
+        }
+        (handles, offset.unwrap_or(0))
+    }
+
+    /// Takes the views over `pages`, which nobody uses, and their addresses away. The device has no
+    /// work left that uses them: the stream that used the pages last was waited for, and had waited
+    /// for those before it.
+    pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
+        let over = |view: &View| view.parts.iter().any(|part| part.overlaps(&pages));
+        for place in 0..self.views.views.len() {
+            if self.views.views[place].as_ref().is_some_and(over)
+                && let Some(view) = self.views.remove(place)
+            {
+                self.unmap_view(env, &view);
+            }
+        }
+        for _ in 0..self.views.retired.len() {
+            let Some((event, view)) = self.views.retired.pop_front() else { break };
+            if over(&view) {
+                self.limbo.destroy_event(env.device, event);
+                self.unmap_view(env, &view);
+            } else {
+                self.views.retired.push_back((event, view));
+            }
+        }
+    }
+
+    fn unmap_view(&mut self, env: &mut Env<'_>, view: &View) {
+        let Part { address, size } = view.reserved;
+        self.limbo.unmap(env.device, address, size);
+        self.limbo.unreserve(env.device, address, size);
+    }
+
+    /// Lets the views that were not used for longest go, as long as there are too many mappings.
+    fn retire_views(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        while let Some(place) = self.views.least_recent_beyond(self.config.view_pages_max) {
+            let Some(view) = &self.views.views[place] else { break };
+            let event = env.device.record_event(view.stream)?;
+            let view = self.views.remove(place).expect("it was there");
+            self.views.retired.push_back((event, view));
+        }
+        Ok(())
+    }
+
+    /// Unmaps the views that were let go, in order, up to the first whose stream is not so far.
+    pub(super) fn unmap_retired_views(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        while let Some(&(event, _)) = self.views.retired.front() {
+            if !env.device.query_event(event)? {
+                break;
+            }
+            let Some((event, view)) = self.views.retired.pop_front() else { break };
+            self.limbo.destroy_event(env.device, event);
+            self.unmap_view(env, &view);
+        }
+        Ok(())
+    }
+
+    /// Every view in use has its bytes lent, no idle one has, and the pages are counted. For the walk
+    /// that checks everything.
+    pub(super) fn check_views(&self) -> Result<(), String> {
+        let views: Vec<&View> = self.views.views.iter().flatten().collect();
+        let pages: u64 = views.iter().map(|view| view.pages).sum();
+        if pages != self.views.pages {
+            return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
+        }
+        for view in &views {
+            let lent = view.lent.iter().map(|&id| &self.blocks[id]);
+            let lent: Vec<Part> = lent
+                .filter(|block| block.lent && block.exists)
+                .map(|block| Part { address: block.address, size: block.size })
+                .collect();
+            if (!view.is_idle() && lent != view.parts)
+                || view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
+                || self.pages_under(&view.parts).0.len() as u64 != view.pages
+            {
+                return Err(format!("{view:?} is lent {lent:?}"));
+            }
+        }
+        let lent = self.blocks.iter().filter(|(_, block)| block.lent).count();
+        let held: usize = views.iter().map(|view| view.lent.len()).sum();
+        let stitched = self.blocks.iter().filter(|(_, block)| block.is_stitched()).count();
+        let in_use = views.iter().filter(|view| !view.is_idle()).count();
+        if (lent, stitched) != (held, in_use) {
+            let (found, expected) = ((lent, stitched), (held, in_use));
+            return Err(format!("{found:?} blocks are lent and stitched, not {expected:?}"));
+        }
+        Ok(())
+    }
+}
