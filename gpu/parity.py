@@ -32,6 +32,7 @@ SUBJECTS = (
     "snapshots",
     "views",
     "held",
+    "lake",
     "out_of_memory",
     "streams",
     "pools",

@@ -38,12 +38,15 @@ const WHILE: Duration = Duration::from_millis(400);
 /// The best of so many is reported: others disturb, nothing helps.
 const TRIES: usize = 5;
 
-const ROWS: [&str; 9] = [
+const ROWS: [&str; 12] = [
     "lock",
     "table",
     "cached one size",
     "cached mix",
     "expandable mix",
+    "stitch mix",
+    "a view of 2 parts",
+    "a view of 20 parts",
     "planned",
     "2 threads",
     "4 threads",
@@ -73,7 +76,9 @@ fn run(row: &str) -> f64 {
             one_size(3 << 20);
             best(|| one_size(3 << 20))
         }
-        "cached mix" | "expandable mix" => {
+        "a view of 2 parts" => view(2),
+        "a view of 20 parts" => view(20),
+        "cached mix" | "expandable mix" | "stitch mix" => {
             start(
                 row.split(' ').next().map_or("", |m| if m == "cached" { "native" } else { m }),
                 "",
@@ -128,6 +133,17 @@ fn nanoseconds(mut work: impl FnMut()) -> f64 {
 
 fn one_size(size: u64) -> f64 {
     nanoseconds(|| free(alloc(black_box(size), 0)))
+}
+
+/// A request that fits no hole and that a view of so many holes serves.
+fn view(holes: usize) -> f64 {
+    const HOLE: u64 = 40 << 20;
+    start("stitch", "");
+    let blocks: Vec<_> = (0..2 * holes).map(|_| alloc(HOLE, 0)).collect();
+    blocks.into_iter().step_by(2).for_each(free);
+    let size = holes as u64 * HOLE;
+    one_size(size);
+    best(|| one_size(size))
 }
 
 /// Taking and giving back a lock twice: what no pair can be below.

@@ -51,6 +51,8 @@ pub(super) struct Report {
     limit: Option<u64>,
     /// Requests that were tried again after cached memory was given back.
     retries: u64,
+    /// Views that were made of free memory in several places.
+    stitches: u64,
     #[serde(flatten)]
     following: Following,
     /// Calls of the driver by name.
@@ -185,6 +187,7 @@ fn look(state: &mut State) -> Report {
         last_oom: state.last_oom.as_ref().map(Oom::of),
         limit: (fraction < 1.0).then_some((fraction * info.total as f64) as u64),
         retries: stats.num_alloc_retries,
+        stitches: stats.num_stitches,
         following,
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),
         recorded_events: state.journal.recorder().map(|recorder| recorder.len() as u64),
