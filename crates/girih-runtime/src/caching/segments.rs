@@ -8,7 +8,7 @@ use super::block::{Block, Home};
 use super::pool::Pools;
 use super::rounding::segment_size;
 use super::search::{Found, Search};
-use crate::device::DeviceError;
+use crate::device::{Device, DeviceError};
 use crate::policy::{AllocError, BlockId, Env};
 
 /// What the device gave.
@@ -115,7 +115,9 @@ impl Caching {
         if !may_stitch && self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(Taken::Nothing);
         }
-        if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {
+        let is_too_much = |device: &mut dyn Device| after > device.memory_info().total;
+        let rejects = self.config.throw_on_cudamalloc_oom;
+        if rejects && !may_stitch && is_too_much(env.device) {
             return Ok(Taken::Rejected);
         }
         let taken = if may_stitch {
@@ -125,7 +127,10 @@ impl Caching {
         } else {
             self.take_segment(env, search, segment)?
         };
-        let Some(block) = taken else { return Ok(Taken::Nothing) };
+        let Some(block) = taken else {
+            let rejected = rejects && may_stitch && is_too_much(env.device);
+            return Ok(if rejected { Taken::Rejected } else { Taken::Nothing });
+        };
         self.pools.owner_mut(search.home.pool).segments += 1;
         Ok(Taken::Block(block))
     }

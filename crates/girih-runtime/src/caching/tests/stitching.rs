@@ -180,6 +180,17 @@ fn under_a_limit_holes_are_stitched_before_a_retry_gives_back_everything() {
 }
 
 #[test]
+fn a_request_that_the_device_has_no_room_for_is_rejected_only_if_holes_do_not_serve_it() {
+    let config = Config { throw_on_cudamalloc_oom: true, ..config(true) };
+    let mut machine = Machine::of(config, 1600 * MIB);
+    holes(&mut machine, 20);
+    assert!(machine.ask(900 * MIB, MAIN, 0).is_err());
+    machine.used(800 * MIB, MAIN);
+    let stats = machine.policy.stats();
+    assert_eq!((stats.num_oom_rejections, stats.num_alloc_retries), (1, 0));
+}
+
+#[test]
 fn what_is_stitched_is_not_counted_twice_against_the_limit() {
     let config = Config { memory_fraction: 0.5, ..config(true) };
     let mut machine = Machine::of(config, 3200 * MIB);
