@@ -5,6 +5,7 @@
 use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
+use girih_runtime::gmlake::{self, Gmlake};
 use girih_runtime::suite::{self, Scenario};
 use libfuzzer_sys::fuzz_target;
 
@@ -20,33 +21,50 @@ const SETTINGS: [&str; 6] = [
 
 const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
 
+/// What else there is beside the settings.
+const OTHERS: usize = 8;
+
+/// Settings under which holes are stitched, and views given up, often.
+fn stitching(config: Config) -> Config {
+    Config { expandable_segments: true, stitches: true, view_pages_max: 24, ..config }
+}
+
+/// GMLake around `small`, with settings under which it stitches, and gives up, often.
+fn lake(small: Caching) -> Box<dyn Policy> {
+    let config = gmlake::Config {
+        fragmentation_limit: 2 << 20,
+        stitched_limit: 64 << 20,
+        ..gmlake::Config::default()
+    };
+    Box::new(Gmlake::new(config, small))
+}
+
 /// The policy that a number stands for.
 fn policy(number: u8) -> Box<dyn Policy> {
-    let kind = usize::from(number) % (SETTINGS.len() + 6);
-    let tie_order = ORDERS[usize::from(number) / 12 % ORDERS.len()];
-    let caching = |text| {
+    let kinds = SETTINGS.len() + OTHERS;
+    let (kind, variant) = (usize::from(number) % kinds, usize::from(number) / kinds);
+    let tie_order = ORDERS[variant % ORDERS.len()];
+    let config = |text| {
         let config = Config::parse(text).expect("the settings are right");
-        Caching::new(Config { tie_order, ..config })
+        Config { tie_order, ..config }
     };
-    let Some(text) = SETTINGS.get(kind) else {
-        return match kind - SETTINGS.len() {
-            0 => {
-                let text = SETTINGS[usize::from(number) / 12 % SETTINGS.len()];
-                Box::new(Direct::new(caching(text)))
-            }
-            1 => suite::planned(suite::reckless_plan(u64::from(number))),
-            2 => suite::changing_plans(u64::from(number)),
-            3 => suite::with_guests(u64::from(number)),
-            4 => {
-                let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
-                let config = Config::parse(text).expect("the settings are right");
-                let config = Config { tie_order, expandable_segments: true, ..config };
-                Box::new(Caching::new(Config { moves_pages: true, ..config }))
-            }
-            _ => suite::auto(),
-        };
+    let Some(other) = kind.checked_sub(SETTINGS.len()) else {
+        return Box::new(Caching::new(config(SETTINGS[kind])));
     };
-    Box::new(caching(text))
+    let varied = config(SETTINGS[variant % SETTINGS.len()]);
+    match other {
+        0 => Box::new(Direct::new(Caching::new(varied))),
+        1 => suite::planned(suite::reckless_plan(u64::from(number))),
+        2 => suite::changing_plans(u64::from(number)),
+        3 => suite::with_guests(u64::from(number)),
+        4 => {
+            let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
+            Box::new(Caching::new(stitching(config(text))))
+        }
+        5 => Box::new(Caching::new(stitching(varied))),
+        6 => lake(Caching::new(varied)),
+        _ => suite::auto(),
+    }
 }
 
 fuzz_target!(|input: (u8, u16, Scenario)| {

@@ -53,9 +53,13 @@ impl Segment {
         }
         let start = self.base + first as u64 * self.page;
         let mut mapped = 0;
-        let result = (0..count)
-            .try_for_each(|at| {
-                self.handles[first + at] = Some(device.create(self.page)?);
+        // What was mapped here before may be owed to the device still.
+        let result = limbo
+            .settle(device)
+            .and_then(|()| {
+                for handle in &mut self.handles[first..first + count] {
+                    *handle = Some(device.create(self.page)?);
+                }
                 Ok(())
             })
             .and_then(|()| {

@@ -237,7 +237,7 @@ impl Caching {
             parts.push(part);
         }
         while missing > 0 && !holes.is_empty() {
-            // The smallest that is enough, or else the next, with all its whole pages.
+            // What is enough ends the view; of the others, all their whole pages.
             let last = (holes[0].from_page.size >= missing).then_some(0);
             let Hole { from_page: Part { address, .. }, whole, .. } =
                 holes.remove(last.unwrap_or(0));

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use girih_trace::{Action, Event, Mark, MarkKind, PoolId, StreamId};
+use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
+use super::balance::Balance;
 use super::scenario::{Op, Scenario};
 use crate::device::{Address, Device, DeviceError};
 use crate::policy::{AllocError, Env, Granted, Policy, Request};
@@ -83,15 +84,15 @@ pub(super) struct Live {
 pub(super) struct Harness<S> {
     pub(super) stage: S,
     pub(super) policy: Box<dyn Policy>,
-    pub(super) log: Vec<Event>,
+    pub(super) log: Balance,
     pub(super) live: Vec<Live>,
     /// Ends of the blocks in use, by address.
     occupied: BTreeMap<Address, Address>,
     pools: BTreeSet<PoolId>,
     /// The device call that is to fail, for messages.
     pub(super) fault: Option<u64>,
-    /// What is being done, for messages.
-    op: String,
+    /// What is being done, for messages; none at the end, when everything is freed.
+    op: Option<(u64, Op)>,
 }
 
 impl<S: Stage> Harness<S> {
@@ -99,25 +100,26 @@ impl<S: Stage> Harness<S> {
         Harness {
             stage,
             policy,
-            log: Vec::new(),
+            log: Balance::default(),
             live: Vec::new(),
             occupied: BTreeMap::new(),
             pools: BTreeSet::new(),
             fault: None,
-            op: String::new(),
+            op: None,
         }
     }
 
     pub(super) fn run(&mut self, scenario: &Scenario) {
         for (index, op) in scenario.ops.iter().enumerate() {
-            self.op = format!("operation {index}, {op:?}");
-            self.step(*op);
+            self.step(index as u64, *op);
             self.check();
         }
         self.finish();
     }
 
-    fn step(&mut self, op: Op) {
+    /// Does the operation of number `index`.
+    pub(super) fn step(&mut self, index: u64, op: Op) {
+        self.op = Some((index, op));
         match op {
             Op::Alloc { size, stream, pool } => {
                 self.alloc(size, stream, pool);
@@ -219,7 +221,7 @@ impl<S: Stage> Harness<S> {
     }
 
     /// What must hold after every operation.
-    fn check(&self) {
+    pub(super) fn check(&self) {
         if let Err(error) = self.policy.check() {
             self.fail(&error);
         }
@@ -250,7 +252,7 @@ impl<S: Stage> Harness<S> {
         for stream in 0..8 {
             self.stage.resume(StreamId(stream));
         }
-        self.op = "freeing everything at the end".into();
+        self.op = None;
         while !self.live.is_empty() {
             self.free(0);
         }
@@ -283,29 +285,15 @@ impl<S: Stage> Harness<S> {
                 self.fail(&format!("{name} is {present:?} when everything is freed"));
             }
         }
-        self.check_log();
-    }
-
-    /// The log must balance: what was given was freed, what was taken was given back.
-    fn check_log(&self) {
-        let bytes = |action| -> u64 {
-            let events = self.log.iter().filter(|event| event.action == action);
-            events.map(|event| event.size).sum()
-        };
-        let (given, asked) = (bytes(Action::Alloc), bytes(Action::FreeRequested));
-        let freed = bytes(Action::FreeCompleted);
-        if given != asked || given != freed {
-            self.fail(&format!("the log: {given} bytes given, {asked} let go, {freed} freed"));
-        }
-        let taken = bytes(Action::SegmentAlloc) + bytes(Action::SegmentMap);
-        let back = bytes(Action::SegmentFree) + bytes(Action::SegmentUnmap);
-        if taken != back {
-            self.fail(&format!("the log: {taken} bytes taken from the device, {back} given back"));
+        if let Err(error) = self.log.check() {
+            self.fail(&error);
         }
     }
 
     fn fail(&self, what: &str) -> ! {
         let fault = self.fault.map_or(String::new(), |call| format!(", call {call} made to fail"));
-        panic!("{}{fault}: {}: {what}", self.policy.name(), self.op);
+        let end = || "freeing everything at the end".to_owned();
+        let op = self.op.map_or_else(end, |(index, op)| format!("operation {index}, {op:?}"));
+        panic!("{}{fault}: {op}: {what}", self.policy.name());
     }
 }

@@ -17,16 +17,19 @@
 //! suite::check_policy(16, &mut || Box::new(Direct::new(Caching::new(Config::default()))));
 //! ```
 
+mod balance;
 mod harness;
 mod policies;
 mod scenario;
+mod soak;
 
 use girih_trace::{PoolId, StreamId};
 
 use self::harness::Harness;
 pub use self::harness::Stage;
-pub use self::policies::{auto, changing_plans, planned, reckless_plan, with_guests};
+pub use self::policies::{auto, changing_plans, every_policy, planned, reckless_plan, with_guests};
 pub use self::scenario::{Op, Scenario};
+pub use self::soak::{Soak, Soaked, soak};
 use crate::policy::{AllocError, BlockId, Env, Policy};
 use crate::sim::{Fault, SimDevice};
 

@@ -7,10 +7,34 @@ use girih_trace::StreamId;
 
 use crate::auto::{Auto, Planning};
 use crate::caching::{Caching, Config};
+use crate::direct::Direct;
+use crate::gmlake::{self, Gmlake};
 use crate::hooked::{Hooked, Moment};
 use crate::planned::Planned;
 use crate::policy::{Env, Policy};
 use crate::sim::SimDevice;
+
+/// One of each policy, with settings under which those that stitch do it often, and give views up
+/// often.
+pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
+    let native = || Caching::new(Config::default());
+    let expandable = Config { expandable_segments: true, ..Config::default() };
+    let stitch = Config { stitches: true, view_pages_max: 256, ..expandable.clone() };
+    let lake = gmlake::Config {
+        fragmentation_limit: SimDevice::GRANULARITY,
+        stitched_limit: 2 << 30,
+        ..gmlake::Config::default()
+    };
+    vec![
+        Box::new(native()),
+        Box::new(Caching::new(expandable)),
+        Box::new(Caching::new(stitch)),
+        Box::new(Gmlake::new(lake, native())),
+        Box::new(Direct::new(native())),
+        changing_plans(seed),
+        auto(),
+    ]
+}
 
 /// Expandable segments whose holes are stitched.
 fn expandable() -> Box<dyn Policy> {

@@ -1,11 +1,11 @@
 //! The states S1 to S5, split, stitch, `StitchFree`, and streams.
 
-use girih_runtime::gmlake::{Config, LimitOf};
+use girih_runtime::gmlake::{Config, Gmlake, LimitOf};
 use girih_runtime::sim::{Call, LiveObjects};
 use girih_runtime::{AllocError, Policy, PoolOptions, Request};
 use girih_trace::{PoolId, StreamId};
 
-use super::world::{GIB, MIB, World, eager};
+use crate::lake::world::{GIB, MIB, World, eager};
 
 #[test]
 fn an_inactive_block_of_the_exact_size_is_given_without_a_call_of_the_device() {
@@ -186,7 +186,7 @@ fn a_request_of_a_mebibyte_is_served_by_the_splitter_and_a_larger_one_is_not() {
 }
 
 /// Three stitched blocks over the same two blocks, the first given again last.
-fn three_stitches(world: &mut World) -> [u64; 3] {
+fn three_stitches(world: &mut World<Gmlake>) -> [u64; 3] {
     world.scattered(&[40 * MIB, 40 * MIB]);
     let sizes = [80 * MIB, 60 * MIB, 70 * MIB];
     let addresses = sizes.map(|size| {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::policy::Backing;
-use crate::sim::{Call, Fault, LiveObjects};
+use crate::sim::{Call, Fault, FaultKind, LiveObjects};
 
 fn config(stitches: bool) -> Config {
     Config { expandable_segments: true, stitches, ..Config::default() }
@@ -325,5 +325,24 @@ fn a_view_whose_calls_fail_leaves_everything_as_it_was() {
         let view = machine.used(1200 * MIB, MAIN);
         assert_eq!(machine.reserved(), 2000 * MIB, "call {call} of {calls}");
         machine.free_used(view, MAIN);
+    }
+}
+
+#[test]
+fn pages_whose_unmapping_is_owed_are_not_mapped_over() {
+    for stitches in [false, true] {
+        let config = Config { large_segment_size: 2 * MIB, ..config(stitches) };
+        let mut machine = Machine::of(config, 64 * GIB);
+        machine.used(10 * MIB, MAIN);
+        let before = machine.device.calls();
+        // 15 handles are created, the second cannot be mapped, and the first cannot be unmapped.
+        for (call, out_of_memory) in [(17, true), (18, false)] {
+            let kind = FaultKind::Nth(before + call);
+            machine.device.inject(Fault { kind, out_of_memory });
+        }
+        // It is tried again in the same place.
+        machine.used(30 * MIB, MAIN);
+        assert_eq!((machine.reserved(), machine.device.live().handles), (40 * MIB, 20));
+        assert_eq!(machine.device.calls() - machine.device.totals().sum().calls, 2);
     }
 }

@@ -1,0 +1,4 @@
+//! GMLake's own: its states, and recorded runs.
+
+mod recordings;
+mod states;
