@@ -57,7 +57,8 @@ def enable(
     """Makes Girih the allocator of this process. Call it before CUDA starts.
 
     Args:
-        mode: `auto`, `plan`, `stitch`, `expandable`, `native`, `profile`, `phantom`; `off` does nothing.
+        mode: `auto`, `plan`, `stitch`, `expandable`, `native`, `profile`, `phantom`; `off` does
+            nothing.
         plan: the plan file that the mode `plan` follows; if None, the one that a run of the same
             program in the mode `auto` has kept in `plan_dir`.
         plan_dir: where `auto` keeps plans for later runs; the user's cache if None, nowhere if
