@@ -41,7 +41,7 @@ def test_what_was_written_for_pytorch_holds_unless_something_else_is_said():
 
 
 def test_an_unknown_mode_is_refused_with_those_that_there_are():
-    with pytest.raises(GirihError, match=r"atuo.*auto, plan, expandable"):
+    with pytest.raises(GirihError, match=r"atuo.*auto, plan, stitch, expandable"):
         _settings.make("atuo")
 
 
