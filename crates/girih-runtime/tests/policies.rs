@@ -23,7 +23,7 @@ const SETTINGS: [&str; 7] = [
     "expandable_segments:True,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];
 
-/// Expandable segments whose idle pages move.
+/// Expandable segments whose holes are stitched.
 fn stitched_holes(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
     let config = Config { tie_order, expandable_segments: true, stitches: true, ..config };
