@@ -154,6 +154,12 @@ impl Slab {
         self.blocks.get(id.0 as usize).filter(|block| block.allocated)
     }
 
+    /// The block of an id, if there is one now.
+    #[inline]
+    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.blocks.get(id.0 as usize).filter(|block| block.exists)
+    }
+
     /// Every block, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         let ids = (0..).map(BlockId);

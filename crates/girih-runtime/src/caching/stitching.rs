@@ -16,15 +16,24 @@
 //! Its first part may begin anywhere in a page and its last may end anywhere: in between there are
 //! whole pages. So what cannot be had is less than a page at the ends of a hole.
 //!
-//! What is tried, in order, is what keeps a run the same from iteration to iteration: a hole that
-//! fits, split as ever; a view of the size whose bytes are all free; new pages, as long as little more
-//! is held than was ever in use; a new view; new pages for what a view lacks. Views come after holes:
-//! where they come first, what they take away from later requests makes ever new views.
+//! What is tried, in order, is what keeps a run the same from iteration to iteration:
+//!
+//! 1. a hole that fits, split as ever;
+//! 2. a view of the size whose bytes are all free, or, if there is none of that size, a wider one;
+//! 3. new pages, if little more is held then than was ever in use, and if a new view would not take less
+//!    time;
+//! 4. a new view of what is free;
+//! 5. a new view of what is free and of new pages for what that lacks.
+//!
+//! Views come after holes: where they come first, what they take away from later requests makes ever
+//! new views.
 //!
 //! GMLake stitches too (seed 001). It takes blocks of handles, so that each request is rounded up to
 //! them; here bytes are lent, and what is left of a page serves others.
 
 use std::cmp::Reverse;
+
+use girih_trace::StreamId;
 
 use super::Caching;
 use super::block::Block;
@@ -38,6 +47,10 @@ use crate::policy::{BlockId, Env};
 pub(crate) const SLACK: u64 = 100;
 /// And so many bytes at least.
 const SLACK_MIN: u64 = 16 << 20;
+/// Microseconds to map a page once more, and to create and map one, on an H200: as much for a small one
+/// as for a large one. Other cards cost more or less, but both alike.
+const MAPPED_PAGE_US: u64 = 30;
+const NEW_PAGE_US: u64 = 41;
 /// The sizes of pages, in bytes. Small ones leave little behind, and every page costs the same to map,
 /// however small. So there is a segment for each size, and of the smaller ones only a certain number
 /// of pages: a run of a few GiB is cut finely, and one that fills the card has not many more pages
@@ -71,13 +84,47 @@ struct Growth {
 }
 
 /// A free block that could lend.
+#[derive(Clone, Copy)]
 struct Hole {
+    /// Its stream is not that of the request.
+    is_foreign: bool,
+    /// Its bytes.
+    all: Part,
     /// Its bytes up to the last end of a page in it, from its first byte on.
     up_to_page: Part,
     /// Its bytes from the first beginning of a page in it on.
     from_page: Part,
     /// Bytes of the whole pages in it.
     whole: u64,
+}
+
+/// Parts of holes for `missing` bytes, in the order of a view, and the bytes that they lack. `holes` are
+/// taken in their order.
+fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
+    let mut parts = Vec::new();
+    // One hole gives all from its first byte on, and not from a page on.
+    let first = (0..holes.len()).max_by_key(|&at| {
+        let Hole { up_to_page, whole, .. } = holes[at];
+        (up_to_page.size - whole).min(missing)
+    });
+    if let Some(at) = first
+        && (1..missing).contains(&holes[at].up_to_page.size)
+    {
+        let part = holes.remove(at).up_to_page;
+        missing -= part.size;
+        parts.push(part);
+    }
+    while missing > 0 && !holes.is_empty() {
+        // What is enough ends the view; of the others, all their whole pages.
+        let last = (holes[0].from_page.size >= missing).then_some(0);
+        let Hole { from_page: Part { address, .. }, whole, .. } = holes.remove(last.unwrap_or(0));
+        let size = if last.is_some() { missing } else { whole };
+        if size > 0 {
+            parts.push(Part { address, size });
+            missing -= size;
+        }
+    }
+    (parts, missing)
 }
 
 impl Caching {
@@ -104,12 +151,21 @@ impl Caching {
         let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.allowed(search).min(limit);
         let growth = self.choose_growth(search, self.runs(search));
-        if growth.is_some_and(|growth| self.held() + growth.missing <= allowed)
+        let may_grow = |growth: &Growth| self.held() + growth.missing <= allowed;
+        if let Some(growth) = growth.filter(may_grow)
+            && !self.stitching_is_cheaper(search, growth)
             && let Some(block) = self.grow(env, search, growth)?
         {
             return self.take_off_shelf(env, search, block).map(Some);
         }
         self.stitch(env, search, limit)
+    }
+
+    /// True if what is held is enough for a view, and to map that takes less time than to grow.
+    fn stitching_is_cheaper(&self, search: &Search, growth: Growth) -> bool {
+        let (parts, missing) = self.gather(search);
+        let new = growth.missing / growth.page * NEW_PAGE_US;
+        missing == 0 && self.pages_under(&parts).0.len() as u64 * MAPPED_PAGE_US < new
     }
 
     /// True if what is held is enough for a view.
@@ -147,7 +203,7 @@ impl Caching {
             let starts = self.unmapped(&lacking).filter(|&id| self.blocks[id].size >= missing);
             let Some(growth) = self.choose_growth(&lacking, starts) else { return Ok(None) };
             if self.held().saturating_add(growth.missing) > limit
-                || self.grow(env, &lacking, Some(growth))?.is_none()
+                || self.grow(env, &lacking, growth)?.is_none()
             {
                 return Ok(None);
             }
@@ -193,9 +249,8 @@ impl Caching {
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
-        growth: Option<Growth>,
+        Growth { page, start, size, .. }: Growth,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let Some(Growth { page, start, size, .. }) = growth else { return Ok(None) };
         let start = match start {
             Some(start) => start,
             None => match self.reserve_segment(env, search, page)? {
@@ -219,35 +274,20 @@ impl Caching {
         missing
     }
 
-    /// Parts of holes for a request, in the order of a view, and the bytes that they lack: holes of
-    /// its own stream first, and those with most whole pages first.
+    /// Parts of holes for a request, in the order of a view, and the bytes that they lack. Those of its
+    /// own stream if they are enough, which need no wait; or one hole of another; or of all.
     fn gather(&self, search: &Search) -> (Vec<Part>, u64) {
-        let mut holes = self.holes(search);
-        let (mut parts, mut missing) = (Vec::new(), search.size);
-        // One hole gives all from its first byte on, and not from a page on.
-        let first = (0..holes.len()).max_by_key(|&at| {
-            let Hole { up_to_page, whole, .. } = holes[at];
-            (up_to_page.size - whole).min(search.size)
-        });
-        if let Some(at) = first
-            && (1..search.size).contains(&holes[at].up_to_page.size)
-        {
-            let part = holes.remove(at).up_to_page;
-            missing -= part.size;
-            parts.push(part);
+        let holes = self.holes(search);
+        let own = holes.partition_point(|hole| !hole.is_foreign);
+        let (parts, missing) = collect(holes[..own].to_vec(), search.size);
+        if missing == 0 || own == holes.len() {
+            return (parts, missing);
         }
-        while missing > 0 && !holes.is_empty() {
-            // What is enough ends the view; of the others, all their whole pages.
-            let last = (holes[0].from_page.size >= missing).then_some(0);
-            let Hole { from_page: Part { address, .. }, whole, .. } =
-                holes.remove(last.unwrap_or(0));
-            let size = if last.is_some() { missing } else { whole };
-            if size > 0 {
-                parts.push(Part { address, size });
-                missing -= size;
-            }
+        let enough = holes[own..].iter().filter(|hole| hole.all.size >= search.size);
+        match enough.min_by_key(|hole| (hole.all.size, hole.all.address)) {
+            Some(hole) => (vec![hole.all.first(search.size)], 0),
+            None => collect(holes, search.size),
         }
-        (parts, missing)
     }
 
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
@@ -256,9 +296,8 @@ impl Caching {
         let free = free.flat_map(|pool| self.pools.free_blocks(pool)).map(|id| &self.blocks[id]);
         let mut holes: Vec<_> = free
             .filter_map(|block| {
-                let hole = self.hole(block)?;
-                let is_foreign = block.home.stream != search.home.stream;
-                Some(((is_foreign, Reverse(hole.whole), block.address), hole))
+                let hole = self.hole(block, search.home.stream)?;
+                Some(((hole.is_foreign, Reverse(hole.whole), block.address), hole))
             })
             .collect();
         holes.sort_unstable_by_key(|(key, _)| *key);
@@ -266,7 +305,7 @@ impl Caching {
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
-    fn hole(&self, block: &Block) -> Option<Hole> {
+    fn hole(&self, block: &Block, reader: StreamId) -> Option<Hole> {
         let segment = self.segments.get(block.segment as usize).and_then(Option::as_ref)?;
         let (page, end) = (segment.page, block.address + block.size);
         let pages = segment.pages_inside(block);
@@ -274,6 +313,9 @@ impl Caching {
         let up_to_page = Part { address: block.address, size: last.saturating_sub(block.address) };
         let from_page = Part { address: first, size: end.saturating_sub(first) };
         let whole = last.saturating_sub(first);
-        (up_to_page.size + from_page.size > 0).then_some(Hole { up_to_page, from_page, whole })
+        let all = Part { address: block.address, size: block.size };
+        let is_foreign = block.home.stream != reader;
+        let hole = Hole { is_foreign, all, up_to_page, from_page, whole };
+        (up_to_page.size + from_page.size > 0).then_some(hole)
     }
 }

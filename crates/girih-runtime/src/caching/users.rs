@@ -110,7 +110,8 @@ impl Caching {
         }
         let Block { address, home, .. } = self.blocks[id];
         let part = Part { address, size: search.size };
-        self.wait_for_last_users(env, part, home.stream, search.home.stream)?;
+        let users = self.stains.users(part, home.stream, search.home.stream);
+        self.wait_for(env, users, search.home.stream)?;
         Ok(true)
     }
 
@@ -121,19 +122,32 @@ impl Caching {
         self.stains.users(part, home.stream, search.home.stream).is_empty()
     }
 
-    /// Lets `reader` wait, on the device, for every other stream that used bytes of `own` last, which it
-    /// is given now.
-    pub(super) fn wait_for_last_users(
-        &mut self,
-        env: &mut Env<'_>,
+    /// Adds the streams but `reader` that used a part of `own` last to `users`, each once.
+    #[inline]
+    pub(super) fn note_users(
+        &self,
+        users: &mut Vec<StreamId>,
         part: Part,
         own: StreamId,
         reader: StreamId,
-    ) -> Result<(), DeviceError> {
-        if reader == own && self.stains.is_empty() {
-            return Ok(());
+    ) {
+        if own != reader || !self.stains.is_empty() {
+            for user in self.stains.users(part, own, reader) {
+                if !users.contains(&user) {
+                    users.push(user);
+                }
+            }
         }
-        for user in self.stains.users(part, own, reader) {
+    }
+
+    /// Lets `reader` wait, on the device, for all that other streams were given to do so far.
+    pub(super) fn wait_for(
+        &mut self,
+        env: &mut Env<'_>,
+        users: Vec<StreamId>,
+        reader: StreamId,
+    ) -> Result<(), DeviceError> {
+        for user in users {
             let event = env.device.record_event(user)?;
             let waited = env.device.wait_event(reader, event);
             self.limbo.destroy_event(env.device, event);

@@ -9,15 +9,18 @@
 //! that uses them; they are unmapped when an event on their stream is done. A page that goes back to
 //! the device takes the views over it with it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use girih_trace::StreamId;
-use rustc_hash::FxHashMap;
 
 use super::Caching;
+use super::block::{Block, NIL};
 use super::search::Search;
 use crate::device::{Address, DeviceError, Handle, StreamEvent};
 use crate::policy::{BlockId, Env};
+
+/// A view may serve a request that is so many times smaller.
+const WIDER: u64 = 2;
 
 /// Bytes of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +30,12 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// Its first bytes, up to so many.
+    #[inline]
+    pub(super) fn first(&self, bytes: u64) -> Part {
+        Part { size: self.size.min(bytes), ..*self }
+    }
+
     pub(super) fn overlaps(&self, other: &Part) -> bool {
         self.common(other) > 0
     }
@@ -52,6 +61,8 @@ impl Part {
 pub(super) struct View {
     /// Its reservation.
     reserved: Part,
+    /// Bytes of it that are mapped, from the first on: all, but if it was cut short.
+    mapped: u64,
     /// Where its bytes begin in it.
     pub(super) address: Address,
     /// Bytes of all parts.
@@ -64,13 +75,27 @@ pub(super) struct View {
     pub(super) stream: StreamId,
     /// When it was taken into use last.
     pub(super) used: u64,
-    /// The blocks that lend its parts while it is in use; none while it is idle.
-    pub(super) lent: Vec<BlockId>,
+    /// A block for each part. Of the first `lent` parts it is the lent one; of the others, one in which
+    /// the part lay when it had come back, which may be gone since.
+    pub(super) lenders: Vec<BlockId>,
+    /// Parts that are lent: none while it is idle, and not all for a request that is smaller.
+    pub(super) lent: usize,
 }
 
 impl View {
     pub(super) fn is_idle(&self) -> bool {
-        self.lent.is_empty()
+        self.lent == 0
+    }
+
+    /// Its first `size` bytes: parts, of which the last may be cut short.
+    #[inline]
+    pub(super) fn prefix(&self, size: u64) -> impl Iterator<Item = Part> {
+        let parts = self.parts.iter().scan(size, |left, part| {
+            let part = part.first(*left);
+            *left -= part.size;
+            (part.size > 0).then_some(part)
+        });
+        parts.fuse()
     }
 }
 
@@ -80,7 +105,7 @@ pub(super) struct Views {
     /// Vacant places are `None`.
     pub(super) views: Vec<Option<View>>,
     /// The places of those of a size.
-    by_size: FxHashMap<u64, Vec<u32>>,
+    by_size: BTreeMap<u64, Vec<u32>>,
     /// Pages that are mapped in all of them.
     pages: u64,
     /// Counts uses.
@@ -90,9 +115,12 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// The places of the views of a size.
-    pub(super) fn of_size(&self, size: u64) -> &[u32] {
-        self.by_size.get(&size).map_or(&[], Vec::as_slice)
+    /// The places of the views that may serve a request of a size: those of exactly that size; where
+    /// there is none, those of up to twice as much. Lengths that vary come with ever new sizes, and find
+    /// a wider view; sizes that repeat would only be in the way of each other there.
+    pub(super) fn for_size(&self, size: u64) -> impl Iterator<Item = u32> {
+        let max = if self.by_size.contains_key(&size) { size } else { size.saturating_mul(WIDER) };
+        self.by_size.range(size..=max).flat_map(|(_, places)| places).copied()
     }
 
     /// The view at a place.
@@ -100,23 +128,34 @@ impl Views {
         self.views[place as usize].as_ref().expect("a view that is known by its place")
     }
 
+    /// The view at a place.
+    pub(super) fn get_mut(&mut self, place: u32) -> &mut View {
+        self.views[place as usize].as_mut().expect("a view that is known by its place")
+    }
+
     /// The view at a place, which is used now.
     pub(super) fn use_now(&mut self, place: u32) -> &mut View {
         self.clock += 1;
-        let view = self.views[place as usize].as_mut().expect("a view that is known by its place");
-        view.used = self.clock;
+        let clock = self.clock;
+        let view = self.get_mut(place);
+        view.used = clock;
         view
     }
 
     fn insert(&mut self, view: View) -> u32 {
-        self.pages += view.pages;
         let place = self.views.iter().position(Option::is_none).unwrap_or(self.views.len());
-        self.by_size.entry(view.size).or_default().push(place as u32);
         if place == self.views.len() {
             self.views.push(None);
         }
-        self.views[place] = Some(view);
+        self.put(place, view);
         place as u32
+    }
+
+    /// Puts a view in a vacant place.
+    fn put(&mut self, place: usize, view: View) {
+        self.pages += view.pages;
+        self.by_size.entry(view.size).or_default().push(place as u32);
+        self.views[place] = Some(view);
     }
 
     fn remove(&mut self, place: usize) -> Option<View> {
@@ -181,19 +220,21 @@ impl Caching {
         self.stats.num_stitches += 1;
         Ok(Some(self.views.insert(View {
             reserved: Part { address: base, size },
+            mapped: size,
             address: base + offset,
             size: search.size,
+            lenders: vec![NIL; parts.len()],
             parts,
             pages: handles.len() as u64,
             stream: search.home.stream,
             used: 0,
-            lent: Vec::new(),
+            lent: 0,
         })))
     }
 
     /// The pages on which parts lie, in order, with their bytes; and how far into the first of them
     /// the first part begins.
-    fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
+    pub(super) fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
         let (mut handles, mut offset) = (Vec::new(), None);
         for part in parts {
             let segment = self.segment_at(part.address).expect("a part lies in a segment");
@@ -206,16 +247,21 @@ impl Caching {
         (handles, offset.unwrap_or(0))
     }
 
-    /// Takes the views over `pages`, which nobody uses, and their addresses away. The device has no
-    /// work left that uses them: the stream that used the pages last was waited for, and had waited
-    /// for those before it.
+    /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
+    /// are in use is cut short behind them. The device has no work left that uses them: the stream
+    /// that used the pages last was waited for, and had waited for those before it.
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
         let over = |view: &View| view.parts.iter().any(|part| part.overlaps(&pages));
         for place in 0..self.views.views.len() {
             if self.views.views[place].as_ref().is_some_and(over)
                 && let Some(view) = self.views.remove(place)
             {
-                self.unmap_view(env, &view);
+                if view.is_idle() {
+                    self.unmap_view(env, &view);
+                } else {
+                    let short = self.cut_short(env, view);
+                    self.views.put(place, short);
+                }
             }
         }
         for _ in 0..self.views.retired.len() {
@@ -231,8 +277,22 @@ impl Caching {
 
     fn unmap_view(&mut self, env: &mut Env<'_>, view: &View) {
         let Part { address, size } = view.reserved;
-        self.limbo.unmap(env.device, address, size);
+        self.limbo.unmap(env.device, address, view.mapped);
         self.limbo.unreserve(env.device, address, size);
+    }
+
+    /// Makes a view in use one of the bytes alone that it is lent.
+    fn cut_short(&mut self, env: &mut Env<'_>, mut view: View) -> View {
+        let lent = view.lenders[..view.lent].iter().map(|&id| self.blocks[id]);
+        view.parts = lent.map(|Block { address, size, .. }| Part { address, size }).collect();
+        view.lenders.truncate(view.lent);
+        view.size = view.parts.iter().map(|part| part.size).sum();
+        let (handles, _) = self.pages_under(&view.parts);
+        let mapped = handles.iter().map(|(_, page)| page).sum();
+        let end = view.reserved.address + mapped;
+        self.limbo.unmap(env.device, end, view.mapped - mapped);
+        (view.mapped, view.pages) = (mapped, handles.len() as u64);
+        view
     }
 
     /// Lets the views that were not used for longest go, as long as there are too many mappings.
@@ -268,12 +328,14 @@ impl Caching {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
         for view in &views {
-            let lent = view.lent.iter().map(|&id| &self.blocks[id]);
+            let lent = view.lenders[..view.lent].iter().map(|&id| &self.blocks[id]);
             let lent: Vec<Part> = lent
                 .filter(|block| block.lent && block.exists)
                 .map(|block| Part { address: block.address, size: block.size })
                 .collect();
-            if (!view.is_idle() && lent != view.parts)
+            let bytes = lent.iter().map(|part| part.size).sum();
+            if lent.len() != view.lent
+                || !view.prefix(bytes).eq(lent.iter().copied())
                 || view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
                 || self.pages_under(&view.parts).0.len() as u64 != view.pages
             {
@@ -281,7 +343,7 @@ impl Caching {
             }
         }
         let lent = self.blocks.iter().filter(|(_, block)| block.lent).count();
-        let held: usize = views.iter().map(|view| view.lent.len()).sum();
+        let held: usize = views.iter().map(|view| view.lent).sum();
         let stitched = self.blocks.iter().filter(|(_, block)| block.is_stitched()).count();
         let in_use = views.iter().filter(|view| !view.is_idle()).count();
         if (lent, stitched) != (held, in_use) {
