@@ -6,8 +6,9 @@
 
 Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a first launch that
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
-first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `profile`
-records without a cache, and `plan` follows the plan of that recording. Ratios of step times are to
+first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `gmlake` is
+GMLake as published, `gmlake:16` with a fragmentation limit of 16 MiB; `profile` records without a
+cache, and `plan` follows the plan of that recording. Ratios of step times are to
 the first native's of the same run, step by step, and the median of these; native comes once more at
 the end, and its own ratio says how much of the others' is the card's. `losses` says whether every
 loss is the first native's to the bit; without `--exact` of the workload native does not even equal
@@ -28,7 +29,7 @@ from typing import Any
 
 MODES = [
     *("native", "expandable", "girih-native", "girih-expandable"),
-    *("stitch", "auto", "again", "profile", "plan"),
+    *("stitch", "gmlake", "auto", "again", "profile", "plan"),
 ]
 # Native again at the end: a card that has warmed up takes longer for the same step.
 DEFAULT = "native,expandable,auto,again,native"
@@ -46,8 +47,10 @@ def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     """The command line of one launch."""
     program = [arguments.workload, *arguments.rest]
     if mode not in ("native", "expandable"):
-        own = "auto" if mode == "again" else mode.removeprefix("girih-")
+        own, _, limit = mode.removeprefix("girih-").partition(":")
+        own = "auto" if own == "again" else own
         girih = ["-m", "girih", "run", "--mode", own, "--plan-dir", cache]
+        girih += ["--option", f"gmlake_limit={int(float(limit) * MIB)}"] if limit else []
         girih += ["--report", str(Path(cache) / f"report-{mode}.json")]
         girih += ["--plan", plan_file(cache)] if mode == "plan" else []
         # A recording becomes a plan at the end of the program.
@@ -189,7 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default=DEFAULT, help=f"of {','.join(MODES)}")
+    parser.add_argument("--only", default=DEFAULT, help=f"of {','.join(MODES)},gmlake:MIB")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--torchrun", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)

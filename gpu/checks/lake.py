@@ -1,10 +1,14 @@
-"""Stitched memory: what lies in holes, under addresses of its own.
+"""Stitched memory: what lies in holes, under addresses of its own; and memory in one handle.
 
 The checks hold for every allocator. Under the modes `stitch` and `auto` the large tensors here are
 views of several holes, which `torch.cuda.memory_reserved` shows: nothing more is taken for them.
+What needs one piece of memory, and one handle for it, has it inside `girih.one_handle()`.
 """
 
 from __future__ import annotations
+
+import ctypes
+from typing import Any
 
 import torch
 
@@ -56,13 +60,100 @@ def ipc_of_stitched_memory() -> None:
     del kept
 
 
-def _reduce(rank: int, port: int, answers: object) -> None:
-    """One of two processes: adds up tensors over holes with NCCL."""
+# Modes whose large tensors lie in mapped memory, for which the driver has no handle.
+MAPPED = ("expandable", "stitch", "gmlake", "auto", "plan")
+
+
+def _girih() -> Any:
+    """The package; without it the check is skipped."""
+    try:
+        import girih
+    except ImportError as error:
+        raise Skip("Girih is not installed") from error
+    return girih
+
+
+class _IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("bytes", ctypes.c_ubyte * 64),)
+
+
+def classic_handle(tensor: torch.Tensor) -> tuple[bytes, int] | None:
+    """The driver's handle for the memory of a tensor (`cudaIpcGetMemHandle`), and where the tensor
+    begins in it; None if the driver has none."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, base = _IpcHandle(), ctypes.c_uint64()
+    address = ctypes.c_uint64(tensor.data_ptr())
+    if driver.cuIpcGetMemHandle(ctypes.byref(handle), address) != 0:
+        return None
+    found = driver.cuMemGetAddressRange_v2(ctypes.byref(base), None, address)
+    equal(found, 0, "the result of cuMemGetAddressRange")
+    return bytes(handle.bytes), tensor.data_ptr() - base.value
+
+
+def _classic_reader(handle: bytes, offset: int, count: int, answers: Any) -> None:
+    """The other process: knows nothing but the driver's handle, reads the memory, writes to it."""
+    torch.zeros(1, device="cuda")  # its context is current from here on
+    driver = ctypes.CDLL("libcuda.so.1")
+    base, opened = ctypes.c_uint64(), _IpcHandle((ctypes.c_ubyte * 64)(*handle))
+    equal(driver.cuIpcOpenMemHandle_v2(ctypes.byref(base), opened, 1), 0, "the result of opening")
+    address, host = ctypes.c_uint64(base.value + offset), (ctypes.c_int32 * count)()
+    equal(driver.cuMemcpyDtoH_v2(host, address, ctypes.c_size_t(4 * count)), 0, "that of reading")
+    answers.put(torch.frombuffer(host, dtype=torch.int32).unique().tolist())
+    written = driver.cuMemsetD32_v2(address, ctypes.c_uint(3), ctypes.c_size_t(count))
+    equal((written, driver.cuCtxSynchronize()), (0, 0), "the results of writing")
+    equal(driver.cuIpcCloseMemHandle(base), 0, "the result of closing")
+
+
+@alone
+def one_handle_over_classic_ipc() -> None:
+    """Memory in one handle goes to another process by the driver's own handle, and by torch's."""
+    import torch.multiprocessing as mp
+
+    girih = _girih()
+    kept = holes(20, 40)
+    large = torch.ones(790 * MIB // 4, dtype=torch.int32, device="cuda")
+    if girih.is_enabled() and girih.stats()["mode"] in MAPPED:
+        equal(classic_handle(large), None, "the handle of mapped memory")
+    count = 300 * MIB // 4
+    with girih.one_handle():
+        tensor = torch.full((count,), 7, dtype=torch.int32, device="cuda")
+    found = classic_handle(tensor)
+    assert found is not None, "the driver has no handle for memory in one handle"
+    torch.cuda.synchronize()
+    context = mp.get_context("spawn")
+    answers = context.Queue()
+    reader = context.Process(target=_classic_reader, args=(*found, count, answers))
+    reader.start()
+    equal(answers.get(timeout=120), [7], "what the other process read")
+    reader.join(timeout=60)
+    equal(reader.exitcode, 0, "the exit status of the other process")
+    assert bool((tensor == 3).all()), "what the other process wrote is not here"
+    share(tensor, 3 * count)
+    with girih.one_handle():
+        other = blank(200)
+    reserved = torch.cuda.memory_reserved()
+    del other
+    torch.cuda.empty_cache()
+    given = reserved - torch.cuda.memory_reserved()
+    assert given >= 200 * MIB, f"{given} bytes went back when the cache was emptied"
+    del kept, large
+
+
+def _join(rank: int, port: int) -> Any:
+    """Makes this process one of two."""
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("nccl", init_method=address, rank=rank, world_size=2)
+    return dist
+
+
+def _reduce(rank: int, port: int, answers: object) -> None:
+    """One of two processes: adds up tensors over holes with NCCL."""
+    dist = _join(rank, port)
     kept = holes(20, 40)
     large = torch.full((790 * MIB // 4,), float(rank + 1), device="cuda")
     gathered = torch.empty(2 * 99 * MIB, device="cuda")
@@ -78,9 +169,44 @@ def _reduce(rank: int, port: int, answers: object) -> None:
     answers.put(rank)  # type: ignore[attr-defined]
 
 
+def _reduce_registered(rank: int, port: int, answers: object) -> None:
+    """One of two processes: adds up tensors that NCCL knows, in memory in one handle."""
+    girih, dist = _girih(), _join(rank, port)
+    kept = holes(20, 40)
+    with girih.one_handle() as pool:
+        buffer = torch.empty(99 * MIB, device="cuda")
+    dist.all_reduce(torch.ones(1, device="cuda"))  # makes the communicator
+    backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
+    knows = pool is not None and hasattr(backend, "register_mem_pool")
+    if knows:
+        backend.register_mem_pool(pool)
+    for _ in range(3):
+        buffer.fill_(rank + 1)
+        dist.all_reduce(buffer)
+        assert bool((buffer == 3.0).all()), "the sum is wrong"
+    if knows:
+        backend.deregister_mem_pool(pool)
+    del buffer, kept
+    torch.cuda.empty_cache()
+    dist.destroy_process_group()
+    answers.put(rank)  # type: ignore[attr-defined]
+
+
 @alone
 def nccl_on_stitched_memory() -> None:
     """Collectives of NCCL read and write tensors over several holes."""
+    _on_two_devices(_reduce)
+
+
+@alone
+def nccl_registers_one_handle() -> None:
+    """NCCL registers memory in one handle, where torch can ask for it, and works on it."""
+    _girih()
+    _on_two_devices(_reduce_registered)
+
+
+def _on_two_devices(work: Any) -> None:
+    """Runs a function in two processes, each with a device of its own."""
     import socket
 
     import torch.multiprocessing as mp
@@ -92,7 +218,7 @@ def nccl_on_stitched_memory() -> None:
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
     answers = context.Queue()
-    workers = [context.Process(target=_reduce, args=(rank, port, answers)) for rank in (0, 1)]
+    workers = [context.Process(target=work, args=(rank, port, answers)) for rank in (0, 1)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from girih import _bootstrap, _process, _settings
+from girih import _bootstrap, _one_handle, _process, _settings
 from girih._errors import GirihError, GirihWarning
 from girih._steps import Authority
 from girih._version import VERSION as __version__
@@ -38,6 +38,7 @@ __all__ = [
     "enable",
     "is_enabled",
     "mark",
+    "one_handle",
     "plan",
     "stats",
     "step",
@@ -57,8 +58,8 @@ def enable(
     """Makes Girih the allocator of this process. Call it before CUDA starts.
 
     Args:
-        mode: `auto`, `plan`, `stitch`, `expandable`, `native`, `profile`, `phantom`; `off` does
-            nothing.
+        mode: `auto`, `plan`, `stitch`, `expandable`, `native`, `profile`, `phantom`; `gmlake`, a
+            baseline to measure against; `off` does nothing.
         plan: the plan file that the mode `plan` follows; if None, the one that a run of the same
             program in the mode `auto` has kept in `plan_dir`.
         plan_dir: where `auto` keeps plans for later runs; the user's cache if None, nowhere if
@@ -67,7 +68,8 @@ def enable(
         trace: where the recording of the run is written at its end.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
             passes of the model's first two levels; `hooks=False` sets no hooks at all;
-            `stitch=False` leaves what lies in holes where it is; others go to the heaps.
+            `stitch=False` leaves what lies in holes where it is; `gmlake_limit=BYTES` is the
+            fragmentation limit of the mode `gmlake`; others go to the heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.
@@ -164,6 +166,31 @@ def mark(name: str) -> None:
     process = _process.enabled()
     if process is not None:
         process.watch.mark("other", name)
+
+
+@contextlib.contextmanager
+def one_handle(device: int | None = None) -> Iterator[Any]:
+    """Inside, this thread's requests get memory that is one piece, which one handle can name.
+
+        with girih.one_handle():
+            buffer = torch.empty(1 << 30, device="cuda")
+
+    For libraries that share or register memory by one handle (`cudaIpcGetMemHandle`, RDMA drivers,
+    NCCL's user buffers): elsewhere a tensor's memory may consist of many. It works in every mode.
+    Gives the `torch.cuda.MemPool` whose memory it is, one for each device, so that memory is used
+    again from scope to scope; what is free in it goes back with `torch.cuda.empty_cache()`.
+
+    Where Girih is not enabled it does nothing and gives None. Without `device`, the current one.
+
+    Raises:
+        GirihError: if a graph is being captured, or if Girih runs without its shim.
+    """
+    process = _process.enabled()
+    if process is None or process.settings.mode == "off":
+        yield None
+        return
+    with _one_handle.scope(process.door, device) as pool:
+        yield pool
 
 
 def _device(device: int | None) -> int:

@@ -21,6 +21,7 @@ MODES: dict[str, str] = {
     "plan": "follows a plan file from the first request",
     "stitch": "expandable segments whose free memory is stitched where a request fits no hole",
     "expandable": "PyTorch's expandable segments",
+    "gmlake": "GMLake as published, a baseline to measure against",
     "native": "PyTorch's default algorithm",
     "profile": "no cache: each request straight to the device, for recording runs that hardly fit",
     "phantom": "records runs far beyond the card, computing garbage in shared memory",

@@ -24,8 +24,8 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 mod native {
     #[pymodule_export]
     use super::{
-        abi, configure, finish, mark, plan, plan_file, report, save_trace, shim_sources,
-        take_warnings,
+        abi, configure, finish, keep_in_one_handle, mark, plan, plan_file, report, save_trace,
+        shim_sources, take_warnings,
     };
 }
 
@@ -48,6 +48,13 @@ fn configure(py: Python<'_>, options: &str) -> PyResult<()> {
 #[pyo3(signature = (kind, name = ""))]
 fn mark(py: Python<'_>, kind: &str, name: &str) -> PyResult<()> {
     py.detach(|| control::mark(kind, name)).map_err(PyRuntimeError::new_err)
+}
+
+/// The memory of a private pool, a pair of numbers, is taken in pieces that have one handle each. A
+/// pool that is in use already is a RuntimeError.
+#[pyfunction]
+fn keep_in_one_handle(py: Python<'_>, device: i32, pool: (u64, u64)) -> PyResult<()> {
+    py.detach(|| control::keep_in_one_handle(device, pool)).map_err(PyRuntimeError::new_err)
 }
 
 /// What the heaps did and hold, as JSON; of one device, or of all that were used.

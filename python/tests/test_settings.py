@@ -151,3 +151,9 @@ def test_the_cache_is_where_the_user_keeps_caches():
     assert _settings.cache_dir(HOME) == Path("/home/someone/.cache/girih")
     assert _settings.cache_dir(HOME | {"XDG_CACHE_HOME": "/x"}) == Path("/x/girih")
     assert _settings.cache_dir(HOME | {"GIRIH_CACHE": "/y"}) == Path("/y")
+
+
+def test_the_limit_of_gmlake_reaches_the_heaps():
+    settings = _settings.make("gmlake", options={"gmlake_limit": 2 << 20}, environ=HOME)
+    heaps = json.loads(settings.for_heaps(key="k", torch="2.11.0"))
+    assert (heaps["mode"], heaps["gmlake_limit"]) == ("gmlake", 2 << 20)

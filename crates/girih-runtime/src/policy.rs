@@ -79,6 +79,10 @@ pub struct PoolOptions {
     pub no_split: bool,
     /// The pool's free blocks serve the default pool when the device has no more (`use_on_oom`).
     pub use_on_oom: bool,
+    /// The pool takes its memory in allocations of the device, never in pages: each of its segments is
+    /// one piece of physical memory, which can be named by one handle. No graph is captured in it, so
+    /// what is free in it goes back when the cache is emptied, though it has users.
+    pub one_handle: bool,
 }
 
 /// The blocks of a private pool at one moment, to be brought back later (`PrivatePoolState`).

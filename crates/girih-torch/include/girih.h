@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 1
+#define GIRIH_ABI 2
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -101,6 +101,10 @@ girih_status girih_pool_release(int32_t device, girih_pool pool);
 girih_status girih_pool_use_count(int32_t device, girih_pool pool, int32_t *count);
 girih_status girih_pool_use_on_oom(int32_t device, girih_pool pool, bool use_on_oom);
 girih_status girih_pool_no_split(int32_t device, girih_pool pool);
+/* The pool takes its memory in allocations of the device, never in pages: each of its segments is one
+ * piece, which can be named by one handle. To be called between girih_pool_create and the pool's first
+ * scope. No graph may be captured in it: what is free in it goes back when the cache is emptied. */
+girih_status girih_pool_one_handle(int32_t device, girih_pool pool);
 /* Opens and closes a scope. Which requests belong to it is the caller's to say, by the pool that
  * it hands to girih_alloc. `captures` is true if a graph capture comes with it. */
 girih_status girih_pool_begin(int32_t device, girih_pool pool, bool captures);

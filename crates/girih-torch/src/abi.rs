@@ -25,7 +25,7 @@ pub use self::sink::{Sink, SinkFunction, girih_set_sink};
 pub use self::types::{Block, Event, Oom, Pool, Segment, Stat, Stats, Status, Visitor};
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 /// The interface that this library has.
 #[unsafe(no_mangle)]

@@ -39,6 +39,16 @@ pub fn mark(kind: &str, name: &str) -> Result<(), String> {
     heaps::mark(MarkKind::from_name(kind), name).map_err(|error| error.to_string())
 }
 
+/// The memory of a private pool, which has had no request yet, comes in allocations of the device,
+/// each of which has one handle.
+///
+/// # Errors
+/// If there is no such device, or if the pool is in use.
+pub fn keep_in_one_handle(device: i32, pool: (u64, u64)) -> Result<(), String> {
+    let kept = heaps::heap(device).and_then(|heap| heap.keep_in_one_handle(pool));
+    kept.map_err(|error| error.to_string())
+}
+
 /// What came of the run so far: of one device, an object; of all that were used, an object with
 /// `devices`. The fields are those of `report`'s types.
 ///

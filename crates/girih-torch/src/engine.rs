@@ -10,6 +10,7 @@ use girih_plan::{Plan, file};
 use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
+use girih_runtime::gmlake::Gmlake;
 use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
 
 use crate::background::plan_file;
@@ -21,6 +22,7 @@ use crate::units::exact;
 pub(crate) enum Engine {
     Caching(Box<Caching>),
     Direct(Box<Direct>),
+    Gmlake(Box<Gmlake>),
     Auto(Box<Auto>),
 }
 
@@ -45,6 +47,9 @@ impl Engine {
         let mut warnings = Vec::new();
         let engine = match settings.mode {
             Mode::Native | Mode::Expandable | Mode::Stitch => Engine::Caching(caching()),
+            Mode::Gmlake => {
+                Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
+            }
             Mode::Profile | Mode::Phantom => {
                 // Without mapped memory, these modes work on every device.
                 let config = Config { expandable_segments: false, ..settings.config.clone() };
@@ -85,6 +90,7 @@ impl Engine {
         match self {
             Engine::Caching(policy) => &**policy,
             Engine::Direct(policy) => &**policy,
+            Engine::Gmlake(policy) => &**policy,
             Engine::Auto(policy) => &**policy,
         }
     }
@@ -94,6 +100,7 @@ impl Engine {
         match self {
             Engine::Caching(policy) => &mut **policy,
             Engine::Direct(policy) => &mut **policy,
+            Engine::Gmlake(policy) => &mut **policy,
             Engine::Auto(policy) => &mut **policy,
         }
     }
@@ -108,6 +115,7 @@ impl Engine {
         match self {
             Engine::Caching(policy) => policy.allocate(env, request),
             Engine::Direct(policy) => policy.allocate(env, request),
+            Engine::Gmlake(policy) => policy.allocate(env, request),
             Engine::Auto(policy) => policy.allocate(env, request),
         }
     }
@@ -118,6 +126,7 @@ impl Engine {
         match self {
             Engine::Caching(policy) => policy.free(env, block),
             Engine::Direct(policy) => policy.free(env, block),
+            Engine::Gmlake(policy) => policy.free(env, block),
             Engine::Auto(policy) => policy.free(env, block),
         }
     }
@@ -155,7 +164,7 @@ impl Engine {
     fn planned(&self) -> Option<&Planned> {
         match self {
             Engine::Auto(policy) => Some(policy.planned()),
-            Engine::Caching(_) | Engine::Direct(_) => None,
+            Engine::Caching(_) | Engine::Direct(_) | Engine::Gmlake(_) => None,
         }
     }
 
@@ -163,7 +172,7 @@ impl Engine {
     /// there is no plan, or none that fits.
     pub(crate) fn stage(&self) -> &'static str {
         match self {
-            Engine::Caching(_) => "caching",
+            Engine::Caching(_) | Engine::Gmlake(_) => "caching",
             Engine::Direct(_) => "direct",
             Engine::Auto(policy) if policy.planned().is_following() => "following",
             Engine::Auto(_) => "learning",

@@ -184,7 +184,7 @@ impl Story<'_> {
                 (Mode::Native, false) => "the memory is there in pieces: the mode `auto` or \
                                           `expandable` would use them"
                     .to_owned(),
-                (Mode::Native | Mode::Expandable, _) => {
+                (Mode::Native | Mode::Expandable | Mode::Gmlake, _) => {
                     "the memory is there in pieces: the mode `auto` would plan them away".to_owned()
                 }
                 _ => "the memory is there in pieces: record a run with the mode `profile`, and \

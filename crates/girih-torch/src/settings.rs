@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use girih_runtime::caching::{Config, TieOrder};
+use girih_runtime::gmlake;
 use serde::Deserialize;
 
 /// What decides where blocks go.
@@ -18,6 +19,8 @@ pub enum Mode {
     Expandable,
     /// The same, whose holes are stitched.
     Stitch,
+    /// GMLake as published: a baseline to measure against.
+    Gmlake,
     /// Each request straight to the device, recorded.
     Profile,
     /// As `profile`, on a device that is larger than the card and whose memory holds garbage.
@@ -36,6 +39,7 @@ impl Mode {
             Mode::Native => "native",
             Mode::Expandable => "expandable",
             Mode::Stitch => "stitch",
+            Mode::Gmlake => "gmlake",
             Mode::Profile => "profile",
             Mode::Phantom => "phantom",
             Mode::Plan => "plan",
@@ -74,6 +78,8 @@ pub struct Settings {
     pub record: bool,
     /// Bytes of the phantom device; None for as many as it can have.
     pub phantom_capacity: Option<u64>,
+    /// How the mode `gmlake` behaves.
+    pub gmlake: gmlake::Config,
     /// A device without a GPU.
     pub sim: Option<Simulated>,
 }
@@ -91,6 +97,7 @@ struct Written {
     record: Option<bool>,
     phantom_capacity: Option<u64>,
     stitch: Option<bool>,
+    gmlake_limit: Option<u64>,
     sim: Option<Simulated>,
 }
 
@@ -105,7 +112,7 @@ impl Settings {
     ///
     /// | key | means |
     /// |:--|:--|
-    /// | `mode` | `native`, `expandable`, `stitch`, `profile`, `phantom`, `plan`, `auto` (the default) |
+    /// | `mode` | `native`, `expandable`, `stitch`, `gmlake`, `profile`, `phantom`, `plan`, `auto` (the default) |
     /// | `conf` | settings as in `PYTORCH_CUDA_ALLOC_CONF` |
     /// | `torch` | the version of torch, whose order of equal blocks is followed |
     /// | `plan` | the plan file of the mode `plan` |
@@ -114,6 +121,7 @@ impl Settings {
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
     /// | `phantom_capacity` | bytes of the phantom device |
     /// | `stitch` | whether holes are stitched under `auto` and `plan` (they are) |
+    /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU |
     ///
     /// # Errors
@@ -126,28 +134,44 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { phantom_capacity, stitch, sim, .. } = written;
+        let Written { phantom_capacity, stitch, gmlake_limit, sim, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
         if let Some(torch) = torch {
             config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
                 format!("the settings of Girih: torch is {torch:?}, must be a version like 2.11.0")
             })?;
         }
-        if !matches!(mode, Mode::Native) {
-            config.expandable_segments = true;
+        match mode {
+            Mode::Native => {}
+            // Beside GMLake's blocks are PyTorch's segments, as in the published code.
+            Mode::Gmlake => config.expandable_segments = false,
+            _ => config.expandable_segments = true,
         }
         config.stitches = match mode {
             Mode::Auto | Mode::Plan => stitch.unwrap_or(true),
             Mode::Stitch => true,
-            Mode::Native | Mode::Expandable | Mode::Profile | Mode::Phantom => false,
+            Mode::Native | Mode::Expandable | Mode::Gmlake | Mode::Profile | Mode::Phantom => false,
         };
+        let gmlake = gmlake_settings(mode, gmlake_limit)?;
         if mode == Mode::Plan && plan.is_none() {
             return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
                         make one with the mode `profile` and `girih plan`"
                 .to_owned());
         }
         let record = record.unwrap_or(false) || mode.records();
-        Ok(Settings { mode, config, plan, plan_dir, key, record, phantom_capacity, sim })
+        Ok(Settings { mode, config, plan, plan_dir, key, record, phantom_capacity, gmlake, sim })
+    }
+}
+
+/// The settings of GMLake: those of the paper, but for the limit that a user may choose.
+fn gmlake_settings(mode: Mode, limit: Option<u64>) -> Result<gmlake::Config, String> {
+    let published = gmlake::Config::default();
+    match limit {
+        Some(_) if mode != Mode::Gmlake => {
+            Err("the settings of Girih: `gmlake_limit` is of the mode `gmlake` alone".to_owned())
+        }
+        Some(bytes) => Ok(gmlake::Config { fragmentation_limit: bytes, ..published }),
+        None => Ok(published),
     }
 }
 
@@ -188,6 +212,18 @@ mod tests {
     }
 
     #[test]
+    fn gmlake_is_as_published_unless_the_user_chooses_another_limit() {
+        let of = |json: &str| Settings::parse(json).unwrap();
+        let published = of(r#"{"mode": "gmlake"}"#);
+        assert_eq!(published.gmlake, gmlake::Config::default());
+        assert_eq!(published.gmlake.fragmentation_limit, 512 << 20);
+        let chosen = of(r#"{"mode": "gmlake", "gmlake_limit": 2097152}"#);
+        assert_eq!(chosen.gmlake.fragmentation_limit, 2 << 20);
+        let expandable = of(r#"{"mode": "gmlake", "conf": "expandable_segments:True"}"#);
+        assert!(!expandable.config.expandable_segments && !expandable.config.stitches);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let refused = |json: &str| Settings::parse(json).expect_err(json);
         assert!(refused(r#"{"mod": "native"}"#).contains("`mod`"));
@@ -195,6 +231,7 @@ mod tests {
         assert!(refused(r#"{"mode": "plan"}"#).contains("needs a plan file"));
         assert!(refused(r#"{"conf": "max_spilt:3"}"#).contains("max_spilt"));
         assert!(refused(r#"{"torch": "nightly"}"#).contains("2.11.0"));
+        assert!(refused(r#"{"gmlake_limit": 4}"#).contains("of the mode `gmlake` alone"));
         assert!(refused("[").contains("line 1"));
     }
 }

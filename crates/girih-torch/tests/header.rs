@@ -113,6 +113,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         pools.girih_pool_use_count,
         pools.girih_pool_use_on_oom,
         pools.girih_pool_no_split,
+        pools.girih_pool_one_handle,
         pools.girih_pool_begin,
         pools.girih_pool_end,
         pools.girih_checkpoint_take,

@@ -267,3 +267,35 @@ fn without_a_driver_a_heap_says_what_is_missing() {
         Err(error) => assert!(error.to_string().len() > 30, "{error}"),
     }
 }
+
+#[test]
+fn gmlake_stitches_from_its_limit_on_and_gives_everything_back() {
+    let stitches = |more: &str| {
+        let heap = heap("gmlake", more);
+        let blocks: Vec<u64> =
+            (0..8).map(|_| heap.allocate(64 << 20, 0, (0, 0)).unwrap()).collect();
+        let (kept, freed): (Vec<_>, Vec<_>) = (0..).zip(blocks).partition(|(at, _)| at % 2 == 0);
+        freed.into_iter().for_each(|(_, address)| assert!(heap.free(address).unwrap()));
+        let large = heap.allocate(256 << 20, 0, (0, 0)).unwrap();
+        let seen = report(&heap);
+        assert_eq!((&seen["mode"], &seen["stage"]), (&"gmlake".into(), &"caching".into()));
+        for address in kept.into_iter().map(|(_, address)| address).chain([large]) {
+            assert!(heap.free(address).unwrap());
+        }
+        heap.check().unwrap();
+        heap.empty_cache((0, 0)).unwrap();
+        assert_eq!(report(&heap)["reserved"], 0);
+        (seen["stitches"].as_u64().unwrap(), seen["reserved_peak"].as_u64().unwrap() >> 20)
+    };
+    assert_eq!(stitches(""), (0, 768), "512 MiB as published: holes of 64 MiB stay holes");
+    assert_eq!(stitches(r#", "gmlake_limit": 2097152"#), (1, 512));
+}
+
+#[test]
+fn a_training_run_gets_through_under_gmlake_and_is_recorded_if_asked() {
+    let (program, lake) = (program(4), heap("gmlake", r#", "record": true"#));
+    let mut run = Run::new(&program);
+    run.all(&lake);
+    assert_eq!(recorded(&lake.trace().unwrap()), recorded(&program));
+    run.end(&lake);
+}

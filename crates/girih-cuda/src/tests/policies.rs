@@ -5,6 +5,7 @@
 
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
+use girih_runtime::gmlake::{self, Gmlake};
 use girih_runtime::suite::{self, Scenario, Stage};
 use girih_runtime::{Address, Device, DeviceError, Env, Policy, Request};
 use girih_trace::{PoolId, StreamId};
@@ -68,11 +69,25 @@ fn direct(settings: &str) -> Box<dyn Policy> {
     Box::new(Direct::new(Caching::new(config)))
 }
 
-const POLICIES: [Make; 5] = [
+/// Expandable segments whose holes are stitched.
+fn stitch() -> Box<dyn Policy> {
+    let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
+    Box::new(Caching::new(config))
+}
+
+/// GMLake, which stitches whatever it can.
+fn gmlake() -> Box<dyn Policy> {
+    let eager = gmlake::Config { fragmentation_limit: 2 << 20, ..gmlake::Config::default() };
+    Box::new(Gmlake::new(eager, Caching::new(Config::default())))
+}
+
+const POLICIES: [Make; 7] = [
     || direct(""),
     || direct("expandable_segments:True,per_process_memory_fraction:0.7"),
     || caching(""),
     || caching("expandable_segments:True"),
+    stitch,
+    gmlake,
     || suite::planned(suite::reckless_plan(3)),
 ];
 

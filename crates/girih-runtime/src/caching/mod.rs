@@ -80,8 +80,8 @@ pub struct Caching {
     /// Blocks freed during a capture; they get their events after it.
     deferred: Vec<BlockId>,
     limbo: Limbo,
-    /// Open pool scopes, the newest last, each with whether a capture came with it.
-    scopes: Vec<(PoolId, bool)>,
+    /// Open pool scopes, the newest last.
+    scopes: Vec<Scope>,
     /// Open scopes that count as captures.
     captures: usize,
     /// The driver's handles of the streams, by which PyTorch orders them.
@@ -92,6 +92,16 @@ pub struct Caching {
     most_in_use: u64,
     views: Views,
     stains: Stains,
+}
+
+/// An open scope of a pool.
+#[derive(Clone, Copy, Debug)]
+struct Scope {
+    pool: PoolId,
+    /// A capture came with it.
+    captures: bool,
+    /// It counts as a capture.
+    counts: bool,
 }
 
 impl Caching {
@@ -146,6 +156,20 @@ impl Caching {
         self.captures > 0
     }
 
+    /// True if every scope of the pool counts as a capture, as in the releases of PyTorch that cannot
+    /// tell. In a pool in one handle no graph is captured.
+    fn scopes_capture(&self, pool: PoolId) -> bool {
+        let place = self.pools.find(pool);
+        let one_handle = place.is_some_and(|place| self.pools.owners[place].options.one_handle);
+        self.config.tie_order.pool_scope_captures() && !one_handle
+    }
+
+    /// What is looked for by a request of `size` rounded bytes.
+    fn search(&self, size: u64, home: Home) -> Search {
+        let one_handle = self.pools.owner(home.pool).options.one_handle;
+        Search { size, home, expandable: self.config.expandable_segments && !one_handle }
+    }
+
     /// The number of a new block or segment (`registration_counter`). 0 where addresses decide.
     fn register(&mut self) -> u32 {
         if self.config.tie_order == TieOrder::Address {
@@ -181,7 +205,7 @@ impl Policy for Caching {
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         let capture = self.is_capturing()
-            || (request.pool != PoolId::DEFAULT && self.config.tie_order.pool_scope_captures());
+            || (request.pool != PoolId::DEFAULT && self.scopes_capture(request.pool));
         if !capture {
             self.complete_frees(env)?;
         }
@@ -191,11 +215,8 @@ impl Policy for Caching {
         let size = rounding::round_size(request.size, &self.config.roundup_power2_divisions);
         let owner = self.pools.find_or_insert(request.pool);
         let pool = 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE);
-        let search = Search {
-            size,
-            home: self.home(pool, request.stream),
-            expandable: self.config.expandable_segments,
-        };
+        let home = self.home(pool, request.stream);
+        let search = self.search(size, home);
         let found = match self.find_best_fit(&search) {
             Some(found) if self.is_ready(env, &search, found.block)? => found,
             _ => {
@@ -215,7 +236,7 @@ impl Policy for Caching {
         let pool = 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE);
         let home = self.pools.known_home(pool, rank(&self.stream_handles, request.stream));
         home.is_some_and(|home| {
-            let search = Search { size, home, expandable: self.config.expandable_segments };
+            let search = self.search(size, home);
             self.look_for(&search).is_some() || self.could_stitch(&search)
         })
     }
@@ -293,14 +314,15 @@ impl Policy for Caching {
 
     fn begin_pool(&mut self, pool: PoolId, captures: bool) {
         self.pools.add_user(pool);
-        self.scopes.push((pool, captures));
-        self.captures += usize::from(captures || self.config.tie_order.pool_scope_captures());
+        let counts = captures || self.scopes_capture(pool);
+        self.scopes.push(Scope { pool, captures, counts });
+        self.captures += usize::from(counts);
     }
 
     fn end_pool(&mut self, pool: PoolId, captures: bool) {
-        if let Some(place) = self.scopes.iter().rposition(|scope| *scope == (pool, captures)) {
-            self.scopes.remove(place);
-            self.captures -= usize::from(captures || self.config.tie_order.pool_scope_captures());
+        let is_it = |scope: &Scope| (scope.pool, scope.captures) == (pool, captures);
+        if let Some(place) = self.scopes.iter().rposition(is_it) {
+            self.captures -= usize::from(self.scopes.remove(place).counts);
         }
     }
 

@@ -43,6 +43,13 @@ pub(super) struct Owner {
     pub(super) exists: bool,
 }
 
+impl Owner {
+    /// True if what is free must stay, since a graph may be replayed over it.
+    pub(super) fn keeps_free(&self) -> bool {
+        self.users > 0 && !self.options.one_handle
+    }
+}
+
 /// Every pool. Index `2 * owner` is the small pool of an owner, `2 * owner + 1` its large one.
 #[derive(Debug)]
 pub(super) struct Pools {

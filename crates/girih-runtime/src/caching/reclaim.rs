@@ -97,8 +97,8 @@ impl Caching {
         Ok(released >= wanted)
     }
 
-    /// Gives back whatever is free and whole: of the default pools, and of private pools without
-    /// users. Waits for all events first, unless a capture is under way.
+    /// Gives back whatever is free and whole: of the default pools, and of private pools over which no
+    /// graph may be replayed. Waits for all events first, unless a capture is under way.
     pub(super) fn release_cached_blocks(
         &mut self,
         env: &mut Env<'_>,
@@ -114,10 +114,10 @@ impl Caching {
 
     /// Bytes that [`Caching::release_cached_blocks`] gives back as things are.
     pub(super) fn cached_bytes(&self) -> u64 {
-        let without_users = (0..)
-            .zip(&self.pools.owners)
-            .filter(|&(place, owner): &(u32, _)| place == 0 || (owner.exists && owner.users == 0));
-        let pools = without_users.flat_map(|(place, _)| [2 * place, 2 * place + 1]);
+        let releasable = (0..).zip(&self.pools.owners).filter(|&(place, owner): &(u32, _)| {
+            place == 0 || (owner.exists && !owner.keeps_free())
+        });
+        let pools = releasable.flat_map(|(place, _)| [2 * place, 2 * place + 1]);
         let free = pools.flat_map(|pool| self.pools.free_blocks(pool));
         free.map(|id| &self.blocks[id])
             .map(|block| match block {
@@ -128,15 +128,15 @@ impl Caching {
             .sum()
     }
 
-    /// Gives back whatever is free and whole of a private pool without users. Waits for all events
-    /// first, unless a capture is under way.
+    /// Gives back whatever is free and whole of a private pool, unless a graph may be replayed over it.
+    /// Waits for all events first, unless a capture is under way.
     pub(super) fn release_private_pool(
         &mut self,
         env: &mut Env<'_>,
         pool: PoolId,
     ) -> Result<(), DeviceError> {
         let Some(place) = self.pools.find(pool) else { return Ok(()) };
-        if self.pools.owners[place].users > 0 {
+        if self.pools.owners[place].keeps_free() {
             return Ok(());
         }
         if !self.is_capturing() {
@@ -145,10 +145,11 @@ impl Caching {
         self.release_owner(env, place)
     }
 
-    /// Gives back what is free of one owner, if it has no users, and forgets it if nothing is left.
+    /// Gives back what is free of one owner, unless a graph may be replayed over it. Forgets it if it
+    /// has no users and nothing is left.
     fn release_owner(&mut self, env: &mut Env<'_>, place: usize) -> Result<(), DeviceError> {
         let owner = self.pools.owners[place];
-        if !owner.exists || owner.users > 0 {
+        if !owner.exists || owner.keeps_free() {
             return Ok(());
         }
         let small = 2 * place as u32;
@@ -157,7 +158,7 @@ impl Caching {
         // The count of segments alone is no proof: it falls once for every run of pages that is
         // unmapped, and rises once for an allocation that maps several.
         let is_gone = !self.has_blocks(small);
-        if self.pools.owners[place].segments == 0 && is_gone {
+        if owner.users == 0 && self.pools.owners[place].segments == 0 && is_gone {
             self.pools.remove(place);
         }
         Ok(())

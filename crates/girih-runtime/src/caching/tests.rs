@@ -376,7 +376,7 @@ fn a_pool_with_two_users_is_released_by_the_second() {
 #[test]
 fn a_pool_may_lend_when_memory_runs_out_and_may_refuse_to_split() {
     let mut machine = Machine::new("", 64 * MIB);
-    let options = PoolOptions { use_on_oom: true, no_split: true };
+    let options = PoolOptions { use_on_oom: true, no_split: true, ..PoolOptions::default() };
     machine.policy.create_pool(PoolId(1));
     machine.policy.set_pool_options(PoolId(1), options);
     let private = machine.ask(60 * MIB, MAIN, 1).unwrap();

@@ -277,7 +277,7 @@ fn in_a_capture_a_refused_request_takes_nothing_from_pools_without_users() {
 #[test]
 fn a_pool_may_lend_when_memory_runs_out() {
     let mut machine = Machine::new("", 100 * MIB);
-    let options = PoolOptions { use_on_oom: true, no_split: true };
+    let options = PoolOptions { use_on_oom: true, no_split: true, ..PoolOptions::default() };
     machine.policy.create_pool(POOL);
     machine.policy.set_pool_options(POOL, options);
     let private = machine.alloc(60 * MIB, POOL);

@@ -114,6 +114,7 @@ impl Gmlake {
         {
             self.pools.split(cut, last);
         }
+        self.stats.num_stitches += 1;
         Ok(Place::Stitched(self.pools.add_stitch(address, parts, true)))
     }
 

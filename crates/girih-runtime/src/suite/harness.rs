@@ -7,8 +7,11 @@ use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 use super::balance::Balance;
 use super::scenario::{Op, Scenario};
 use crate::device::{Address, Device, DeviceError};
-use crate::policy::{AllocError, Env, Granted, Policy, Request};
+use crate::policy::{AllocError, Env, Granted, Policy, PoolOptions, Request};
 use crate::sim::{LiveObjects, SimDevice};
+
+/// The private pool whose memory is in one handle. Others are as the policy has them.
+const ONE_HANDLE: PoolId = PoolId(2);
 
 /// A device on which scenarios run, and what can be done to it and seen of it from outside of the
 /// policy.
@@ -178,7 +181,11 @@ impl<S: Stage> Harness<S> {
 
     /// Allocates, and checks what was given. False if nothing was.
     pub(super) fn alloc(&mut self, size: u64, stream: StreamId, pool: PoolId) -> bool {
-        self.pools.insert(pool);
+        if self.pools.insert(pool) && pool == ONE_HANDLE {
+            let options = PoolOptions { one_handle: true, ..PoolOptions::default() };
+            self.policy.create_pool(pool);
+            self.policy.set_pool_options(pool, options);
+        }
         let request = Request { size, stream, pool };
         let Some(granted) = self.call(|policy, env| policy.allocate(env, request)) else {
             return false;

@@ -52,6 +52,12 @@ pub extern "C" fn girih_pool_no_split(device: i32, pool: Pool) -> Status {
     })
 }
 
+/// The pool takes its memory in allocations of the device, each of which has one handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn girih_pool_one_handle(device: i32, pool: Pool) -> Status {
+    guard(|| heaps::heap(device)?.keep_in_one_handle(pool.into()))
+}
+
 /// Opens a scope of a pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn girih_pool_begin(device: i32, pool: Pool, captures: bool) -> Status {

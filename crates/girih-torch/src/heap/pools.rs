@@ -4,7 +4,7 @@ use girih_runtime::{Address, Checkpoint, PoolOptions};
 use girih_trace::PoolId;
 
 use super::{Heap, State};
-use crate::error::{Outcome, unknown};
+use crate::error::{Outcome, unknown, unsupported};
 
 /// The blocks of a pool at one moment, to be brought back later.
 pub struct HeapCheckpoint {
@@ -27,6 +27,13 @@ impl State {
             self.pool_options.resize(index + 1, PoolOptions::default());
         }
         &mut self.pool_options[index]
+    }
+
+    /// False if a scope of the pool is no capture, whatever is said of it: releases of torch that
+    /// cannot tell take every scope for one. What waits for the end of captures need not wait then,
+    /// and a request may have what is cached.
+    fn may_capture(&mut self, pool: PoolId) -> bool {
+        !(self.options(pool).one_handle && self.config.tie_order.pool_scope_captures())
     }
 }
 
@@ -85,6 +92,31 @@ impl Heap {
         })
     }
 
+    /// The pool takes its memory in allocations of the device: each of its segments is one piece,
+    /// which can be named by one handle. No graph may be captured in it.
+    ///
+    /// # Errors
+    /// If there are too many pools, or if a scope of the pool is open or was.
+    pub fn keep_in_one_handle(&self, pool: (u64, u64)) -> Outcome<()> {
+        self.with(|state| {
+            let known = state.pool(pool)?;
+            let policy = state.engine.policy();
+            let holds = policy.checkpoint(known).is_ok_and(|held| !held.segments.is_empty());
+            if policy.pool_users(known) > 1 || holds {
+                return Err(unsupported(format!(
+                    "memory pool {pool:?} of device {} is in use: whether its memory is in one handle \
+                     is chosen before its first request",
+                    state.ordinal
+                )));
+            }
+            let options = state.options(known);
+            options.one_handle = true;
+            let options = *options;
+            state.engine.policy_mut().set_pool_options(known, options);
+            Ok(())
+        })
+    }
+
     /// Opens a scope of a pool, and with it a graph capture if `captures` (`beginAllocateToPool`).
     ///
     /// # Errors
@@ -92,6 +124,7 @@ impl Heap {
     pub fn begin_pool(&self, pool: (u64, u64), captures: bool) -> Outcome<()> {
         self.with(|state| {
             let pool = state.pool(pool)?;
+            let captures = captures && state.may_capture(pool);
             state.engine.policy_mut().begin_pool(pool, captures);
             Ok(())
         })
@@ -104,6 +137,7 @@ impl Heap {
     pub fn end_pool(&self, pool: (u64, u64), captures: bool) -> Outcome<()> {
         self.with(|state| {
             let pool = state.known_pool(pool)?;
+            let captures = captures && state.may_capture(pool);
             state.engine.policy_mut().end_pool(pool, captures);
             Ok(())
         })
