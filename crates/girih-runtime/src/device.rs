@@ -125,7 +125,8 @@ pub trait Device {
 }
 
 /// The methods of [`Device`] for streams and events, within the `impl` of a device that stands in
-/// front of another and changes its memory alone: they go to the device in that field.
+/// front of another and changes its memory alone: they go to the device in that field, which may be
+/// a reference to one.
 ///
 /// ```ignore
 /// impl Device for Shifted {
@@ -142,11 +143,15 @@ macro_rules! streams_of {
             &mut self,
             stream: ::girih_trace::StreamId,
         ) -> Result<$crate::StreamEvent, $crate::DeviceError> {
-            $crate::Device::record_event(&mut self.$field, stream)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.record_event(stream)
         }
 
         fn query_event(&mut self, event: $crate::StreamEvent) -> Result<bool, $crate::DeviceError> {
-            $crate::Device::query_event(&mut self.$field, event)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.query_event(event)
         }
 
         fn wait_event(
@@ -154,25 +159,33 @@ macro_rules! streams_of {
             stream: ::girih_trace::StreamId,
             event: $crate::StreamEvent,
         ) -> Result<(), $crate::DeviceError> {
-            $crate::Device::wait_event(&mut self.$field, stream, event)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.wait_event(stream, event)
         }
 
         fn synchronize_event(
             &mut self,
             event: $crate::StreamEvent,
         ) -> Result<(), $crate::DeviceError> {
-            $crate::Device::synchronize_event(&mut self.$field, event)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.synchronize_event(event)
         }
 
         fn destroy_event(&mut self, event: $crate::StreamEvent) -> Result<(), $crate::DeviceError> {
-            $crate::Device::destroy_event(&mut self.$field, event)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.destroy_event(event)
         }
 
         fn synchronize_stream(
             &mut self,
             stream: ::girih_trace::StreamId,
         ) -> Result<(), $crate::DeviceError> {
-            $crate::Device::synchronize_stream(&mut self.$field, stream)
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.synchronize_stream(stream)
         }
     };
 }

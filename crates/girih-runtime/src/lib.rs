@@ -13,6 +13,7 @@ pub mod direct;
 pub mod gmlake;
 mod hooked;
 pub mod lab;
+mod page_pool;
 mod pending;
 pub mod planned;
 pub mod policy;

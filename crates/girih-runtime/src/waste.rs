@@ -35,7 +35,7 @@ pub struct Waste {
     pub split_pinned: u64,
     /// Free, in a page that a live block keeps from going back.
     pub page_granularity: u64,
-    /// Free, in segments or pages that are free as a whole and could go back.
+    /// Free, in segments or pages that are free as a whole and could go back, mapped or not.
     pub cached_whole: u64,
     /// Free, in a region that a plan lays out: what is idle at this moment, and what the planner
     /// could not use.
@@ -79,7 +79,7 @@ pub struct Viewpoint<'a> {
 
 /// Where the memory of `policy` goes that no live block requested.
 pub fn waste(policy: &dyn Policy, from: Viewpoint<'_>) -> Waste {
-    let mut waste = Waste::default();
+    let mut waste = Waste { cached_whole: policy.unmapped(), ..Waste::default() };
     policy.visit(&mut |segment, blocks| {
         for block in blocks.iter().filter(|block| block.state != BlockState::Inactive) {
             add_block(&mut waste, block, from.rounded);

@@ -104,6 +104,7 @@ wrapper! {
         fn name() -> &'static str;
         fn has_room(request: &Request) -> bool;
         fn releasable() -> u64;
+        fn unmapped() -> u64;
         fn pool_users(pool: PoolId) -> u32;
         fn memory_fraction() -> f64;
         fn max_split_size() -> u64;

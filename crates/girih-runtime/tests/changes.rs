@@ -128,8 +128,10 @@ fn a_new_plan_does_not_come_on_top_of_what_is_cached() {
     machine.free(cached.block);
     assert_eq!(machine.reserved(), 220 * MIB);
     machine.follow(&plan(&[180]));
-    assert_eq!(machine.reserved(), 20 * MIB);
+    // As much of what was cached as the arena is long waits for it in the pool; the rest has gone back.
+    assert_eq!((machine.reserved(), machine.policy.unmapped()), (200 * MIB, 180 * MIB));
     machine.alloc(180 * MIB);
+    assert_eq!((machine.reserved(), machine.policy.unmapped()), (200 * MIB, 0));
     assert_eq!(machine.policy.stats().reserved_bytes.all.peak, 220 * MIB);
     machine.free(stays.block);
 }
@@ -153,7 +155,8 @@ fn a_request_off_the_plan_is_a_guest_in_idle_space_and_no_call_reaches_the_devic
     machine.free(planned.block);
     let calls = machine.device.calls();
     let guest = machine.alloc(60 * MIB);
-    assert_eq!(guest.address + guest.size, planned.address + planned.size, "as high as it fits");
+    // 140 MiB up there would be room for it; the last chunk of 8 MiB below begins 4 MiB lower.
+    assert_eq!(guest.address, planned.address + 136 * MIB, "as high as it fits");
     machine.step();
     // Its bytes are held: the block that they were kept for goes elsewhere.
     let displaced = machine.ask(200 * MIB, 0, PoolId::DEFAULT).expect("memory");

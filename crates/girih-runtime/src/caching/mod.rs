@@ -55,7 +55,7 @@ use self::events::StreamUse;
 use self::expandable::Segment;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
-pub(crate) use self::stitching::SLACK;
+pub(crate) use self::stitching::{PAGES, SLACK};
 use self::users::Stains;
 use self::views::Views;
 use crate::pending::{Limbo, PendingFrees};

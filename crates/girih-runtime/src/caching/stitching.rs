@@ -55,7 +55,7 @@ const NEW_PAGE_US: u64 = 41;
 /// however small. So there is a segment for each size, and of the smaller ones only a certain number
 /// of pages: a run of a few GiB is cut finely, and one that fills the card has not many more pages
 /// than if all were large.
-const PAGES: [u64; 5] = [2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20];
+pub(crate) const PAGES: [u64; 5] = [2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20];
 /// The largest that a run may have however little it uses.
 const LARGE_PAGE: u64 = 16 << 20;
 /// A larger one is worth it if so many of them are no more than what is in use.

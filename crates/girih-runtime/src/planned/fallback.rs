@@ -4,65 +4,77 @@
 //! policy's. From the first plan on the policy counts for both, so that peaks are those of the sum.
 //!
 //! What the plan does not use now and what the fallback needs is one memory: before the policy comes
-//! to hold more than ever under this plan, idle chunks go back.
+//! to hold more than ever under this plan, idle chunks go into the pool.
 
-use super::Planned;
+use super::{EntryId, Planned};
 use crate::policy::{AllocError, Env, Granted, Policy, Request};
 
 impl Planned {
-    /// Serves a request from the fallback.
+    /// Serves a request from the fallback; if that has no more, from wherever there is something
+    /// ([`last_resort`](super::last_resort)). `entry` is the request's in the plan, if it has one.
     pub(super) fn fall_back(
         &mut self,
         env: &mut Env<'_>,
         request: Request,
+        entry: Option<EntryId>,
     ) -> Result<Granted, AllocError> {
         if !self.is_counting {
-            return self.fallback.allocate(env, request);
+            return self.with_fallback(env, |fallback, env| fallback.allocate(env, request));
         }
         let holds_chunks = self.mapped_by_plan() > 0 || !self.retired.is_empty();
         if holds_chunks && !self.fallback.has_room(&request) {
             self.make_room(env, request.size)?;
         }
         self.share_limit(env);
-        let mut result = self.with_fallback(|fallback| fallback.allocate(env, request));
-        if matches!(result, Err(AllocError::OutOfMemory { .. })) {
-            // Before giving up: pages that the plan does not use at this moment.
-            let before = self.mapped();
-            self.trim(env)?;
-            if self.mapped() < before {
-                self.share_limit(env);
-                self.stats.num_ooms = self.stats.num_ooms.saturating_sub(1);
-                self.stats.num_alloc_retries += 1;
-                result = self.with_fallback(|fallback| fallback.allocate(env, request));
-            }
+        let ooms = self.stats.num_ooms;
+        let result = self.with_fallback(env, |fallback, env| fallback.allocate(env, request));
+        if !matches!(result, Err(AllocError::OutOfMemory { .. })) {
+            return result;
         }
-        result.map_err(|error| self.in_all(env, error))
+        match self.last_resort(env, &request, entry, ooms)? {
+            Some(granted) => Ok(granted),
+            None => result.map_err(|error| self.in_all(env, error)),
+        }
     }
 
     /// An error of the fallback, with what all of the policy holds and may hold.
     fn in_all(&mut self, env: &mut Env<'_>, mut error: AllocError) -> AllocError {
         let all = self.limit(env);
-        if let AllocError::OutOfMemory { allocated, reserved, limit, .. } = &mut error {
+        let free = env.device.memory_info().free;
+        if let AllocError::OutOfMemory { allocated, reserved, limit, device_free, .. } = &mut error
+        {
             *allocated = self.stats.allocated_bytes.all.current;
             *reserved = self.stats.reserved_bytes.all.current;
             *limit = all.unwrap_or(u64::MAX);
+            *device_free = free;
         }
         error
     }
 
-    /// Runs an operation of the fallback and takes what it did to the device into the statistics.
+    /// Runs an operation of the fallback, with the pool before the device, and takes what it did into
+    /// the statistics.
     #[inline]
-    pub(super) fn with_fallback<T>(&mut self, operation: impl FnOnce(&mut dyn Policy) -> T) -> T {
+    pub(super) fn with_fallback<T>(
+        &mut self,
+        env: &mut Env<'_>,
+        operation: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T,
+    ) -> T {
+        let mut pooled = self.pool.before(env.device);
+        let mut env = Env { device: &mut pooled, log: env.log };
         if !self.is_counting {
-            return operation(&mut *self.fallback);
+            return operation(&mut *self.fallback, &mut env);
         }
         let before = self.fallback.stats().clone();
-        let result = operation(&mut *self.fallback);
+        let result = operation(&mut *self.fallback, &mut env);
+        if self.pool.bytes() < self.pooled {
+            self.count_pool();
+        }
         let after = self.fallback.stats();
         self.stats.add_change(&before, after);
         let reserved = after.reserved_bytes.all.current;
         let peak = &mut self.following.fallback_reserved_peak;
         *peak = reserved.max(*peak);
+        self.count_pool();
         self.note_growth();
         result
     }
@@ -77,8 +89,19 @@ impl Planned {
         *self.total.get_or_insert_with(|| env.device.memory_info().total)
     }
 
-    /// Lets the fallback hold what the regions leave of the limit.
-    fn share_limit(&mut self, env: &mut Env<'_>) {
+    /// If more is held than may be, which is so after the limit has fallen, the pool goes back.
+    pub(super) fn respect_limit(&mut self, env: &mut Env<'_>) {
+        let held = self.stats.reserved_bytes.all.current;
+        if self.limit(env).is_some_and(|limit| held > limit) {
+            // What is refused stays in the pool.
+            let _ = self.drain(env);
+        }
+    }
+
+    /// Lets the fallback hold what the regions leave of the limit. What is in the pool it may have: the
+    /// pool gives back what the fallback takes.
+    pub(super) fn share_limit(&mut self, env: &mut Env<'_>) {
+        self.respect_limit(env);
         let Some(limit) = self.limit(env) else { return };
         let left = limit.saturating_sub(self.mapped());
         // A quarter of a byte more: whichever way the fallback rounds, it comes out at `left`.

@@ -2,8 +2,9 @@
 //!
 //! What the plan does not use now and what the fallback keeps are one memory, but to pass a page
 //! from one to the other costs calls of the device and a wait for all streams. So the first time
-//! that the two together would hold more than ever under this plan, what is idle goes back first;
-//! the next time a little growth is let pass, then twice as much, and so on:
+//! that the two together would hold more than ever under this plan, what is idle goes into the pool
+//! of pages first, where it does not count here; the next time a little growth is let pass, then twice
+//! as much, and so on:
 //!
 //! ```text
 //!  held                                             ____________ ceiling

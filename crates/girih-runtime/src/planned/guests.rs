@@ -17,7 +17,8 @@
 //! that they were kept for is a guest elsewhere, or the fallback's: a guest is a miss that moved.
 //! What stays for longer than an iteration would be in the way each time. So there are no guests
 //! before an iteration has gone by, in which programs make what they keep; and none while others
-//! have stayed on.
+//! have stayed on. Before a request fails these rules do not hold: see
+//! [`last_resort`](super::last_resort).
 
 use super::block::{Home, Spot};
 use super::cells::Span;
@@ -30,6 +31,8 @@ const STAYING: u64 = 64;
 
 /// A guest is put where the plan wants nothing for so many entries to come, or else for so many.
 const AHEAD: [usize; 2] = [4096, 512];
+/// The same where nothing else is left but an error: anywhere, if need be.
+const AHEAD_AT_LAST: [usize; 3] = [AHEAD[0], AHEAD[1], 0];
 
 /// Who is there off the plan.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,7 +72,7 @@ impl Planned {
         env: &mut Env<'_>,
         request: &Request,
     ) -> Result<Option<Granted>, AllocError> {
-        let after = self.stats.reserved_bytes.all.current + request.size;
+        let after = self.held_by_parts() + request.size;
         let is_welcome = self.guests.are_welcome && request.size > SMALL;
         if !is_welcome
             || self.growth.is_free(after, request.size)
@@ -77,8 +80,26 @@ impl Planned {
         {
             return Ok(None);
         }
+        self.lodge(env, request, &AHEAD)
+    }
+
+    /// Idle space of the arena for a request that nothing else can serve, welcome or not.
+    pub(super) fn take_idle_at_last(
+        &mut self,
+        env: &mut Env<'_>,
+        request: &Request,
+    ) -> Result<Option<Granted>, AllocError> {
+        self.lodge(env, request, &AHEAD_AT_LAST)
+    }
+
+    fn lodge(
+        &mut self,
+        env: &mut Env<'_>,
+        request: &Request,
+        ahead: &[usize],
+    ) -> Result<Option<Granted>, AllocError> {
         let size = girih_plan::granted(request.size);
-        let Some((offset, span)) = self.idle_place(size) else { return Ok(None) };
+        let Some((offset, span)) = self.idle_place(size, ahead) else { return Ok(None) };
         let spot = Spot { offset, span, fence: false, is_guest: true };
         let granted = self.settle(env, Home::Arena(spot), spot, request)?;
         if let Some(Granted { size, .. }) = granted {
@@ -89,12 +110,13 @@ impl Planned {
         Ok(granted)
     }
 
-    /// A place in the arena that is idle for now.
-    fn idle_place(&self, size: u64) -> Option<(u64, Span)> {
+    /// A place in the arena that is idle for now, and which the plan does not want for one of these
+    /// numbers of entries to come, the first that is possible.
+    fn idle_place(&self, size: u64, counts: &[usize]) -> Option<(u64, Span)> {
         let places = self.follower.ahead().map(|entry| self.layout.places[entry.0 as usize].home);
         let in_arena = |home| if let Home::Arena(spot) = home { Some(spot.span) } else { None };
         let ahead: Vec<Option<Span>> = places.map(in_arena).take(AHEAD[0]).collect();
-        AHEAD.iter().find_map(|&count| {
+        counts.iter().find_map(|&count| {
             let soon = ahead.iter().take(count).copied().flatten();
             self.layout.arena.idle_place(size, &soon.collect::<Vec<Span>>())
         })

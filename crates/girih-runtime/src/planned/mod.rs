@@ -11,7 +11,8 @@
 //! goes is ever pinned by it. The arena holds the iteration. Everything else is the fallback's: the
 //! odd request, evaluation that nobody planned, private pools of graphs. Pages are mapped when the
 //! first block comes to lie on them; before anything new is mapped, what the fallback holds free is
-//! given back, so that what model building left behind is not paid for twice.
+//! given back, so that what model building left behind is not paid for twice. All parts take their
+//! pages from one pool and give them back there (`page_pool`).
 //!
 //! The plan may change in the middle of a run, and there may be none (`switch`).
 //!
@@ -22,8 +23,10 @@ mod block;
 mod cells;
 mod fallback;
 mod follower;
+mod frees;
 mod growth;
 mod guests;
+mod last_resort;
 mod layout;
 mod order;
 mod pages;
@@ -48,6 +51,7 @@ use self::layout::{Layout, Reserved};
 use self::order::Order;
 use self::region::Region;
 use self::switch::{Review, Strain};
+use crate::page_pool::PagePool;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
@@ -80,6 +84,19 @@ pub struct Following {
     pub waits: u64,
 }
 
+impl Following {
+    /// A request of `size` bytes was given its place, or something else.
+    #[inline]
+    fn note(&mut self, is_hit: bool, size: u64) {
+        let (count, bytes) = match is_hit {
+            true => (&mut self.hits, &mut self.hit_bytes),
+            false => (&mut self.misses, &mut self.miss_bytes),
+        };
+        *count += 1;
+        *bytes += size;
+    }
+}
+
 /// The policy that follows a plan. See the [module](self).
 pub struct Planned {
     layout: Layout,
@@ -97,6 +114,10 @@ pub struct Planned {
     deferred: Vec<BlockId>,
     /// Device calls that are owed.
     limbo: Limbo,
+    /// Stands before the device for all parts. It keeps pages while a plan is followed.
+    pool: PagePool,
+    /// Bytes of the pool that the statistics know of.
+    pooled: u64,
     /// Of all parts, if `is_counting`; else the fallback's are the policy's.
     stats: Stats,
     is_counting: bool,
@@ -131,6 +152,7 @@ impl Planned {
         planned.follower = Follower::new(&plan);
         planned.layout = Layout::new(plan, granularity);
         planned.is_following = !planned.layout.places.is_empty();
+        planned.pool.keep(planned.is_following);
         planned.begin_review();
         planned.relax();
         let plan = &planned.layout.plan;
@@ -155,6 +177,8 @@ impl Planned {
             pending: PendingFrees::default(),
             deferred: Vec::new(),
             limbo: Limbo::default(),
+            pool: PagePool::default(),
+            pooled: 0,
             stats: Stats::default(),
             is_counting: false,
             growth: Growth::default(),
@@ -202,20 +226,18 @@ impl Planned {
         self.following.misses
     }
 
-    /// The place that the request has, held and mapped; None if it has none, or if something is in
-    /// the way, be it a live block or a device that is full.
+    /// The place of an entry of the plan for a request, held and mapped; None if it has none, or if
+    /// something is in the way, be it a live block or a device that is full.
     #[inline]
     fn take_place(
         &mut self,
         env: &mut Env<'_>,
         request: &Request,
+        entry: EntryId,
     ) -> Result<Option<Granted>, AllocError> {
-        let Some(entry) = self.follower.follow(request.size, request.stream) else {
-            return Ok(None);
-        };
         let Reserved { mut home, size_max, room, opens } = self.layout.places[entry.0 as usize];
         if self.strain.is_suspended || !self.is_marked {
-            self.find_next_iteration(entry);
+            self.find_next_iteration(env, entry);
         }
         if request.size > size_max || self.strain.is_suspended {
             return Ok(None);
@@ -298,80 +320,6 @@ impl Planned {
             state: BlockState::Allocated,
         })
     }
-
-    /// Makes the bytes of a freed block free. The block is gone afterwards.
-    fn complete(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let Block { home, address, size, requested, stream, pool, .. } = *self.blocks.at(id);
-        match home {
-            Home::Arena(Spot { span, fence, is_guest, .. }) => {
-                let fence = fence && self.captures == 0;
-                self.order.free(env.device, &mut self.limbo, span, stream, fence);
-                self.layout.arena.give(span);
-                if is_guest {
-                    self.guests.leave(size);
-                }
-            }
-            Home::Persistent(spot) => self.layout.persistent.give(spot.span),
-            Home::Retired(_, spot) => {
-                let region = self.region(home);
-                region.give(spot.span);
-                self.retired_is_idle |= region.is_empty();
-            }
-            Home::Vacant => unreachable!("a block of a region completes once"),
-        }
-        env.log(Action::FreeCompleted, address, requested, stream, pool);
-        let is_small = requested <= SMALL;
-        self.stats.active.decrease(is_small, 1);
-        self.stats.active_bytes.decrease(is_small, size);
-        self.stats.requested_bytes.decrease(is_small, requested);
-        self.blocks.remove(id);
-    }
-
-    /// Notes one more event of a block as done; completes the free after the last.
-    fn event_done(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let block = self.blocks.at(id);
-        block.events -= 1;
-        if block.events == 0 {
-            self.complete(env, id);
-        }
-    }
-
-    /// Completes the frees of the regions' blocks whose events are done. Not during a capture.
-    fn process_own_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        self.end_deferral(env)?;
-        let mut cursor = 0;
-        while let Some(id) = self.pending.next_done(env.device, &mut self.limbo, &mut cursor)? {
-            self.event_done(env, id);
-        }
-        Ok(())
-    }
-
-    /// Gives the blocks that were freed during a capture their events.
-    fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        while let Some(&id) = self.deferred.last() {
-            let users = &self.blocks.at(id).users;
-            let events = self.pending.record(env.device, &mut self.limbo, id, users)?;
-            self.blocks.at(id).events = events;
-            self.deferred.pop();
-        }
-        Ok(())
-    }
-
-    /// What is due before a request once there are regions: frees that other streams held up, and
-    /// regions whose last block is gone.
-    #[inline]
-    fn catch_up(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.captures > 0 {
-            return Ok(());
-        }
-        if self.stats.active.all.current > self.stats.allocation.all.current {
-            self.process_events(env)?;
-        }
-        if self.retired_is_idle {
-            self.reclaim(env)?;
-        }
-        Ok(())
-    }
 }
 
 impl Policy for Planned {
@@ -385,30 +333,36 @@ impl Policy for Planned {
             self.catch_up(env)?;
         }
         if !self.is_following || request.pool != PoolId::DEFAULT {
-            return self.fall_back(env, request);
+            return self.fall_back(env, request, None);
         }
-        if let Some(granted) = self.take_place(env, &request)? {
-            self.following.hits += 1;
-            self.following.hit_bytes += request.size;
+        let entry = self.follower.follow(request.size, request.stream);
+        if let Some(entry) = entry
+            && let Some(granted) = self.take_place(env, &request, entry)?
+        {
+            self.following.note(true, request.size);
             return Ok(granted);
         }
         self.judge(env)?;
         let granted = match self.take_idle(env, &request)? {
             Some(granted) => granted,
-            None => self.fall_back(env, request)?,
+            None => self.fall_back(env, request, entry.filter(|_| self.is_following))?,
         };
-        self.following.misses += 1;
-        self.following.miss_bytes += request.size;
+        let is_hit = self.is_in_its_place(granted.block);
+        self.following.note(is_hit, request.size);
         Ok(granted)
     }
 
     fn releasable(&self) -> u64 {
-        self.fallback.releasable() + self.idle_in_regions()
+        self.fallback.releasable() + self.idle_in_regions() + self.pool.bytes()
+    }
+
+    fn unmapped(&self) -> u64 {
+        self.pool.bytes()
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         if !is_own(id) {
-            return self.with_fallback(|fallback| fallback.free(env, id));
+            return self.with_fallback(env, |fallback, env| fallback.free(env, id));
         }
         let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested) = (block.address, block.size, block.requested);
@@ -439,7 +393,7 @@ impl Policy for Planned {
         stream: StreamId,
     ) -> Result<(), AllocError> {
         if !is_own(id) {
-            self.with_fallback(|fallback| fallback.record_stream(env, id, stream))?;
+            self.with_fallback(env, |fallback, env| fallback.record_stream(env, id, stream))?;
             self.order.see_user(stream);
             return Ok(());
         }
@@ -459,18 +413,14 @@ impl Policy for Planned {
         if stats.active.all.current == stats.allocation.all.current {
             return Ok(()); // No block waits there.
         }
-        self.with_fallback(|fallback| fallback.process_events(env))
+        self.with_fallback(env, |fallback, env| fallback.process_events(env))
     }
 
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.captures == 0 {
-            self.end_deferral(env)?;
-            while let Some(id) = self.pending.wait_next(env.device, &mut self.limbo)? {
-                self.event_done(env, id);
-            }
-        }
-        self.with_fallback(|fallback| fallback.empty_cache(env))?;
-        self.trim(env)
+        self.wait_for_own_frees(env)?;
+        self.with_fallback(env, |fallback, env| fallback.empty_cache(env))?;
+        self.trim(env)?;
+        self.drain(env)
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
@@ -480,9 +430,9 @@ impl Policy for Planned {
             if self.growth.is_opening() && self.captures == 0 {
                 self.end_opening(env)?;
             }
-            self.relax();
+            self.begin_iteration(env);
         }
-        self.fallback.mark(env, mark)
+        self.with_fallback(env, |fallback, env| fallback.mark(env, mark))
     }
 
     fn create_pool(&mut self, pool: PoolId) {
@@ -508,14 +458,15 @@ impl Policy for Planned {
     }
 
     fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
-        self.with_fallback(|fallback| fallback.release_pool(env, pool))
+        self.with_fallback(env, |fallback, env| fallback.release_pool(env, pool))
     }
 
     fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
         if pool == PoolId::DEFAULT {
             return self.empty_cache(env);
         }
-        self.with_fallback(|fallback| fallback.empty_pool(env, pool))
+        self.with_fallback(env, |fallback, env| fallback.empty_pool(env, pool))?;
+        self.drain(env)
     }
 
     fn set_memory_fraction(&mut self, fraction: f64) {
@@ -540,7 +491,7 @@ impl Policy for Planned {
         env: &mut Env<'_>,
         checkpoint: &Checkpoint,
     ) -> Result<Restored, AllocError> {
-        self.with_fallback(|fallback| fallback.restore(env, checkpoint))
+        self.with_fallback(env, |fallback, env| fallback.restore(env, checkpoint))
     }
 
     fn reset_peak_stats(&mut self) {

@@ -3,7 +3,16 @@
 //!
 //! Before anything is mapped, what is held free elsewhere is given back: chunks of retired regions,
 //! and the cache of the fallback. So a plan that is taken up in the middle of a run does not come on
-//! top of what it replaces.
+//! top of what it replaces. What is given back goes into the pool, and what is mapped comes from there:
+//! a page that one part leaves to another costs no call to create it or to release it, and nothing more
+//! is held.
+//!
+//! ```text
+//!  fallback ── empty_fallback ─►┐        ┌─ map ──────► arena, persistent region
+//!                               │  pool  │
+//!  regions ─── trim, reclaim ──►┘   │    └─ make_room ► fallback
+//!                                   └─ drain, begin_iteration ► device
+//! ```
 
 use girih_trace::{Action, PoolId, StackId, StreamId};
 
@@ -12,6 +21,7 @@ use super::growth::CREDIT_MIN;
 use super::region::Region;
 use super::{Planned, Request};
 use crate::device::{Address, DeviceError};
+use crate::page_pool::PagePool;
 use crate::pending::Limbo;
 use crate::policy::{AllocError, Env};
 use crate::stats::Stats;
@@ -76,7 +86,7 @@ impl Planned {
             }
             self.empty_fallback(env)?;
         }
-        let after = self.stats.reserved_bytes.all.current + missing;
+        let after = self.held_by_parts() + missing;
         if self.is_inflated(after, bytes.1) {
             self.strain.is_suspended = true;
             return Ok(false);
@@ -84,6 +94,7 @@ impl Planned {
         if self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(false);
         }
+        self.respect_limit(env);
         let region = match home {
             Home::Persistent(_) => &mut self.layout.persistent,
             _ => &mut self.layout.arena,
@@ -94,9 +105,12 @@ impl Planned {
             calls += 1;
             log.record(segment_event(Action::SegmentMap, address, bytes));
         };
-        let result = region.map(env.device, &mut self.limbo, bytes, &mut note);
+        let mut device = self.pool.before(env.device);
+        let result = region.map(&mut device, &mut self.limbo, bytes, &mut note);
+        let mapped = region.mapped() - before;
         self.stats.num_device_alloc += calls;
-        self.stats.reserved_bytes.increase(false, region.mapped() - before);
+        self.count_pool();
+        self.stats.reserved_bytes.increase(false, mapped);
         self.note_growth();
         match result {
             Ok(()) => Ok(true),
@@ -131,17 +145,24 @@ impl Planned {
         for_plan: bool,
         idle: impl FnOnce(&Planned) -> u64,
     ) -> bool {
-        let after = self.stats.reserved_bytes.all.current + bytes;
+        let after = self.held_by_parts() + bytes;
         after > self.growth.high && !self.growth.is_foreseen(after, for_plan) && {
             let idle = idle(self);
             self.growth.gives_back(after, bytes, idle)
         }
     }
 
+    /// Bytes held without the pool. It is by these that growth is judged: a page that goes into the
+    /// pool and comes out again is no growth, and the pool gives back what others take.
+    #[inline]
+    pub(super) fn held_by_parts(&self) -> u64 {
+        self.stats.reserved_bytes.all.current - self.pooled
+    }
+
     /// Keeps the most that was held in mind.
     #[inline]
     pub(super) fn note_growth(&mut self) {
-        self.growth.note(self.stats.reserved_bytes.all.current);
+        self.growth.note(self.held_by_parts());
     }
 
     fn has_idle_chunks(&self) -> bool {
@@ -164,35 +185,59 @@ impl Planned {
         stats.reserved_bytes.all.current > stats.active_bytes.all.current
     }
 
-    /// Gives back what the fallback holds free, if it holds anything free.
+    /// Gives what the fallback holds free to the pool, if it holds anything free.
     fn empty_fallback(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         if !self.fallback_is_idle() {
             return Ok(());
         }
-        self.with_fallback(|fallback| fallback.empty_cache(env))
+        self.with_fallback(env, |fallback, env| fallback.empty_cache(env))
     }
 
     /// The model is built, and what that has left behind in the fallback is of no more use.
     #[cold]
     pub(super) fn end_opening(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.fallback.releasable() < CREDIT_MIN {
-            return Ok(());
+        if self.fallback.releasable() >= CREDIT_MIN {
+            self.with_fallback(env, |fallback, env| fallback.empty_cache(env))?;
         }
-        self.with_fallback(|fallback| fallback.empty_cache(env))
+        self.drain(env)
     }
 
-    /// Unmaps the chunks of all regions that no block uses. Waits for all streams first; during a
-    /// capture nothing can be waited for, and nothing is done.
+    /// Gives all pages of the pool to the device.
+    pub(super) fn drain(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let result = self.pool.drain(env.device);
+        self.count_pool();
+        Ok(result?)
+    }
+
+    /// Makes the calls that are owed. A handle that was to be released goes into the pool.
+    pub(super) fn settle_debts(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        let result = self.limbo.settle(&mut self.pool.before(env.device));
+        self.count_pool();
+        Ok(result?)
+    }
+
+    /// Takes what has become of the pool into the statistics. What was taken out of it is to be counted
+    /// before it is counted where it went, so that it is never counted twice.
+    pub(super) fn count_pool(&mut self) {
+        let bytes = self.pool.bytes();
+        let reserved = &mut self.stats.reserved_bytes;
+        reserved.decrease(false, self.pooled.saturating_sub(bytes));
+        reserved.increase(false, bytes.saturating_sub(self.pooled));
+        self.pooled = bytes;
+    }
+
+    /// Unmaps the chunks of all regions that no block uses; they go into the pool. Waits for all streams
+    /// first; during a capture nothing can be waited for, and nothing is done.
     pub(super) fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         if self.captures == 0 && self.has_idle_chunks() {
             self.synchronize(env)?;
             self.order.clear(env.device, &mut self.limbo);
             for region in [&mut self.layout.arena, &mut self.layout.persistent] {
-                unmap_idle(region, env, &mut self.limbo, &mut self.stats);
+                unmap_idle(region, env, &mut self.pool, &mut self.limbo, &mut self.stats);
             }
             self.unmap_retired(env);
         }
-        Ok(self.limbo.settle(env.device)?)
+        self.settle_debts(env)
     }
 
     /// Unmaps the chunks of retired regions that no block uses. Waits for all streams first.
@@ -215,7 +260,7 @@ impl Planned {
         self.retired_is_idle = false;
         for place in &mut self.retired {
             if let Some(region) = place {
-                unmap_idle(region, env, &mut self.limbo, &mut self.stats);
+                unmap_idle(region, env, &mut self.pool, &mut self.limbo, &mut self.stats);
                 if region.mapped() == 0 {
                     *place = None;
                 }
@@ -224,6 +269,7 @@ impl Planned {
         if self.retired.iter().all(Option::is_none) {
             self.retired.clear();
         }
+        self.count_pool();
     }
 
     /// Waits for all streams that the program has used.
@@ -255,15 +301,21 @@ impl Planned {
     }
 }
 
-/// Unmaps the chunks of a region that no block uses.
-fn unmap_idle(region: &mut Region, env: &mut Env<'_>, limbo: &mut Limbo, stats: &mut Stats) {
+/// Unmaps the chunks of a region that no block uses. The pool is not counted yet.
+fn unmap_idle(
+    region: &mut Region,
+    env: &mut Env<'_>,
+    pool: &mut PagePool,
+    limbo: &mut Limbo,
+    stats: &mut Stats,
+) {
     let (log, before) = (&mut *env.log, region.mapped());
     let mut calls = 0;
     let note = |address, bytes| {
         calls += 1;
         log.record(segment_event(Action::SegmentUnmap, address, bytes));
     };
-    region.trim(env.device, limbo, note);
+    region.trim(&mut pool.before(env.device), limbo, note);
     stats.num_device_free += calls;
     stats.reserved_bytes.decrease(false, before - region.mapped());
 }

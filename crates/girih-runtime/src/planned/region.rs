@@ -7,18 +7,28 @@
 //!  blocks      aaaa bbbb   cc      ddddd          .                  .
 //! ```
 //!
-//! A chunk is one handle, mapped when the first block comes to lie in it; the last is only as long
-//! as it must be. [`Region::take`] gives bytes only if no live block holds any of them: this is the
+//! A chunk is one handle, mapped when the first block comes to lie in it. It is as long as a page of the
+//! fallback, so that each can take what the other has given; the last is only as long as it must be.
+//! [`Region::take`] gives bytes only if no live block holds any of them: this is the
 //! guard that makes a wrong plan cost memory and never correctness.
 
 use super::cells::{Cells, Span};
+use crate::caching::PAGES;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
 
-/// Chunks are at most this large: fewer handles, faster mapping (cost is per handle).
-const CHUNK_MAX: u64 = 64 << 20;
-/// A region has about this many chunks, if they are then not larger than [`CHUNK_MAX`].
+/// A region has so many chunks at least, if there are pages as small as that: fewer handles, faster
+/// mapping (cost is per handle).
 const CHUNKS: u64 = 64;
+
+/// The length of the chunks of a region of `size` bytes.
+fn chunk_for(size: u64, granularity: u64) -> u64 {
+    let pages = PAGES.into_iter().filter(|page| page.is_multiple_of(granularity));
+    pages
+        .filter(|page| page * CHUNKS <= size)
+        .max()
+        .unwrap_or(PAGES[0].next_multiple_of(granularity))
+}
 
 /// A range of addresses, its handles, and which bytes live blocks hold.
 pub(super) struct Region {
@@ -42,7 +52,7 @@ impl Region {
         offsets: impl IntoIterator<Item = u64>,
     ) -> Region {
         let size = bytes.next_multiple_of(granularity);
-        let chunk = (size / CHUNKS).clamp(granularity, CHUNK_MAX).next_multiple_of(granularity);
+        let chunk = chunk_for(size, granularity);
         let handles = vec![None; size.div_ceil(chunk) as usize];
         let chunks = (0..handles.len() as u64).map(|k| k * chunk);
         let cells = Cells::new(offsets.into_iter().chain(chunks));

@@ -1,11 +1,12 @@
 //! Another plan, in the middle of a run.
 //!
-//! The old plan's regions retire: blocks that live in them stay where they are, and what is idle in
-//! them goes back to the device. The new plan's regions are mapped as its blocks come.
+//! The old plan's regions retire: blocks that live in them stay where they are. What is idle in them,
+//! and what the fallback holds free, goes into the pool of pages, and from there to the new plan's
+//! regions, which are mapped as its blocks come. If there is no new plan it goes to the device.
 //!
 //! ```text
 //!  before      | arena 1: a  b . . c . |             | fallback: d . e . |
-//!  follow      |    retired: a  b   c  | -> given back: the idle chunks of both
+//!  follow      |    retired: a  b   c  | -> into the pool: the idle pages of both
 //!  later       |    retired:        c  |             | fallback: d |
 //!              | arena 2: f  g  h      | mapped chunk by chunk
 //!  at last     | arena 2 |  d stays in the fallback
@@ -77,13 +78,14 @@ impl Planned {
             return Ok(false);
         }
         // Whatever may be refused comes first.
-        self.limbo.settle(env.device)?;
+        self.settle_debts(env)?;
         self.process_own_events(env)?;
         self.synchronize(env)?;
-        self.with_fallback(|fallback| fallback.empty_cache(env))?;
         self.count_for_both();
-
         let layout = Layout::new(plan, self.granularity);
+        let is_following = !layout.places.is_empty();
+        self.make_free(env, is_following)?;
+
         self.order.restart(env.device, &mut self.limbo, layout.arena.cell_count());
         let Layout { arena, persistent, .. } = std::mem::replace(&mut self.layout, layout);
         let arena = self.retire(arena);
@@ -96,12 +98,17 @@ impl Planned {
             }
         }
         self.unmap_retired(env);
-        let reserved = &self.stats.reserved_bytes.all;
-        let top = self.growth.top().max(reserved.peak).max(most);
-        self.growth = Growth::of_switch(reserved.current, top, self.layout.plan.arena_bytes);
+        // More than the arena is long it will not take: what stays is where it is. What is refused stays
+        // in the pool.
+        let arena_bytes = self.layout.plan.arena_bytes;
+        let _ = self.pool.shrink(env.device, arena_bytes);
+        self.count_pool();
+        let top = self.growth.top().max(self.stats.reserved_bytes.all.peak).max(most);
+        let held = self.held_by_parts();
+        self.growth = Growth::of_switch(held, top, arena_bytes);
         self.follower = Follower::new(&self.layout.plan);
         self.follower.join();
-        self.is_following = !self.layout.places.is_empty();
+        self.is_following = is_following;
         self.begin_review();
         self.guests = Guests::of_plan(true);
         self.relax();
@@ -128,6 +135,21 @@ impl Planned {
         }
     }
 
+    /// Gives away what the fallback holds free before another plan is followed: into the pool, or to the
+    /// device if `is_following` says that there will be no plan. On an error the old plan is followed on.
+    fn make_free(&mut self, env: &mut Env<'_>, is_following: bool) -> Result<(), AllocError> {
+        self.pool.keep(is_following);
+        let result = self.with_fallback(env, |fallback, env| fallback.empty_cache(env));
+        if result.is_err() {
+            self.pool.keep(self.is_following);
+            if !self.is_following {
+                // What is refused now stays in the pool.
+                let _ = self.drain(env);
+            }
+        }
+        result
+    }
+
     /// Keeps a region of a plan that is not followed any more; its index.
     fn retire(&mut self, region: Region) -> u32 {
         let vacant = self.retired.iter().position(Option::is_none);
@@ -152,6 +174,14 @@ impl Planned {
         self.review = Review { at: since.misses + opening + PATIENCE.max(2 * iteration), since };
     }
 
+    /// An iteration begins. Pages that were in the pool throughout the one before go to the device.
+    pub(super) fn begin_iteration(&mut self, env: &mut Env<'_>) {
+        self.relax();
+        // What is refused stays in the pool, and goes the next time.
+        let _ = self.pool.age(env.device);
+        self.count_pool();
+    }
+
     /// An iteration begins: places are given again.
     pub(super) fn relax(&mut self) {
         self.strain = Strain::default();
@@ -161,9 +191,9 @@ impl Planned {
 
     /// Where no marks tell, an iteration begins when the follower goes back to an earlier entry.
     #[inline]
-    pub(super) fn find_next_iteration(&mut self, entry: EntryId) {
+    pub(super) fn find_next_iteration(&mut self, env: &mut Env<'_>, entry: EntryId) {
         if entry.0 < self.strain.last {
-            self.relax();
+            self.begin_iteration(env);
         } else {
             self.strain.last = entry.0;
         }

@@ -65,12 +65,13 @@ impl Planned {
     /// Walks everything; see [`Policy::check`](crate::Policy::check).
     pub(super) fn check_all(&self) -> Result<(), String> {
         self.fallback.check().map_err(|fault| format!("fallback: {fault}"))?;
+        self.pool.check().map_err(|fault| format!("pool: {fault}"))?;
         if !self.is_counting {
-            let regions = (self.blocks.iter().count(), self.mapped(), self.retired.len());
-            return if regions == (0, 0, 0) {
+            let own = (self.blocks.iter().count(), self.mapped(), self.retired.len());
+            return if (own, self.pool.bytes()) == ((0, 0, 0), 0) {
                 Ok(())
             } else {
-                Err(format!("regions: {regions:?}"))
+                Err(format!("regions: {own:?}, {} bytes in the pool", self.pool.bytes()))
             };
         }
         let (mut in_arena, mut in_persistent) = (Vec::new(), Vec::new());
@@ -105,7 +106,7 @@ impl Planned {
             active += block.size;
             allocated += if block.state == BlockState::Allocated { block.size } else { 0 };
         }
-        let reserved = self.mapped() + fallback.reserved_bytes.all.current;
+        let reserved = self.mapped() + fallback.reserved_bytes.all.current + self.pool.bytes();
         for (name, counter, sum) in [
             ("active", self.stats.active_bytes, active),
             ("allocated", self.stats.allocated_bytes, allocated),

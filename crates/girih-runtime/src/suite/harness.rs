@@ -249,8 +249,11 @@ impl<S: Stage> Harness<S> {
             }
             last = segment.address + segment.size;
         });
-        if visible != reserved {
-            self.fail(&format!("{reserved} bytes reserved, {visible} visible"));
+        let unmapped = self.policy.unmapped();
+        if visible + unmapped != reserved {
+            self.fail(&format!(
+                "{reserved} bytes reserved, {visible} visible, {unmapped} unmapped"
+            ));
         }
     }
 
