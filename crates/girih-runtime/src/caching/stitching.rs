@@ -44,7 +44,7 @@ use crate::device::DeviceError;
 use crate::policy::{BlockId, Env};
 
 /// So much more may be held than was ever in use, one byte in so many, before holes are stitched.
-pub(crate) const SLACK: u64 = 100;
+pub(crate) const SLACK: u64 = 200;
 /// And so many bytes at least.
 const SLACK_MIN: u64 = 16 << 20;
 /// Microseconds to map a page once more, and to create and map one, on an H200: as much for a small one
