@@ -175,9 +175,13 @@ def _reduce_registered(rank: int, port: int, answers: object) -> None:
     kept = holes(20, 40)
     with girih.one_handle() as pool:
         buffer = torch.empty(99 * MIB, device="cuda")
+    if pool is None:  # torch's own allocator: the same with a pool of its own
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            buffer = torch.empty(99 * MIB, device="cuda")
     dist.all_reduce(torch.ones(1, device="cuda"))  # makes the communicator
     backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
-    knows = pool is not None and hasattr(backend, "register_mem_pool")
+    knows = hasattr(backend, "register_mem_pool")
     if knows:
         backend.register_mem_pool(pool)
     for _ in range(3):

@@ -189,6 +189,8 @@ typedef struct girih_segment {
   uint64_t stream;
   girih_pool pool;
   int32_t device;
+  /* How many had come before it on this device. */
+  uint32_t registration;
   bool is_large;
   bool is_expandable;
 } girih_segment;

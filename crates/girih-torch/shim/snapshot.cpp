@@ -106,6 +106,10 @@ std::vector<SegmentInfo> GirihAllocator::segments(c10::DeviceIndex device, girih
     }
     SegmentInfo segment;
     segment.device = device;
+#if GIRIH_TORCH_FROM(2, 11)
+    // NCCL registers the segments of a pool in this order on every rank.
+    segment.registration_counter = static_cast<int32_t>(from.registration);
+#endif
     segment.address = from.address;
     segment.total_size = from.size;
     segment.stream = to_stream(from.stream);

@@ -5,10 +5,13 @@
 //!                                       └─► the sink, if one is set, with handles for ids
 //! ```
 //!
-//! Mostly there is neither, and an event costs one branch.
+//! Mostly there is neither, and an event costs two branches: segments are numbered as they come,
+//! whether or not somebody listens.
 
-use girih_runtime::Log;
-use girih_trace::{Event, PoolId, StreamId};
+use std::collections::BTreeMap;
+
+use girih_runtime::{Address, Log};
+use girih_trace::{Action, Event, PoolId, StreamId};
 
 use crate::abi::{self, Sink};
 use crate::error::{Outcome, unsupported};
@@ -84,6 +87,10 @@ pub(crate) struct Journal {
     recorder: Option<Recorder>,
     /// True if there is a sink or a recorder.
     listens: bool,
+    /// How many segments, or runs of pages, had come before the one that begins at an address.
+    registrations: BTreeMap<Address, u32>,
+    /// How many have come.
+    registered: u32,
 }
 
 impl Journal {
@@ -97,7 +104,16 @@ impl Journal {
             sink: None,
             recorder,
             listens,
+            registrations: BTreeMap::new(),
+            registered: 0,
         }
+    }
+
+    /// The number of the segment that begins at an address, from 0, in the order in which they came
+    /// (`registration_counter`): the processes of a run that ask for the same in the same order have the
+    /// same numbers. A run of pages has that of its beginning, or of what came before it there.
+    pub(crate) fn registration(&self, address: Address) -> u32 {
+        self.registrations.range(..=address).next_back().map_or(0, |(_, number)| *number)
     }
 
     /// Sends the events to another sink from now on, or to none.
@@ -127,6 +143,17 @@ impl Journal {
         abi::Pool { first, second }
     }
 
+    /// Numbers a segment that has come, and forgets one that has gone.
+    #[cold]
+    fn register(&mut self, event: &Event) {
+        if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
+            self.registrations.remove(&event.address);
+        } else {
+            self.registrations.insert(event.address, self.registered);
+            self.registered = self.registered.saturating_add(1);
+        }
+    }
+
     #[cold]
     fn tell(&mut self, event: Event) {
         if let Some(sink) = &self.sink {
@@ -148,10 +175,22 @@ impl Journal {
 impl Log for Journal {
     #[inline]
     fn record(&mut self, event: Event) {
+        if is_of_a_segment(event.action) {
+            self.register(&event);
+        }
         if self.listens {
             self.tell(event);
         }
     }
+}
+
+/// True if memory of the device comes or goes.
+#[inline]
+fn is_of_a_segment(action: Action) -> bool {
+    matches!(
+        action,
+        Action::SegmentAlloc | Action::SegmentFree | Action::SegmentMap | Action::SegmentUnmap
+    )
 }
 
 #[cfg(test)]
@@ -173,6 +212,23 @@ mod tests {
         let mut journal = Journal::new(0, None);
         assert_eq!(journal.pools.id((0, 1), "pools").unwrap(), (1, true));
         assert_eq!(journal.pools.id((0, 0), "pools").unwrap(), (0, false));
+    }
+
+    #[test]
+    fn segments_are_numbered_as_they_come_whatever_their_address() {
+        let mut journal = Journal::new(0, None);
+        let mut log = |action, address| {
+            let stack = girih_trace::StackId::NONE;
+            let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+            journal.record(Event { action, address, size: 512, time_us: 0, stack, stream, pool });
+        };
+        log(Action::SegmentAlloc, 8192);
+        log(Action::SegmentMap, 4096);
+        log(Action::Alloc, 4096);
+        log(Action::SegmentFree, 8192);
+        log(Action::SegmentAlloc, 8192);
+        let numbers = [4096, 8192, 9216].map(|address| journal.registration(address));
+        assert_eq!(numbers, [1, 2, 2]);
     }
 
     #[test]

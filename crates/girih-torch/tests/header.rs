@@ -159,7 +159,7 @@ fn layout() -> Vec<(String, usize)> {
         }
         "girih_event" abi::Event { address, size, stream, pool, device, action }
         "girih_segment" abi::Segment {
-            address, size, stream, pool, device, is_large, is_expandable
+            address, size, stream, pool, device, registration, is_large, is_expandable
         }
         "girih_block" abi::Block { address, size, requested, allocated, active }
     }

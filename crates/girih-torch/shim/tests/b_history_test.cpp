@@ -268,6 +268,9 @@ TEST("a snapshot tells of segments and of the blocks that tile them") {
   EXPECT_EQ(segment->active_size, size_t{1024});
   EXPECT_EQ(segment->requested_size, size_t{700});
   EXPECT(segment->is_large && segment->is_expandable);
+#if GIRIH_TORCH_FROM(2, 11)
+  EXPECT(segment->registration_counter >= 0);
+#endif
   EXPECT_EQ(segment->blocks.size(), size_t{2});
   EXPECT(segment->blocks[0].active && segment->blocks[0].allocated);
   EXPECT(!segment->blocks[1].active && !segment->blocks[1].allocated);

@@ -211,6 +211,8 @@ pub struct Segment {
     pub pool: Pool,
     /// The device.
     pub device: i32,
+    /// How many had come before it, in this process on this device (`registration_counter`).
+    pub registration: u32,
     /// True if it serves requests of more than 1 MiB.
     pub is_large: bool,
     /// True if it is mapped page by page.

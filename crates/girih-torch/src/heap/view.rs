@@ -72,6 +72,7 @@ impl State {
             stream: self.journal.stream_handle(segment.stream),
             pool: self.journal.pool_pair(segment.pool),
             device: self.ordinal as i32,
+            registration: self.journal.registration(segment.address),
             is_large: !segment.is_small,
             is_expandable: segment.backing != Backing::Allocation,
         }
