@@ -164,7 +164,8 @@ impl Caching {
         }
     }
 
-    /// Waits on the host for every stream that used bytes of `own` last.
+    /// Waits on the host for every stream that used bytes of `own` last, and for those that used a view
+    /// over them last, be it other bytes of it: so nobody uses their addresses any more.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
@@ -172,13 +173,14 @@ impl Caching {
         own: StreamId,
     ) -> Result<(), DeviceError> {
         env.device.synchronize_stream(own)?;
-        if self.stains.is_empty() {
-            return Ok(());
-        }
-        for user in self.stains.users(part, own, own) {
+        let mut users = self.users_of_views_over(part);
+        self.note_users(&mut users, part, own, own);
+        for user in users.into_iter().filter(|&user| user != own) {
             env.device.synchronize_stream(user)?;
         }
-        self.stains.set(part, own, own);
+        if !self.stains.is_empty() {
+            self.stains.set(part, own, own);
+        }
         Ok(())
     }
 

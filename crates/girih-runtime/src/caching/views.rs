@@ -87,6 +87,11 @@ impl View {
         self.lent == 0
     }
 
+    /// True if it shows bytes of a part.
+    fn is_over(&self, part: &Part) -> bool {
+        self.parts.iter().any(|own| own.overlaps(part))
+    }
+
     /// Its first `size` bytes: parts, of which the last may be cut short.
     #[inline]
     pub(super) fn prefix(&self, size: u64) -> impl Iterator<Item = Part> {
@@ -247,11 +252,23 @@ impl Caching {
         (handles, offset.unwrap_or(0))
     }
 
+    /// The streams that used the views over a part last, each once. Every use of a view has its first
+    /// bytes, and waits for whoever used these before: so the last user had waited for all others.
+    pub(super) fn users_of_views_over(&self, part: Part) -> Vec<StreamId> {
+        let retired = self.views.retired.iter().map(|(_, view)| view);
+        let views = self.views.views.iter().flatten().chain(retired);
+        let mut users: Vec<_> =
+            views.filter(|view| view.is_over(&part)).map(|view| view.stream).collect();
+        users.sort_unstable();
+        users.dedup();
+        users
+    }
+
     /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
-    /// are in use is cut short behind them. The device has no work left that uses them: the stream
-    /// that used the pages last was waited for, and had waited for those before it.
+    /// are in use is cut short behind them. The device has no work left that uses them: whoever used
+    /// the pages and the views last was waited for ([`Caching::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
-        let over = |view: &View| view.parts.iter().any(|part| part.overlaps(&pages));
+        let over = |view: &View| view.is_over(&pages);
         for place in 0..self.views.views.len() {
             if self.views.views[place].as_ref().is_some_and(over)
                 && let Some(view) = self.views.remove(place)

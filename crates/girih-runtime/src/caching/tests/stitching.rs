@@ -158,6 +158,29 @@ fn a_view_in_use_is_cut_short_behind_the_bytes_that_it_is_lent() {
 }
 
 #[test]
+fn a_page_goes_back_after_whoever_used_other_bytes_of_its_view() {
+    let mut machine = stitching(64 * GIB);
+    // Holes that begin within a page, of which the first part is made, and one that does not.
+    let odd = machine.used(3 * MIB, MAIN);
+    let mut kept = holes(&mut machine, 19);
+    kept.extend([odd, machine.used(3 * MIB, MAIN)]);
+    let last = machine.used(20 * MIB, MAIN);
+    kept.push(machine.used(40 * MIB, MAIN));
+    machine.free_used(last, MAIN);
+    let wide = machine.used((40 + 18 * 38 + 20) * MIB, MAIN);
+    assert_eq!(machine.policy.stats().num_stitches, 1);
+    machine.free_used(wide, MAIN);
+    let small = machine.used(401 * MIB, SIDE);
+    assert_eq!(small.address, wide.address);
+    machine.free_used(small, SIDE);
+    // The smallest hole goes first, which the other stream did not use. What is unmapped too early is
+    // refused.
+    machine.empty_cache();
+    assert_eq!(machine.device.calls(), machine.device.totals().sum().calls);
+    kept.into_iter().for_each(|block| machine.free_used(block, MAIN));
+}
+
+#[test]
 fn a_run_that_holds_little_more_than_it_uses_makes_no_view() {
     let mut machine = stitching(64 * GIB);
     for _ in 0..50 {
