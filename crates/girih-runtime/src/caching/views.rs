@@ -2,12 +2,13 @@
 //!
 //! A view is made once and used again and again. While the program holds it its bytes are lent
 //! (`lending`); while it is idle they serve others, and it can be used again as soon as all of them
-//! are free. Nothing tells it so: it looks.
+//! are free, or its first ones, for a request that is smaller. Nothing tells it so: it looks.
 //!
 //! Addresses are plenty, but each page that is mapped once more costs the driver memory. So there is
-//! a budget of them ([`Config::view_pages_max`](super::Config)), and those views go that were not used for longest. A kernel may still run
-//! that uses them; they are unmapped when an event on their stream is done. A page that goes back to
-//! the device takes the views over it with it.
+//! a budget of them ([`Config::view_pages_max`](super::Config)), and those views go that were not used
+//! for longest. A kernel may still run that uses them; they are unmapped when an event on their stream
+//! is done. A page that goes back to the device takes the views over it with it, or cuts one in use
+//! short.
 
 use std::collections::{BTreeMap, VecDeque};
 
