@@ -302,7 +302,7 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void* user) {
       continue;
     }
     const auto& [owner, size, stream, pool] = block.request;
-    const girih_segment segment{number(address), kSegmentBytes, stream, pool, owner, true, true};
+    const girih_segment segment{number(address), kSegmentBytes, stream, pool, owner, 0, true, true};
     (void)size;
     const girih_block blocks[] = {
         {number(address), block.granted, block.request.size, true, true},
