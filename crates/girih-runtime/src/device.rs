@@ -124,68 +124,43 @@ pub trait Device {
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 }
 
-/// The methods of [`Device`] for streams and events, within the `impl` of a device that stands in
-/// front of another and changes its memory alone: they go to the device in that field, which may be
-/// a reference to one.
+/// Methods of [`Device`] within the `impl` of a device that stands in front of another: they go to the
+/// device in that field, which may be a reference to one.
 ///
 /// ```ignore
-/// impl Device for Shifted {
-///     girih_runtime::streams_of!(device);
-///     // ... and what memory needs
+/// impl Device for Counted {
+///     girih_runtime::calls_of!(device {
+///         fn reserve(size: u64) -> Address;
+///         fn unreserve(address: Address, size: u64) -> ();
+///     });
+///     // ... and the others
 /// }
 /// ```
-///
-/// The crate that calls it depends on `girih-trace` too.
+#[macro_export]
+macro_rules! calls_of {
+    ($field:ident { $(fn $name:ident($($argument:ident: $type:ty),*) -> $value:ty;)* }) => {
+        $(
+            fn $name(&mut self, $($argument: $type),*) -> Result<$value, $crate::DeviceError> {
+                #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+                use $crate::Device as _;
+                self.$field.$name($($argument),*)
+            }
+        )*
+    };
+}
+
+/// [`calls_of`](crate::calls_of) for streams and events: a device in front of another that changes its
+/// memory alone needs no more of them. The crate that calls it depends on `girih-trace` too.
 #[macro_export]
 macro_rules! streams_of {
     ($field:ident) => {
-        fn record_event(
-            &mut self,
-            stream: ::girih_trace::StreamId,
-        ) -> Result<$crate::StreamEvent, $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.record_event(stream)
-        }
-
-        fn query_event(&mut self, event: $crate::StreamEvent) -> Result<bool, $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.query_event(event)
-        }
-
-        fn wait_event(
-            &mut self,
-            stream: ::girih_trace::StreamId,
-            event: $crate::StreamEvent,
-        ) -> Result<(), $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.wait_event(stream, event)
-        }
-
-        fn synchronize_event(
-            &mut self,
-            event: $crate::StreamEvent,
-        ) -> Result<(), $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.synchronize_event(event)
-        }
-
-        fn destroy_event(&mut self, event: $crate::StreamEvent) -> Result<(), $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.destroy_event(event)
-        }
-
-        fn synchronize_stream(
-            &mut self,
-            stream: ::girih_trace::StreamId,
-        ) -> Result<(), $crate::DeviceError> {
-            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
-            use $crate::Device as _;
-            self.$field.synchronize_stream(stream)
-        }
+        $crate::calls_of!($field {
+            fn record_event(stream: ::girih_trace::StreamId) -> $crate::StreamEvent;
+            fn query_event(event: $crate::StreamEvent) -> bool;
+            fn wait_event(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();
+            fn synchronize_event(event: $crate::StreamEvent) -> ();
+            fn destroy_event(event: $crate::StreamEvent) -> ();
+            fn synchronize_stream(stream: ::girih_trace::StreamId) -> ();
+        });
     };
 }

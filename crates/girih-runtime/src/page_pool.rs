@@ -198,6 +198,14 @@ impl Pooled<'_> {
 
 impl Device for Pooled<'_> {
     crate::streams_of!(device);
+    crate::calls_of!(device {
+        fn free(address: Address) -> ();
+        fn reserve(size: u64) -> Address;
+        fn unreserve(address: Address, size: u64) -> ();
+        fn map(address: Address, handle: Handle) -> ();
+        fn set_access(address: Address, size: u64) -> ();
+        fn unmap(address: Address, size: u64) -> ();
+    });
 
     fn memory_info(&mut self) -> MemoryInfo {
         let info = self.device.memory_info();
@@ -210,18 +218,6 @@ impl Device for Pooled<'_> {
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
         self.take(size, |device| device.alloc(size))
-    }
-
-    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.device.free(address)
-    }
-
-    fn reserve(&mut self, size: u64) -> Result<Address, DeviceError> {
-        self.device.reserve(size)
-    }
-
-    fn unreserve(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
-        self.device.unreserve(address, size)
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {
@@ -239,18 +235,6 @@ impl Device for Pooled<'_> {
             self.pool.sizes.remove(&handle);
         }
         Ok(())
-    }
-
-    fn map(&mut self, address: Address, handle: Handle) -> Result<(), DeviceError> {
-        self.device.map(address, handle)
-    }
-
-    fn set_access(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
-        self.device.set_access(address, size)
-    }
-
-    fn unmap(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
-        self.device.unmap(address, size)
     }
 }
 

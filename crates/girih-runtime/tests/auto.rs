@@ -1,6 +1,5 @@
 //! `auto`: learns, switches, learns again, and is never worse than what it began as.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use girih_plan::{Plan, Role};
@@ -9,25 +8,15 @@ use girih_runtime::sim::SimDevice;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
 use girih_runtime::suite;
 use girih_runtime::{Auto, BlockId, Env, Policy, Request};
-use girih_trace::compress::Limits;
-use girih_trace::{Event, Lifetimes, Mark, MarkKind, PoolId, StreamId, Trace, marks, open};
+use girih_trace::{Event, Lifetimes, Mark, MarkKind, PoolId, StreamId, Trace};
 
 mod common;
+#[path = "common/corpus.rs"]
+mod corpus;
 
-/// A recording of the corpus, with its marks, whose steady iteration goes on for longer.
+/// A recording of the corpus whose steady iteration goes on for longer.
 fn recording(name: &str, times: usize) -> Trace {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");
-    let of_girih = folder.join(format!("{name}.girih"));
-    let has_marks = of_girih.exists();
-    let path = if has_marks { of_girih } else { folder.join(format!("{name}.pickle.gz")) };
-    let file = std::fs::File::open(path).expect("the corpus");
-    let mut recording = open::detect_and_read(file, Limits::default()).expect("a recording");
-    let mut trace = recording.traces.remove(0);
-    if !has_marks {
-        let bytes = std::fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
-        marks::apply(&mut trace, &bytes).expect("marks");
-    }
-    common::repeated(&trace, times)
+    common::repeated(&corpus::recording(name), times)
 }
 
 fn run(trace: &Trace, allocator: Allocator, plans_late: bool) -> Simulation {

@@ -1,7 +1,6 @@
 //! `planned` under everything that can go wrong: plans that are wrong, calls that fail, requests
 //! that come in between or stay away.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
@@ -11,11 +10,13 @@ use girih_runtime::replay::{Options, Replayed, replay};
 use girih_runtime::sim::SimDevice;
 use girih_runtime::suite::{self, Scenario};
 use girih_runtime::{Following, Planned, Policy};
-use girih_trace::compress::Limits;
 use girih_trace::generate::{Training, training};
-use girih_trace::{
-    Action, Event, Iterations, Lifetimes, PoolId, StackId, StreamId, Tick, Trace, marks, open,
-};
+use girih_trace::{Action, Event, Iterations, Lifetimes, PoolId, StackId, StreamId, Tick, Trace};
+
+#[path = "common/corpus.rs"]
+mod corpus;
+
+use corpus::recording;
 
 const MIB: u64 = 1 << 20;
 
@@ -90,17 +91,6 @@ fn every_device_call_may_fail_while_plans_change() {
     .size_min(200)
     .size_max(1000)
     .budget_ms(4_000);
-}
-
-/// A recording of the corpus, with its marks.
-fn recording(name: &str) -> Trace {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");
-    let file = std::fs::File::open(folder.join(format!("{name}.pickle.gz"))).expect("the corpus");
-    let mut recording = open::detect_and_read(file, Limits::default()).expect("a snapshot");
-    let mut trace = recording.traces.remove(0);
-    let bytes = std::fs::read(folder.join(format!("{name}.marks.json.gz"))).expect("its marks");
-    marks::apply(&mut trace, &bytes).expect("marks");
-    trace
 }
 
 fn plan_of(trace: &Trace) -> (Arc<Plan>, Iterations) {

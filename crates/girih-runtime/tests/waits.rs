@@ -1,28 +1,20 @@
 //! The waits that a plan lists, against those that are made when it is followed.
 
 mod common;
+#[path = "common/corpus.rs"]
+mod corpus;
 
-use std::fs::{self, File};
 use std::sync::Arc;
 
 use common::repeated;
 
 use girih_plan::{Budget, Entry, Place, Plan, Sequence, profile, solve, waits};
 use girih_runtime::simulate::{Allocator, Setup, simulate};
-use girih_trace::compress::Limits;
-use girih_trace::{Iterations, Lifetimes, StreamId, Tick, Trace, marks, open};
+use girih_trace::{Iterations, Lifetimes, StreamId, Tick, Trace};
 
 /// The recording of FSDP2 over two GPUs, which has three streams.
 fn recording() -> Trace {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../corpus");
-    let snapshot = File::open(format!("{corpus}/fsdp2_R_r0.pickle.gz")).expect("readable");
-    let recording = open::detect_and_read(snapshot, Limits::default()).expect("a snapshot");
-    let mut traces = recording.traces;
-    traces.sort_by_key(|trace| trace.events.len());
-    let mut trace = traces.pop().expect("a trace");
-    let beside = fs::read(format!("{corpus}/fsdp2_R_r0.marks.json.gz")).expect("readable");
-    marks::apply(&mut trace, &beside).expect("marks");
-    trace
+    corpus::recording("fsdp2_R_r0")
 }
 
 /// The waits that are put on the device while a run is followed.

@@ -47,6 +47,12 @@ impl Watched {
 
 impl Device for Watched {
     girih_runtime::streams_of!(device);
+    girih_runtime::calls_of!(device {
+        fn alloc(size: u64) -> Address;
+        fn free(address: Address) -> ();
+        fn reserve(size: u64) -> Address;
+        fn unreserve(address: Address, size: u64) -> ();
+    });
 
     fn memory_info(&mut self) -> MemoryInfo {
         self.device.memory_info()
@@ -54,22 +60,6 @@ impl Device for Watched {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
-    }
-
-    fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
-        self.device.alloc(size)
-    }
-
-    fn free(&mut self, address: Address) -> Result<(), DeviceError> {
-        self.device.free(address)
-    }
-
-    fn reserve(&mut self, size: u64) -> Result<Address, DeviceError> {
-        self.device.reserve(size)
-    }
-
-    fn unreserve(&mut self, address: Address, size: u64) -> Result<(), DeviceError> {
-        self.device.unreserve(address, size)
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {

@@ -46,7 +46,7 @@ use crate::policy::{BlockId, Env};
 /// So much more may be held than was ever in use, one byte in so many, before holes are stitched.
 pub(crate) const SLACK: u64 = 200;
 /// And so many bytes at least.
-const SLACK_MIN: u64 = 16 << 20;
+const SLACK_MIN: u64 = 4 << 20;
 /// Microseconds to map a page once more, and to create and map one, on an H200: as much for a small one
 /// as for a large one. Other cards cost more or less, but both alike.
 const MAPPED_PAGE_US: u64 = 30;
@@ -103,11 +103,9 @@ struct Hole {
 fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
     let mut parts = Vec::new();
     // One hole gives all from its first byte on, and not from a page on.
-    let first = (0..holes.len()).max_by_key(|&at| {
-        let Hole { up_to_page, whole, .. } = holes[at];
-        (up_to_page.size - whole).min(missing)
-    });
-    if let Some(at) = first
+    let gains = holes.iter().map(|hole| (hole.up_to_page.size - hole.whole).min(missing));
+    let most = gains.enumerate().max_by_key(|&(_, gain)| gain);
+    if let Some((at, 1..)) = most
         && (1..missing).contains(&holes[at].up_to_page.size)
     {
         let part = holes.remove(at).up_to_page;
@@ -202,10 +200,12 @@ impl Caching {
             // Whatever is free is had already: new pages alone.
             let starts = self.unmapped(&lacking).filter(|&id| self.blocks[id].size >= missing);
             let Some(growth) = self.choose_growth(&lacking, starts) else { return Ok(None) };
-            if self.held().saturating_add(growth.missing) > limit
-                || self.grow(env, &lacking, growth)?.is_none()
-            {
+            if self.held().saturating_add(growth.missing) > limit {
                 return Ok(None);
+            }
+            let Some(block) = self.grow(env, &lacking, growth)? else { return Ok(None) };
+            if parts.is_empty() {
+                return self.take_off_shelf(env, search, block).map(Some);
             }
         }
     }

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! A run that fits its plan never grows; one that does not settles after a few steps at what it
-//! needs. The ceiling is what was held before the plan. A plan under which the run keeps coming
-//! back there is worth nothing.
+//! needs. The ceiling is what was held before the plan; where the plan came first, little more than it
+//! foresees or than is ever in use. A plan under which the run keeps coming back there is worth nothing.
 //!
 //! The opening comes once, and builds the model: beyond what the plan foresees, what is idle goes
 //! back first every time there, and no credit comes of it.
@@ -32,6 +32,10 @@ pub(super) const CREDIT_MIN: u64 = 20 << 20;
 /// A plan followed from the first request may hold so much more than it foresees, one byte in so
 /// many.
 const OUTSIDE: u64 = 8;
+/// And so much more than it foresees, or than was in use, it comes to hold of its own accord, one byte in
+/// so many: holes that are stitched leave no more behind where no plan is followed. At least
+/// [`CREDIT_MIN`].
+const LEEWAY: u64 = 800;
 /// The ceiling may be met so often ([`Strikes`]).
 const PATIENCE: u32 = 3;
 
@@ -49,6 +53,8 @@ pub(super) struct Growth {
     foreseen: u64,
     /// What may be held.
     pub(super) ceiling: u64,
+    /// The most that was in use, as far as it is known.
+    in_use: u64,
     /// A credit.
     unit: u64,
     /// No iteration has begun under this plan.
@@ -83,6 +89,20 @@ impl Growth {
         Growth { unit, credit: unit, ..self }
     }
 
+    /// So much is in use now, or will be with the request at hand.
+    pub(super) fn note_use(&mut self, in_use: u64) {
+        self.in_use = self.in_use.max(in_use);
+    }
+
+    /// What may be held without anything going back for it.
+    fn most(&self) -> u64 {
+        if self.foreseen == 0 {
+            return self.ceiling;
+        }
+        let needed = self.foreseen.max(self.in_use);
+        needed.saturating_add((needed / LEEWAY).max(CREDIT_MIN)).min(self.ceiling)
+    }
+
     /// The most that was held, or may be.
     pub(super) fn top(&self) -> u64 {
         self.ceiling.max(self.high)
@@ -107,7 +127,7 @@ impl Growth {
 
     /// True if the policy may grow by `bytes` and hold `after`, and nothing goes back for it.
     pub(super) fn is_free(&self, after: u64, bytes: u64) -> bool {
-        after <= self.high || (after <= self.ceiling && bytes <= self.credit)
+        after <= self.high || (after <= self.most() && bytes <= self.credit)
     }
 
     /// The policy is about to grow by `bytes` and to hold `after`, more than ever, while `idle` bytes
@@ -120,7 +140,7 @@ impl Growth {
             self.credit -= bytes;
             return false;
         }
-        self.is_at_ceiling |= after > self.ceiling;
+        self.is_at_ceiling |= after > self.most();
         self.times += 1;
         self.credit = self.unit << self.times.min(16);
         true
@@ -202,6 +222,23 @@ mod tests {
         }
         growth.begin_iteration();
         assert!(growth.gives_back(11 * GIB, GIB, GIB), "the credit is that of a new plan");
+    }
+
+    #[test]
+    fn under_a_plan_from_the_first_request_on_little_more_is_held_than_is_in_use() {
+        let press_up = |in_use: u64| {
+            let mut growth = Growth::of_plan(80 * GIB, 8 * GIB);
+            growth.begin_iteration();
+            growth.note(80 * GIB);
+            growth.note_use(in_use);
+            press(growth, 10_000, 2 << 20).0
+        };
+        assert_eq!(press_up(GIB), 80 * GIB + 80 * GIB / LEEWAY / (2 << 20) * (2 << 20));
+        let more = press_up(84 * GIB) - 84 * GIB;
+        assert!(more <= 84 * GIB / LEEWAY && more > 84 * GIB / LEEWAY - (2 << 20), "{more} bytes");
+        // Where there was no plan before, it is what was held then.
+        let growth = Growth::of_switch(80 * GIB, 90 * GIB, 8 * GIB);
+        assert!(press(growth, 10_000, 2 << 20).0 > 89 * GIB);
     }
 
     #[test]

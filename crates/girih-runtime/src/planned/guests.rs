@@ -73,11 +73,11 @@ impl Planned {
         request: &Request,
     ) -> Result<Option<Granted>, AllocError> {
         let after = self.held_by_parts() + request.size;
-        let is_welcome = self.guests.are_welcome && request.size > SMALL;
-        if !is_welcome
-            || self.growth.is_free(after, request.size)
-            || self.fallback.has_room(request)
-        {
+        if !self.guests.are_welcome || request.size <= SMALL {
+            return Ok(None);
+        }
+        self.note_use(request.size);
+        if self.growth.is_free(after, request.size) || self.fallback.has_room(request) {
             return Ok(None);
         }
         self.lodge(env, request, &AHEAD)

@@ -146,6 +146,7 @@ impl Planned {
         idle: impl FnOnce(&Planned) -> u64,
     ) -> bool {
         let after = self.held_by_parts() + bytes;
+        self.note_use(bytes);
         after > self.growth.high && !self.growth.is_foreseen(after, for_plan) && {
             let idle = idle(self);
             self.growth.gives_back(after, bytes, idle)
@@ -157,6 +158,12 @@ impl Planned {
     #[inline]
     pub(super) fn held_by_parts(&self) -> u64 {
         self.stats.reserved_bytes.all.current - self.pooled
+    }
+
+    /// Keeps the most that was in use in mind, with `bytes` for the request at hand.
+    pub(super) fn note_use(&mut self, bytes: u64) {
+        let active = &self.stats.active_bytes.all;
+        self.growth.note_use(active.peak.max(active.current.saturating_add(bytes)));
     }
 
     /// Keeps the most that was held in mind.

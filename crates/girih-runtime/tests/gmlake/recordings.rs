@@ -1,20 +1,11 @@
 //! Recorded runs, replayed through GMLake.
 
-use std::fs::File;
-use std::path::Path;
-
 use girih_runtime::gmlake::Config;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
-use girih_trace::compress::Limits;
-use girih_trace::{Lifetimes, Trace, open};
+use girih_trace::{Lifetimes, Trace};
 
+use crate::corpus::recording;
 use crate::lake::world::MIB;
-
-fn recording(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus").join(name);
-    let file = File::open(path).expect("the corpus");
-    open::detect_and_read(file, Limits::default()).expect("a recording").traces.remove(0)
-}
 
 fn run(trace: &Trace, allocator: Allocator, fragmentation_limit: u64) -> Simulation {
     let gmlake = Config { fragmentation_limit, ..Config::default() };
@@ -30,7 +21,7 @@ fn peak(simulation: &Simulation) -> u64 {
 
 #[test]
 fn with_everything_stitched_a_recorded_run_holds_less_than_under_pytorch() {
-    for name in ["megatron_gpt2-R_r3.pickle.gz", "fsdp2_R_r0.pickle.gz", "llama2b_R.girih"] {
+    for name in ["megatron_gpt2-R_r3", "fsdp2_R_r0", "llama2b_R"] {
         let trace = recording(name);
         let native = run(&trace, Allocator::Native, 0);
         let lake = run(&trace, Allocator::Gmlake, 2 * MIB);
@@ -40,7 +31,7 @@ fn with_everything_stitched_a_recorded_run_holds_less_than_under_pytorch() {
 
 #[test]
 fn a_recorded_run_of_three_streams_uses_no_byte_too_early() {
-    let trace = recording("fsdp2_R_r0.pickle.gz");
+    let trace = recording("fsdp2_R_r0");
     let gmlake = Config { fragmentation_limit: 64 * MIB, ..Config::default() };
     let setup = Setup { gmlake, check_order: true, ..Setup::default() };
     // A byte that is used too early is an error of the device.
@@ -49,7 +40,7 @@ fn a_recorded_run_of_three_streams_uses_no_byte_too_early() {
 
 #[test]
 fn on_one_stream_stitching_leaves_nothing_but_what_is_rounded() {
-    let trace = recording("megatron_gpt2-R_r3.pickle.gz");
+    let trace = recording("megatron_gpt2-R_r3");
     let lake = run(&trace, Allocator::Gmlake, 2 * MIB);
     let allocated = lake.stats.allocated_bytes.all.peak;
     assert!(allocated as f64 / peak(&lake) as f64 > 0.999, "{allocated}");
@@ -59,7 +50,7 @@ fn on_one_stream_stitching_leaves_nothing_but_what_is_rounded() {
 
 #[test]
 fn the_higher_the_limit_the_more_is_held() {
-    let trace = recording("megatron_gpt2-R_r3.pickle.gz");
+    let trace = recording("megatron_gpt2-R_r3");
     let peaks = [2, 64, 128, 512].map(|mib| peak(&run(&trace, Allocator::Gmlake, mib * MIB)));
     assert!(peaks.is_sorted(), "{peaks:?}");
 }

@@ -308,7 +308,7 @@ fn no_other_stream_is_waited_for_where_own_holes_are_enough() {
 #[test]
 fn one_hole_of_another_stream_is_better_than_many() {
     let mut machine = stitching(64 * GIB);
-    let side = machine.used(900 * MIB, SIDE);
+    let side = machine.used(912 * MIB, SIDE);
     holes(&mut machine, 20);
     machine.free_used(side, SIDE);
     let maps = machine.calls(Call::Map);

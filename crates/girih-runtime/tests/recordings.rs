@@ -1,0 +1,74 @@
+//! What the allocators that stitch and plan make of every recording of the corpus.
+
+#[path = "common/corpus.rs"]
+mod corpus;
+
+use std::sync::Arc;
+
+use girih_plan::{Budget, profile, solve};
+use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
+use girih_trace::{Iterations, Lifetimes, Trace};
+
+/// The recordings, with the least efficiency of `stitch` over the whole run.
+const RECORDINGS: [(&str, f64); 10] = [
+    ("fsdp2_R_r0", 0.97),
+    ("gpt2m_R_vary", 0.97),
+    ("llama2b_N", 0.99),
+    ("llama2b_R", 0.99),
+    ("llama2b_vary", 0.97),
+    ("megatron_gpt2-R_r3", 0.99),
+    ("megatron_gpt2-V-R_r0", 0.99),
+    ("mlp_stacks", 0.99),
+    ("moe_R", 0.995),
+    ("moe_vary", 0.995),
+];
+
+fn run(trace: &Trace, allocator: Allocator) -> Simulation {
+    let lives = Lifetimes::of(trace);
+    let plan = (allocator == Allocator::Planned).then(|| {
+        let iterations = Iterations::of(trace, &lives);
+        Arc::new(profile::plan(trace, &lives, &iterations, |problem| {
+            let budget = Budget::interactive(problem.buffers.len());
+            solve(problem, budget).expect("a problem of a trace")
+        }))
+    });
+    let setup = Setup { plan, ..Setup::default() };
+    let simulation = simulate(trace, &lives, allocator, &setup).expect("a simulation");
+    assert_eq!(simulation.replayed.failed, 0);
+    simulation
+}
+
+fn reserved(simulation: &Simulation) -> u64 {
+    simulation.stats.reserved_bytes.all.peak
+}
+
+#[test]
+fn stitch_holds_little_more_than_is_in_use_and_no_more_than_other_allocators() {
+    for (name, least) in RECORDINGS {
+        let trace = corpus::recording(name);
+        let stitch = run(&trace, Allocator::Stitch);
+        assert!(stitch.efficiency() >= least, "{name}: {:.4}", stitch.efficiency());
+        for other in [Allocator::Native, Allocator::Expandable, Allocator::Gmlake] {
+            let other = run(&trace, other);
+            let peaks = [&stitch, &other].map(reserved);
+            assert!(peaks[0] <= peaks[1], "{name}, {}: {peaks:?}", other.allocator.name());
+        }
+    }
+}
+
+#[test]
+fn a_plan_over_stitch_holds_no_more_than_stitch_alone() {
+    for (name, _) in RECORDINGS {
+        let trace = corpus::recording(name);
+        let peaks = [Allocator::Planned, Allocator::Stitch].map(|of| reserved(&run(&trace, of)));
+        assert!(peaks[0] <= peaks[1], "{name}: {peaks:?}");
+    }
+}
+
+#[test]
+fn auto_holds_at_most_a_fiftieth_more_than_is_in_use_from_its_first_request_on() {
+    for (name, _) in RECORDINGS {
+        let auto = run(&corpus::recording(name), Allocator::Auto);
+        assert!(auto.efficiency() * 1.02 >= 1.0, "{name}: {:.4}", auto.efficiency());
+    }
+}
