@@ -17,7 +17,10 @@ struct Machine {
 
 impl Machine {
     fn new(text: &str) -> Machine {
-        let config = Config::parse(text).expect("the settings are right");
+        Machine::of(Config::parse(text).expect("the settings are right"))
+    }
+
+    fn of(config: Config) -> Machine {
         Machine { device: SimDevice::new(256 * GIB), policy: Caching::new(config) }
     }
 
@@ -82,6 +85,28 @@ fn pairs(c: &mut Criterion) {
     }
 }
 
+/// A request that one hole serves, and requests that are served by a view of several.
+fn views(c: &mut Criterion) {
+    const HOLE: u64 = 40 << 20;
+    let mut group = c.benchmark_group("stitch");
+    for parts in [1, 2, 5, 20, 100] {
+        let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
+        let mut machine = Machine::of(config);
+        let blocks: Vec<BlockId> = (0..2 * parts).map(|_| machine.alloc(HOLE)).collect();
+        blocks.into_iter().step_by(2).for_each(|block| machine.free(block));
+        let size = parts * HOLE - (2 << 20);
+        let block = machine.alloc(size);
+        machine.free(block);
+        assert_eq!(machine.policy.stats().num_stitches, u64::from(parts > 1));
+        group.bench_function(format!("cached pair over {parts} holes"), |bencher| {
+            bencher.iter(|| {
+                let block = machine.alloc(black_box(size));
+                machine.free(block);
+            });
+        });
+    }
+}
+
 fn mix(c: &mut Criterion) {
     const OPS: usize = 10_000;
     for (name, text) in [("native", ""), ("expandable", "expandable_segments:True")] {
@@ -104,5 +129,5 @@ fn mix(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, pairs, mix);
+criterion_group!(benches, pairs, views, mix);
 criterion_main!(benches);
