@@ -23,7 +23,8 @@
 //! 3. new pages, if little more is held then than was ever in use, and if a new view would not take less
 //!    time;
 //! 4. a new view of what is free;
-//! 5. a new view of what is free and of new pages for what that lacks.
+//! 5. a new view of what is free and of new pages for what that lacks; where nothing is free, new pages
+//!    alone.
 //!
 //! Views come after holes: where they come first, what they take away from later requests makes ever
 //! new views.
