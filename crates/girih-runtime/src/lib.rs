@@ -6,6 +6,7 @@
 //! runs on a GPU, and what a replay says is what a run does.
 
 pub mod auto;
+mod beside;
 pub mod caching;
 pub mod conform;
 pub mod device;
@@ -20,6 +21,7 @@ pub mod policy;
 pub mod replay;
 pub mod sim;
 pub mod simulate;
+mod slab;
 pub mod stats;
 mod strikes;
 #[cfg(any(test, feature = "suite"))]

@@ -20,7 +20,7 @@ impl Direct {
     /// Takes back a block that lies in no private pool.
     pub(super) fn free_own(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
-        if self.captures > 0 {
+        if self.beside.is_capturing() {
             self.let_go(env, id);
             self.deferred.push(id);
         } else if block.users.is_empty() {
@@ -61,7 +61,7 @@ impl Direct {
     /// Gives the blocks that were freed during a capture their events.
     fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
         while let Some(&id) = self.deferred.last() {
-            let block = self.blocks.at(id);
+            let block = &mut self.blocks[id];
             block.events = self.pending.record(env.device, &mut self.limbo, id, &block.users)?;
             let is_done = block.events == 0;
             self.deferred.pop();
@@ -73,7 +73,7 @@ impl Direct {
     }
 
     fn count_event(&mut self, id: BlockId) {
-        let block = self.blocks.at(id);
+        let block = &mut self.blocks[id];
         block.events -= 1;
         if block.events == 0 {
             self.done.push(id);
@@ -82,7 +82,7 @@ impl Direct {
 
     fn give_back_done(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
         while let Some(&id) = self.done.last() {
-            env.device.free(self.blocks.at(id).address)?;
+            env.device.free(self.blocks[id].address)?;
             self.done.pop();
             self.complete(env, id);
         }
@@ -91,12 +91,12 @@ impl Direct {
 
     /// Counts that the program let a block go.
     fn let_go(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let block = self.blocks.at(id);
+        let block = &mut self.blocks[id];
         block.state = BlockState::PendingFree;
         let (is_small, size) = (block.is_small(), block.size);
         let &mut Block { address, requested, stream, .. } = block;
-        self.stats.allocation.decrease(is_small, 1);
-        self.stats.allocated_bytes.decrease(is_small, size);
+        self.beside.stats.allocation.decrease(is_small, 1);
+        self.beside.stats.allocated_bytes.decrease(is_small, size);
         env.log(Action::FreeRequested, address, requested, stream, PoolId::DEFAULT);
     }
 
@@ -107,7 +107,7 @@ impl Direct {
         let Block { address, size, requested, stream, .. } = block;
         env.log(Action::FreeCompleted, address, requested, stream, PoolId::DEFAULT);
         env.log(Action::SegmentFree, address, size, stream, PoolId::DEFAULT);
-        let stats = &mut self.stats;
+        let stats = &mut self.beside.stats;
         stats.active.decrease(is_small, 1);
         stats.active_bytes.decrease(is_small, size);
         stats.requested_bytes.decrease(is_small, requested);

@@ -3,9 +3,10 @@
 use arbitrary::Unstructured;
 use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
-use super::*;
-use crate::caching::{Config, TieOrder};
-use crate::device::Device;
+use super::Direct;
+use crate::caching::{Caching, Config, TieOrder};
+use crate::device::{Address, Device};
+use crate::policy::{AllocError, Env, Granted, Policy, PoolOptions, Request};
 use crate::sim::{Call, LiveObjects, SimDevice};
 
 const MIB: u64 = 1 << 20;

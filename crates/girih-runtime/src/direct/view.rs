@@ -8,20 +8,21 @@ use girih_trace::BlockState;
 use super::Direct;
 use crate::policy::{BlockId, BlockView, Policy, SegmentView};
 use crate::stats::Stats;
+use crate::wrapper::Wrapper;
 
 impl Direct {
     /// Every allocation and every segment of the pools with its blocks, by address.
     pub(super) fn views(&self) -> Vec<(SegmentView, Vec<BlockView>)> {
         let own = self.blocks.iter().map(|(_, block)| block.view());
         let mut views: Vec<_> = own.map(|(segment, block)| (segment, vec![block])).collect();
-        self.pools.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
+        self.beside.inner().visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
         views.sort_unstable_by_key(|(segment, _)| segment.address);
         views
     }
 
     /// Walks everything; see [`Policy::check`](crate::Policy::check).
     pub(super) fn check_all(&self) -> Result<(), String> {
-        self.pools.check().map_err(|fault| format!("private pools: {fault}"))?;
+        self.beside.inner().check().map_err(|fault| format!("private pools: {fault}"))?;
         let mut last_end = 0;
         for (segment, _) in self.views() {
             if segment.address < last_end {
@@ -58,7 +59,7 @@ impl Direct {
     /// Counts everything anew and compares it with the statistics.
     fn check_counters(&self) -> Result<(), String> {
         let mut counted = Stats::default();
-        counted.add_change(&Stats::default(), self.pools.stats());
+        counted.add_change(&Stats::default(), self.beside.inner().stats());
         for (_, block) in self.blocks.iter() {
             let is_small = block.is_small();
             counted.segment.increase(is_small, 1);
@@ -71,6 +72,6 @@ impl Direct {
                 counted.allocated_bytes.increase(is_small, block.size);
             }
         }
-        self.stats.check_present(&counted)
+        self.beside.stats.check_present(&counted)
     }
 }

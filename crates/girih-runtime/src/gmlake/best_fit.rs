@@ -18,7 +18,7 @@ use girih_trace::StreamId;
 use super::config::{Config, LimitOf};
 use super::kinds::{Place, PrimitiveId};
 use super::pools::{IdleKey, Pools};
-use super::slab::Id;
+use crate::slab::Id;
 
 /// What serves a request.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -23,7 +23,7 @@ impl Gmlake {
         if grant.users.is_empty() {
             self.let_go(env, id);
             self.complete(env, id);
-        } else if self.captures > 0 {
+        } else if self.beside.is_capturing() {
             self.let_go(env, id);
             self.deferred.push(id);
         } else {
@@ -80,8 +80,8 @@ impl Gmlake {
         let grant = &mut self.grants[id];
         grant.state = BlockState::PendingFree;
         let &mut Grant { address, size, requested, stream, .. } = grant;
-        self.stats.allocation.decrease(false, 1);
-        self.stats.allocated_bytes.decrease(false, size);
+        self.beside.stats.allocation.decrease(false, 1);
+        self.beside.stats.allocated_bytes.decrease(false, size);
         env.log(Action::FreeRequested, address, requested, stream, PoolId::DEFAULT);
     }
 
@@ -90,7 +90,7 @@ impl Gmlake {
         let Grant { place, address, size, requested, stream, .. } = self.grants.remove(id);
         self.pools.give_back(place);
         env.log(Action::FreeCompleted, address, requested, stream, PoolId::DEFAULT);
-        let stats = &mut self.stats;
+        let stats = &mut self.beside.stats;
         stats.active.decrease(false, 1);
         stats.active_bytes.decrease(false, size);
         stats.requested_bytes.decrease(false, requested);

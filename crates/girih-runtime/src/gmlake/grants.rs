@@ -1,35 +1,11 @@
 //! The blocks that the program holds, and those that it has freed and that still wait.
-//!
-//! The caching policy inside has blocks under ids of its own. One bit tells the two apart:
-//!
-//! ```text
-//!  id   0 | index in the caching policy          1 | index in Grants
-//! ```
 
 use girih_trace::{BlockState, StreamId};
 
 use super::kinds::Place;
-use super::slab::{Id, Slab};
 use crate::device::Address;
 use crate::policy::BlockId;
-
-/// Set in the ids of these blocks.
-const OWN: u32 = 1 << 31;
-
-/// True if the block is primitive or stitched; false if it lies in the caching policy.
-pub(super) fn is_own(id: BlockId) -> bool {
-    id.0 & OWN != 0
-}
-
-impl Id for BlockId {
-    fn of(index: u32) -> BlockId {
-        BlockId(OWN | index)
-    }
-
-    fn index(self) -> usize {
-        (self.0 & !OWN) as usize
-    }
-}
+use crate::slab::Slab;
 
 /// A block of the program. It is alive until its place is inactive again.
 #[derive(Debug)]

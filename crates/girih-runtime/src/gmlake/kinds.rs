@@ -15,9 +15,9 @@
 
 use girih_trace::StreamId;
 
-use super::slab::id;
 use crate::device::{Address, Handle};
 use crate::policy::BlockId;
+use crate::slab::id;
 
 /// Bytes of a physical handle (the paper's uniform chunk).
 pub const HANDLE: u64 = 2 << 20;

@@ -5,7 +5,7 @@
 //! mapped a second time, side by side.
 //!
 //! ```text
-//!  request ─┬─ at most 1 MiB, or of a private pool ─► a caching policy inside
+//!  request ─┬─ at most 1 MiB, or of a private pool ─► the splitter: a caching policy
 //!           └─ larger ─► best fit ─┬─ S1 exact ─────────────────────────────┐
 //!                                  ├─ S2 single ───────► split ─────────────┤
 //!                                  ├─ S3 multiple ─────► stitch ────────────┼─► give
@@ -36,7 +36,10 @@
 //! device calls come first and are undone if one fails (`mapping`), and nothing is unmapped before
 //! the streams that used it have come past (`stitch_free`).
 //!
-//! Private pools and their checkpoints are those of the caching policy inside (`splitter`).
+//! Beside the stitched memory a caching policy serves requests of at most 1 MiB, and private pools
+//! with their checkpoints (`beside`). Small requests would waste handles of 2 MiB, so PyTorch's
+//! splitter packs them, as the paper says. The memory of private pools must stay at its addresses
+//! for as long as a graph may be replayed over it, so nothing there is stitched.
 
 mod best_fit;
 mod config;
@@ -46,27 +49,30 @@ mod kinds;
 mod mapping;
 mod pools;
 mod serve;
-mod slab;
-mod splitter;
 mod stitch_free;
 mod view;
 
-use girih_trace::{Action, PoolId, StreamId};
+use girih_trace::{PoolId, StreamId};
 
 pub use self::config::{Config, LimitOf};
-use self::grants::{Grants, is_own};
+use self::grants::Grants;
 pub use self::kinds::HANDLE;
 use self::pools::{Pools, rounded};
-use self::splitter::is_for_splitter;
 use self::stitch_free::Retired;
+use crate::beside::{self, Beside, is_own};
 use crate::caching::Caching;
 use crate::caching::rounding::MAX_REQUEST;
 use crate::pending::{Limbo, PendingFrees};
-use crate::policy::{
-    AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
-    Restored, SegmentView,
-};
-use crate::stats::Stats;
+use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Request, SegmentView};
+use crate::wrapper::Wrapper;
+
+/// Requests of up to 1 MiB are small.
+const SMALL_SIZE: u64 = 1 << 20;
+
+/// True if the splitter, which is the caching policy, serves the request.
+fn is_for_splitter(request: &Request) -> bool {
+    request.pool != PoolId::DEFAULT || request.size <= SMALL_SIZE
+}
 
 /// The policy that stitches. See the [module](self).
 #[derive(Debug)]
@@ -79,16 +85,8 @@ pub struct Gmlake {
     deferred: Vec<BlockId>,
     retired: Retired,
     limbo: Limbo,
-    /// Serves small requests and private pools.
-    splitter: Caching,
-    /// Private pools whose free blocks serve the default pool when the device has no more.
-    lenders: Vec<PoolId>,
-    /// Open scopes with which a capture came.
-    captures: usize,
-    /// The share of the device that all parts together may hold.
-    fraction: f64,
-    /// Of all parts.
-    stats: Stats,
+    /// The splitter: it serves small requests and private pools.
+    beside: Beside,
 }
 
 impl Gmlake {
@@ -103,11 +101,7 @@ impl Gmlake {
             deferred: Vec::new(),
             retired: Retired::default(),
             limbo: Limbo::default(),
-            lenders: Vec::new(),
-            captures: 0,
-            fraction: splitter.memory_fraction(),
-            stats: splitter.stats().clone(),
-            splitter,
+            beside: Beside::new(splitter),
         }
     }
 
@@ -123,39 +117,25 @@ impl Gmlake {
 
     /// Completes frees, and unmaps what was retired. Not during a capture.
     fn complete_own(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.captures == 0 {
+        if !self.beside.is_capturing() {
             self.complete_frees(env)?;
             self.retired.reap(env.device, &mut self.limbo, false)?;
         }
         Ok(())
     }
-
-    /// Gives back all that can be had by waiting, and all that is free. False if there is nothing,
-    /// or if a capture is under way.
-    fn make_room(&mut self, env: &mut Env<'_>) -> Result<bool, AllocError> {
-        let is_waiting = self.stats.active.all.current > self.stats.allocation.all.current;
-        if self.captures > 0 || !(is_waiting || self.releasable() > 0) {
-            return Ok(false);
-        }
-        self.empty_cache(env)?;
-        self.stats.num_alloc_retries += 1;
-        Ok(true)
-    }
-
-    /// The error of a request that failed. Logs and counts nothing.
-    fn out_of_memory(&self, env: &mut Env<'_>, requested: u64, segment: u64) -> AllocError {
-        AllocError::OutOfMemory {
-            requested,
-            segment,
-            allocated: self.stats.allocated_bytes.all.current,
-            reserved: self.stats.reserved_bytes.all.current,
-            limit: self.limit(env).unwrap_or(u64::MAX),
-            device_free: env.device.memory_info().free,
-        }
-    }
 }
 
-impl Policy for Gmlake {
+impl Wrapper for Gmlake {
+    type Inner = Beside;
+
+    fn inner(&self) -> &Beside {
+        &self.beside
+    }
+
+    fn inner_mut(&mut self) -> &mut Beside {
+        &mut self.beside
+    }
+
     fn name(&self) -> &'static str {
         "gmlake"
     }
@@ -163,49 +143,51 @@ impl Policy for Gmlake {
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         self.complete_own(env)?;
         if is_for_splitter(&request) {
-            return self.allocate_in_splitter(env, request);
+            return beside::allocate(self, env, request, |lake, env| {
+                let has_more = lake.has_waiting() || lake.pools.idle_bytes > 0;
+                if has_more {
+                    lake.wait_for_frees(env)?;
+                    lake.release_idle(env)?;
+                }
+                Ok(has_more)
+            });
         }
-        let Request { size: requested, stream, pool } = request;
-        if requested >= MAX_REQUEST {
-            return Err(self.out_of_memory(env, requested, requested));
+        if request.size >= MAX_REQUEST {
+            return Err(self.beside.out_of_memory(env, request.size, request.size));
         }
-        let size = rounded(requested);
+        let (stream, size) = (request.stream, rounded(request.size));
         let mut place = self.find(env, stream, size)?;
         if place.is_none() {
-            if let Some(lent) = self.borrow(env, request)? {
+            if let Some(lent) = self.beside.borrow(env, request)? {
                 return Ok(lent);
             }
-            if self.make_room(env)? {
+            if beside::make_room(self, env)? {
                 place = self.find(env, stream, size)?;
             }
         }
-        if let Some(place) = place {
-            return Ok(self.give(env, request, place));
+        match place {
+            Some(place) => Ok(self.give(env, request, place)),
+            None => Err(self.beside.refuse(env, request, size)),
         }
-        let error = self.out_of_memory(env, requested, size);
-        let free = env.device.memory_info().free;
-        env.log(Action::Oom, free, size, stream, pool);
-        self.stats.num_ooms += 1;
-        Err(error)
     }
 
     fn has_room(&self, request: &Request) -> bool {
         if is_for_splitter(request) || request.size >= MAX_REQUEST {
-            return self.splitter.has_room(request);
+            return self.beside.has_room(request);
         }
         self.pools.has_room(request.stream, rounded(request.size), &self.config)
     }
 
     fn releasable(&self) -> u64 {
-        let own = if self.captures > 0 { 0 } else { self.pools.idle_bytes };
-        own + self.splitter.releasable()
+        let own = if self.beside.is_capturing() { 0 } else { self.pools.idle_bytes };
+        own + self.beside.releasable()
     }
 
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         if is_own(id) {
             return self.free_own(env, id);
         }
-        self.with_splitter(|splitter| splitter.free(env, id))
+        self.beside.free(env, id)
     }
 
     fn record_stream(
@@ -215,7 +197,7 @@ impl Policy for Gmlake {
         stream: StreamId,
     ) -> Result<(), AllocError> {
         if !is_own(id) {
-            return self.splitter.record_stream(env, id, stream);
+            return self.beside.record_stream(env, id, stream);
         }
         let grant = self.grants.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
         if stream != grant.stream && !grant.users.contains(&stream) {
@@ -226,95 +208,23 @@ impl Policy for Gmlake {
 
     fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         self.complete_own(env)?;
-        let stats = self.splitter.stats();
-        if stats.active.all.current == stats.allocation.all.current {
-            return Ok(()); // No block waits there.
-        }
-        self.with_splitter(|splitter| splitter.process_events(env))
+        self.beside.process_events(env)
     }
 
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         self.limbo.settle(env.device)?;
-        if self.captures == 0 {
+        if !self.beside.is_capturing() {
             self.wait_for_frees(env)?;
         }
         self.release_idle(env)?;
-        self.with_splitter(|splitter| splitter.empty_cache(env))
-    }
-
-    fn create_pool(&mut self, pool: PoolId) {
-        self.splitter.create_pool(pool);
-    }
-
-    fn set_pool_options(&mut self, pool: PoolId, options: PoolOptions) {
-        self.splitter.set_pool_options(pool, options);
-        self.lenders.retain(|&lender| lender != pool);
-        if options.use_on_oom && self.splitter.pool_users(pool) > 0 {
-            self.lenders.push(pool);
-        }
-    }
-
-    fn pool_users(&self, pool: PoolId) -> u32 {
-        self.splitter.pool_users(pool)
-    }
-
-    fn begin_pool(&mut self, pool: PoolId, captures: bool) {
-        self.captures += usize::from(captures);
-        self.splitter.begin_pool(pool, captures);
-    }
-
-    fn end_pool(&mut self, pool: PoolId, captures: bool) {
-        self.captures = self.captures.saturating_sub(usize::from(captures));
-        self.splitter.end_pool(pool, captures);
-    }
-
-    fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
-        self.with_splitter(|splitter| splitter.release_pool(env, pool))?;
-        if self.splitter.pool_users(pool) == 0 {
-            // What nobody uses goes back to the device before it is asked for more.
-            self.lenders.retain(|&lender| lender != pool);
-        }
-        Ok(())
+        self.beside.empty_cache(env)
     }
 
     fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
         if pool == PoolId::DEFAULT {
             return self.empty_cache(env);
         }
-        self.with_splitter(|splitter| splitter.empty_pool(env, pool))
-    }
-
-    fn set_memory_fraction(&mut self, fraction: f64) {
-        self.fraction = fraction;
-    }
-
-    fn memory_fraction(&self) -> f64 {
-        self.fraction
-    }
-
-    fn max_split_size(&self) -> u64 {
-        self.splitter.max_split_size()
-    }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
-        self.splitter.checkpoint(pool)
-    }
-
-    fn restore(
-        &mut self,
-        env: &mut Env<'_>,
-        checkpoint: &Checkpoint,
-    ) -> Result<Restored, AllocError> {
-        self.with_splitter(|splitter| splitter.restore(env, checkpoint))
-    }
-
-    fn reset_peak_stats(&mut self) {
-        self.stats.reset_peaks();
-        self.splitter.reset_peak_stats();
-    }
-
-    fn stats(&self) -> &Stats {
-        &self.stats
+        self.beside.empty_pool(env, pool)
     }
 
     fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use girih_trace::StreamId;
 
 use super::kinds::{HANDLE, Place, Primitive, PrimitiveId, Range, RangeId, StitchId, Stitched};
-use super::slab::Slab;
 use crate::device::{Address, Handle};
 use crate::policy::BlockId;
+use crate::slab::Slab;
 
 /// An inactive primitive block: by stream, by size, by address.
 pub(super) type IdleKey = (StreamId, u64, Address, PrimitiveId);

@@ -37,8 +37,7 @@ impl Gmlake {
             Fit::Insufficient(parts, missing) => {
                 let is_added = self.config.grows_by_deficit && !parts.is_empty();
                 let (parts, missing) = if is_added { (parts, missing) } else { (vec![], size) };
-                let after = self.stats.reserved_bytes.all.current.saturating_add(missing);
-                if self.limit(env).is_some_and(|limit| after > limit) {
+                if !self.beside.allows(env, missing) {
                     return Ok(None);
                 }
                 self.grow(env, stream, &parts, missing)
@@ -114,7 +113,7 @@ impl Gmlake {
         {
             self.pools.split(cut, last);
         }
-        self.stats.num_stitches += 1;
+        self.beside.stats.num_stitches += 1;
         Ok(Place::Stitched(self.pools.add_stitch(address, parts, true)))
     }
 
@@ -122,9 +121,9 @@ impl Gmlake {
     fn add_range(&mut self, env: &mut Env<'_>, range: Range, stream: StreamId) -> PrimitiveId {
         let (address, size) = (range.address, range.size());
         env.log(Action::SegmentMap, address, size, stream, PoolId::DEFAULT);
-        self.stats.segment.increase(false, 1);
-        self.stats.reserved_bytes.increase(false, size);
-        self.stats.num_device_alloc += 1;
+        self.beside.stats.segment.increase(false, 1);
+        self.beside.stats.reserved_bytes.increase(false, size);
+        self.beside.stats.num_device_alloc += 1;
         self.pools.add_range(range, stream)
     }
 
@@ -137,7 +136,7 @@ impl Gmlake {
         let block = self.grants.add(grant);
         self.pools.take(place, block);
         env.log(Action::Alloc, address, requested, stream, pool);
-        let stats = &mut self.stats;
+        let stats = &mut self.beside.stats;
         for counter in [&mut stats.allocation, &mut stats.active] {
             counter.increase(false, 1);
         }

@@ -58,7 +58,7 @@ impl Gmlake {
         env: &mut Env<'_>,
         size: u64,
     ) -> Result<(), DeviceError> {
-        while self.captures == 0
+        while !self.beside.is_capturing()
             && self.pools.stitched_bytes.saturating_add(size) > self.config.stitched_limit
             && let Some(&(_, id)) = self.pools.by_use.first()
         {
@@ -75,7 +75,7 @@ impl Gmlake {
     /// Gives back every inactive primitive block. Waits for the streams that used them. Does
     /// nothing during a capture, in which no stream may be waited for.
     pub(super) fn release_idle(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        if self.captures > 0 {
+        if self.beside.is_capturing() {
             return Ok(());
         }
         self.limbo.settle(env.device)?;
@@ -109,10 +109,10 @@ impl Gmlake {
         }
         if let Some((start, bytes)) = range {
             self.limbo.unreserve(env.device, start, bytes);
-            self.stats.segment.decrease(false, 1);
-            self.stats.num_device_free += 1;
+            self.beside.stats.segment.decrease(false, 1);
+            self.beside.stats.num_device_free += 1;
         }
         env.log(Action::SegmentUnmap, address, size, stream, PoolId::DEFAULT);
-        self.stats.reserved_bytes.decrease(false, size);
+        self.beside.stats.reserved_bytes.decrease(false, size);
     }
 }

@@ -12,6 +12,7 @@ use super::kinds::{HANDLE, Place, Primitive, PrimitiveId, RangeId, StitchId, Sti
 use super::pools::Pools;
 use crate::policy::{Backing, BlockId, BlockView, Policy, SegmentView};
 use crate::stats::Stats;
+use crate::wrapper::Wrapper;
 
 impl Gmlake {
     /// Every primitive block, and every segment of the splitter with its blocks, by address.
@@ -27,7 +28,7 @@ impl Gmlake {
             (segment, vec![BlockView { address, size, requested, state }])
         };
         let mut views: Vec<_> = self.pools.primitives.iter().map(view).collect();
-        self.splitter.visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
+        self.beside.inner().visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));
         views.sort_unstable_by_key(|(segment, _)| segment.address);
         views
     }
@@ -48,7 +49,7 @@ impl Gmlake {
 
     /// Walks everything; see [`Policy::check`].
     pub(super) fn check_all(&self) -> Result<(), String> {
-        self.splitter.check().map_err(|fault| format!("the splitter: {fault}"))?;
+        self.beside.inner().check().map_err(|fault| format!("the splitter: {fault}"))?;
         let mut last_end = 0;
         for (segment, _) in self.views() {
             if segment.address < last_end {
@@ -109,7 +110,7 @@ impl Gmlake {
     /// Counts everything anew and compares it with the statistics.
     fn check_counters(&self) -> Result<(), String> {
         let mut counted = Stats::default();
-        counted.add_change(&Stats::default(), self.splitter.stats());
+        counted.add_change(&Stats::default(), self.beside.inner().stats());
         for (_, range) in self.pools.ranges.iter() {
             counted.segment.increase(false, 1);
             counted.reserved_bytes.increase(false, range.held as u64 * HANDLE);
@@ -123,7 +124,7 @@ impl Gmlake {
                 counted.allocated_bytes.increase(false, grant.size);
             }
         }
-        self.stats.check_present(&counted)
+        self.beside.stats.check_present(&counted)
     }
 }
 

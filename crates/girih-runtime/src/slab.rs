@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
 /// An id of one kind of thing.
-pub(super) trait Id: Copy {
+pub(crate) trait Id: Copy {
     fn of(index: u32) -> Self;
     fn index(self) -> usize;
 }
@@ -16,7 +16,7 @@ macro_rules! id {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub(super) struct $name(u32);
 
-        impl crate::gmlake::slab::Id for $name {
+        impl crate::slab::Id for $name {
             fn of(index: u32) -> $name {
                 $name(index)
             }
@@ -27,11 +27,11 @@ macro_rules! id {
         }
     };
 }
-pub(super) use id;
+pub(crate) use id;
 
 /// Every thing of one kind by its id.
 #[derive(Debug)]
-pub(super) struct Slab<I, T> {
+pub(crate) struct Slab<I, T> {
     /// Vacant places are `None`.
     items: Vec<Option<T>>,
     vacant: Vec<u32>,
@@ -45,7 +45,7 @@ impl<I, T> Default for Slab<I, T> {
 }
 
 impl<I: Id, T> Slab<I, T> {
-    pub(super) fn add(&mut self, item: T) -> I {
+    pub(crate) fn add(&mut self, item: T) -> I {
         let index = self.vacant.pop().unwrap_or(self.items.len() as u32);
         if index as usize == self.items.len() {
             self.items.push(None);
@@ -55,22 +55,22 @@ impl<I: Id, T> Slab<I, T> {
     }
 
     /// Forgets a thing, which is there.
-    pub(super) fn remove(&mut self, id: I) -> T {
+    pub(crate) fn remove(&mut self, id: I) -> T {
         let item = self.items[id.index()].take().expect("a thing is removed once");
         self.vacant.push(id.index() as u32);
         item
     }
 
-    pub(super) fn get(&self, id: I) -> Option<&T> {
+    pub(crate) fn get(&self, id: I) -> Option<&T> {
         self.items.get(id.index())?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, id: I) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, id: I) -> Option<&mut T> {
         self.items.get_mut(id.index())?.as_mut()
     }
 
     /// All that are there, by id.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (I, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (I, &T)> {
         let items = (0..).zip(&self.items);
         items.filter_map(|(index, item)| Some((I::of(index), item.as_ref()?)))
     }
