@@ -13,6 +13,8 @@
 
 use std::cmp::Reverse;
 
+use girih_trace::StreamId;
+
 use super::Caching;
 use super::block::{Block, Home, NIL, STITCHED};
 use super::pool::Pools;
@@ -32,55 +34,73 @@ enum Lender {
 }
 
 impl Caching {
-    /// A view whose first bytes serve the request and are all free: the one that needs the fewest waits
-    /// for other streams, then the smallest, then the one that was used last.
-    pub(super) fn find_view(&self, search: &Search) -> Option<u32> {
-        let (mut free, reader) = (ByAddress::default(), search.home.stream);
-        let idle = self.views.for_size(search.size).filter_map(|place| {
-            let view = self.views.get(place);
-            if !view.is_idle() {
-                return None;
-            }
-            let mut users = Vec::new();
-            for (at, part) in view.prefix(search.size).enumerate() {
-                let id = self.lender(place, at, &part, &mut free)?;
-                self.note_users(&mut users, part, self.blocks[id].home.stream, reader);
-            }
-            Some((users.len(), view.size, Reverse(view.used), place))
+    /// A view whose first bytes serve the request and are all free, with the streams that are to be
+    /// waited for: the view that needs the fewest waits, then the smallest, then the one that was used
+    /// last.
+    pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Vec<StreamId>)> {
+        let mut free = ByAddress::default();
+        let fitting = self.views.for_size(search.size).filter_map(|place| {
+            let users = self.users_of_view(search, place, &mut free)?;
+            Some((place, users))
         });
-        idle.min().map(|(_, _, _, place)| place)
+        fitting.min_by_key(|(place, users)| {
+            let view = self.views.get(*place);
+            (users.len(), view.size, Reverse(view.used))
+        })
     }
 
-    /// Lends a view the bytes of a request, its first, and makes a block of it, in no free set. They
-    /// are all free.
-    pub(super) fn use_view(
+    /// The streams that are to be waited for before a view's first bytes serve the request. None if
+    /// some of the bytes are in use.
+    fn users_of_view(
+        &self,
+        search: &Search,
+        place: u32,
+        free: &mut ByAddress,
+    ) -> Option<Vec<StreamId>> {
+        let (view, mut users) = (self.views.get(place), Vec::new());
+        if !view.is_idle() {
+            return None;
+        }
+        for (at, part) in view.prefix(search.size).enumerate() {
+            let own = self.blocks[self.lender(view.lenders[at], &part, free)?].home.stream;
+            self.note_users(&mut users, part, own, search.home.stream);
+        }
+        Some(users)
+    }
+
+    /// Lends a new view the bytes of a request. They are all free.
+    pub(super) fn use_new_view(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         place: u32,
     ) -> Result<BlockId, DeviceError> {
-        let reader = search.home.stream;
-        let (mut free, mut users) = (ByAddress::default(), Vec::new());
+        let users = self.users_of_view(search, place, &mut ByAddress::default());
+        self.use_view(env, search, place, users.expect("the bytes of a new view are free"))
+    }
+
+    /// Lends a view the bytes of a request, its first, after `users` are waited for, and makes a block of
+    /// it, in no free set. They are all free.
+    pub(super) fn use_view(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        place: u32,
+        users: Vec<StreamId>,
+    ) -> Result<BlockId, DeviceError> {
+        self.wait_for(env, users, search.home.stream)?;
+        let mut free = ByAddress::default();
         let (mut count, mut left) = (0, search.size);
         while left > 0 {
             let part = self.views.get(place).parts[count].first(left);
-            let id = self.lender(place, count, &part, &mut free);
-            let id = id.expect("the bytes of a view are free");
-            self.note_users(&mut users, part, self.blocks[id].home.stream, reader);
-            self.views.get_mut(place).lenders[count] = id;
+            let id = self.lender_now(place, count, &part, &mut free);
+            let lent = self.lend(id.expect("the bytes of the view are free"), &part);
+            self.views.get_mut(place).lenders[count] = lent;
             count += 1;
             left -= part.size;
         }
-        self.wait_for(env, users, reader)?;
-        left = search.size;
-        for at in 0..count {
-            let part = self.views.get(place).parts[at].first(left);
-            let id = self.still_lending(place, at, &part).expect("what is lent is free");
-            self.views.get_mut(place).lenders[at] = self.lend(id, &part);
-            left -= part.size;
-        }
         let view = self.views.use_now(place);
-        (view.lent, view.stream) = (count, reader);
+        (view.lent, view.stream) = (count, search.home.stream);
         let block = Block::new(view.address, search.size, search.home);
         Ok(self.blocks.insert(Block { segment: STITCHED, born: place, ..block }))
     }
@@ -100,27 +120,37 @@ impl Caching {
         }
     }
 
-    /// The free block that has all of a view's part, if one has. Often it is still the one to which
-    /// the part came back; if not, `free` is filled and tells.
-    fn lender(&self, place: u32, at: usize, part: &Part, free: &mut ByAddress) -> Option<BlockId> {
-        match self.look_at(self.views.get(place).lenders[at], part) {
+    /// The free block that has all of a part, if one has. Often it is still the one to which the part
+    /// came `back`; if not, `free` is filled and tells.
+    fn lender(&self, back: BlockId, part: &Part, free: &mut ByAddress) -> Option<BlockId> {
+        match self.look_at(back, part) {
             Lender::Free(id) => Some(id),
             Lender::InUse => None,
             Lender::Elsewhere => {
-                let (address, id) = free.before(self, part.address)?;
-                (address + self.blocks[id].size >= part.address + part.size).then_some(id)
+                let id = free.before(self, part.address)?;
+                matches!(self.look_at(id, part), Lender::Free(_)).then_some(id)
             }
         }
     }
 
-    /// The same once it was known, and parts before it were lent since: what those have left of the
-    /// block lies beside them.
-    fn still_lending(&self, place: u32, at: usize, part: &Part) -> Option<BlockId> {
+    /// The same while a view is lent its parts one after the other. What earlier ones have left of a block
+    /// lies beside them; what `free` was filled with tells of all other blocks.
+    fn lender_now(
+        &self,
+        place: u32,
+        at: usize,
+        part: &Part,
+        free: &mut ByAddress,
+    ) -> Option<BlockId> {
         let lenders = &self.views.get(place).lenders;
+        let is_it = |&id: &BlockId| matches!(self.look_at(id, part), Lender::Free(_));
+        if is_it(&lenders[at]) {
+            return Some(lenders[at]);
+        }
         let beside =
             lenders[..at].iter().flat_map(|&id| [self.blocks[id].prev, self.blocks[id].next]);
-        let mut all = std::iter::once(lenders[at]).chain(beside).filter(|&id| id != NIL);
-        all.find(|&id| matches!(self.look_at(id, part), Lender::Free(_)))
+        let found = beside.filter(|&id| id != NIL).find(is_it);
+        found.or_else(|| free.before(self, part.address).filter(is_it))
     }
 
     /// Whether a block, if there still is one of this id, can lend a part.
@@ -171,9 +201,9 @@ struct ByAddress(Option<Vec<(Address, BlockId)>>);
 
 impl ByAddress {
     /// The last that begins at or before an address.
-    fn before(&mut self, caching: &Caching, address: Address) -> Option<(Address, BlockId)> {
+    fn before(&mut self, caching: &Caching, address: Address) -> Option<BlockId> {
         let free = self.0.get_or_insert_with(|| caching.free_by_address());
         let at = free.partition_point(|&(start, _)| start <= address).checked_sub(1)?;
-        Some(free[at])
+        Some(free[at].1)
     }
 }

@@ -144,8 +144,8 @@ impl Caching {
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
         self.unmap_retired_views(env)?;
-        if let Some(view) = self.find_view(search) {
-            return self.use_view(env, search, view).map(Some);
+        if let Some((view, users)) = self.find_view(search) {
+            return self.use_view(env, search, view, users).map(Some);
         }
         let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.allowed(search).min(limit);
@@ -193,7 +193,7 @@ impl Caching {
             if missing == 0 {
                 let view = self.map_view(env, search, parts)?;
                 return match view {
-                    Some(view) => self.use_view(env, search, view).map(Some),
+                    Some(view) => self.use_new_view(env, search, view).map(Some),
                     None => Ok(None),
                 };
             }

@@ -125,8 +125,10 @@ impl Views {
     /// there is none, those of up to twice as much. Lengths that vary come with ever new sizes, and find
     /// a wider view; sizes that repeat would only be in the way of each other there.
     pub(super) fn for_size(&self, size: u64) -> impl Iterator<Item = u32> {
-        let max = if self.by_size.contains_key(&size) { size } else { size.saturating_mul(WIDER) };
-        self.by_size.range(size..=max).flat_map(|(_, places)| places).copied()
+        let exact = self.by_size.get(&size);
+        let wider = || self.by_size.range(size..=size.saturating_mul(WIDER));
+        let wider = exact.is_none().then(wider).into_iter().flatten();
+        exact.into_iter().chain(wider.map(|(_, places)| places)).flatten().copied()
     }
 
     /// The view at a place.
