@@ -111,14 +111,8 @@ impl Beside {
         requested: u64,
         segment: u64,
     ) -> AllocError {
-        AllocError::OutOfMemory {
-            requested,
-            segment,
-            allocated: self.stats.allocated_bytes.all.current,
-            reserved: self.stats.reserved_bytes.all.current,
-            limit: self.limit(env).unwrap_or(u64::MAX),
-            device_free: env.device.memory_info().free,
-        }
+        let limit = self.limit(env);
+        AllocError::out_of_memory(env, &self.stats, limit, requested, segment)
     }
 
     /// The error of a request for which `segment` bytes could not be had. Logs it and counts it.
@@ -137,11 +131,7 @@ impl Beside {
 
     /// Bytes that all parts together may hold; none without a limit.
     fn limit(&self, env: &mut Env<'_>) -> Option<u64> {
-        (self.fraction < 1.0).then(|| {
-            let limit = self.fraction * env.device.memory_info().total as f64;
-            let is_rounded = self.caching.config().tie_order.rounds_limit();
-            if is_rounded { limit.round() as u64 } else { limit as u64 }
-        })
+        self.caching.limit_of(env, self.fraction)
     }
 
     /// Lets the caching policy hold what the own memory leaves of the limit.
@@ -155,16 +145,6 @@ impl Beside {
             (left as f64 + 0.25) / env.device.memory_info().total as f64
         });
         self.caching.set_memory_fraction(share);
-    }
-
-    /// An error of the caching policy, with what all parts hold and may hold.
-    fn in_all(&self, env: &mut Env<'_>, mut error: AllocError) -> AllocError {
-        if let AllocError::OutOfMemory { allocated, reserved, limit, .. } = &mut error {
-            *allocated = self.stats.allocated_bytes.all.current;
-            *reserved = self.stats.reserved_bytes.all.current;
-            *limit = self.limit(env).unwrap_or(u64::MAX);
-        }
-        error
     }
 }
 
@@ -279,7 +259,10 @@ pub(crate) fn allocate<P: Wrapper<Inner = Beside>>(
         stats.num_alloc_retries += 1;
         result = Wrapper::allocate(policy.inner_mut(), env, request);
     }
-    result.map_err(|error| policy.inner().in_all(env, error))
+    result.map_err(|error| {
+        let beside = policy.inner();
+        error.in_all(&beside.stats, beside.limit(env))
+    })
 }
 
 /// Gives back all of `policy` that can be had by waiting, and all that is free. False if there is

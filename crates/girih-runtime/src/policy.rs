@@ -72,6 +72,37 @@ pub enum AllocError {
     },
 }
 
+impl AllocError {
+    /// The error of a request for `requested` bytes, for which `segment` more could not be had from the
+    /// device. `stats` and `limit` are those of all parts of the policy.
+    pub(crate) fn out_of_memory(
+        env: &mut Env<'_>,
+        stats: &Stats,
+        limit: Option<u64>,
+        requested: u64,
+        segment: u64,
+    ) -> AllocError {
+        AllocError::OutOfMemory {
+            requested,
+            segment,
+            allocated: stats.allocated_bytes.all.current,
+            reserved: stats.reserved_bytes.all.current,
+            limit: limit.unwrap_or(u64::MAX),
+            device_free: env.device.memory_info().free,
+        }
+    }
+
+    /// The error of a part of a policy, with what all parts hold and may hold.
+    pub(crate) fn in_all(mut self, stats: &Stats, all: Option<u64>) -> AllocError {
+        if let AllocError::OutOfMemory { allocated, reserved, limit, .. } = &mut self {
+            *allocated = stats.allocated_bytes.all.current;
+            *reserved = stats.reserved_bytes.all.current;
+            *limit = all.unwrap_or(u64::MAX);
+        }
+        self
+    }
+}
+
 /// How a private pool behaves (`torch.cuda.MemPool`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolOptions {

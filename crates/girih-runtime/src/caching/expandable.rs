@@ -252,7 +252,8 @@ impl Caching {
     }
 
     /// Maps the first `size` bytes of an unmapped block, rounded up to pages. The block becomes a free one,
-    /// together with its free neighbours; the rest stays unmapped. False if the device has too little memory: then nothing is mapped.
+    /// together with its free neighbours; the rest stays unmapped. False if the device has too little memory:
+    /// then nothing is mapped.
     pub(super) fn map_block(
         &mut self,
         env: &mut Env<'_>,

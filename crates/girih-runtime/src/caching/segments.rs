@@ -24,7 +24,11 @@ enum Taken {
 impl Caching {
     /// Bytes that may be held; none without a limit.
     pub(super) fn limit(&self, env: &mut Env<'_>) -> Option<u64> {
-        let fraction = self.config.memory_fraction;
+        self.limit_of(env, self.config.memory_fraction)
+    }
+
+    /// Bytes that are a share of the device, rounded as in the release; none if it is all of it.
+    pub(crate) fn limit_of(&self, env: &mut Env<'_>, fraction: f64) -> Option<u64> {
         (fraction < 1.0).then(|| {
             let limit = fraction * env.device.memory_info().total as f64;
             if self.config.tie_order.rounds_limit() { limit.round() as u64 } else { limit as u64 }
@@ -92,14 +96,8 @@ impl Caching {
         requested: u64,
         segment: u64,
     ) -> AllocError {
-        AllocError::OutOfMemory {
-            requested,
-            segment,
-            allocated: self.stats.allocated_bytes.all.current,
-            reserved: self.held(),
-            limit: self.limit(env).unwrap_or(u64::MAX),
-            device_free: env.device.memory_info().free,
-        }
+        let limit = self.limit(env);
+        AllocError::out_of_memory(env, &self.stats, limit, requested, segment)
     }
 
     /// Takes a segment, or pages, for a search.

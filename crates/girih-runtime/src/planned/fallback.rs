@@ -41,14 +41,10 @@ impl Planned {
     fn in_all(&mut self, env: &mut Env<'_>, mut error: AllocError) -> AllocError {
         let all = self.limit(env);
         let free = env.device.memory_info().free;
-        if let AllocError::OutOfMemory { allocated, reserved, limit, device_free, .. } = &mut error
-        {
-            *allocated = self.stats.allocated_bytes.all.current;
-            *reserved = self.stats.reserved_bytes.all.current;
-            *limit = all.unwrap_or(u64::MAX);
+        if let AllocError::OutOfMemory { device_free, .. } = &mut error {
             *device_free = free;
         }
-        error
+        error.in_all(&self.stats, all)
     }
 
     /// Runs an operation of the fallback, with the pool before the device, and takes what it did into

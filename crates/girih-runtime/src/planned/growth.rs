@@ -32,9 +32,9 @@ pub(super) const CREDIT_MIN: u64 = 20 << 20;
 /// A plan followed from the first request may hold so much more than it foresees, one byte in so
 /// many.
 const OUTSIDE: u64 = 8;
-/// And so much more than it foresees, or than was in use, it comes to hold of its own accord, one byte in
-/// so many: holes that are stitched leave no more behind where no plan is followed. At least
-/// [`CREDIT_MIN`].
+/// Before that something idle goes back for all but this share of what it foresees or of what was in use, one
+/// byte in so many, and [`CREDIT_MIN`] at least: where no plan is followed, stitched holes leave no more
+/// behind.
 const LEEWAY: u64 = 800;
 /// The ceiling may be met so often ([`Strikes`]).
 const PATIENCE: u32 = 3;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kDevices = 2;
 constexpr uint64_t kSegmentBytes = 2 << 20;
+constexpr uint32_t kRegistration = 7;
 
 struct Block {
   fake::Request request;
@@ -302,7 +303,8 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void* user) {
       continue;
     }
     const auto& [owner, size, stream, pool] = block.request;
-    const girih_segment segment{number(address), kSegmentBytes, stream, pool, owner, 0, true, true};
+    const girih_segment segment{
+        number(address), kSegmentBytes, stream, pool, owner, kRegistration, true, true};
     (void)size;
     const girih_block blocks[] = {
         {number(address), block.granted, block.request.size, true, true},

@@ -505,7 +505,8 @@ fn is_integer(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Undoes Python's `raw-unicode-escape`: `\uXXXX` and `\UXXXXXXXX`, all else is Latin-1.
+/// Undoes Python's `raw-unicode-escape`: `\u` with four hexadecimal digits and `\U` with eight; all else is
+/// Latin-1.
 fn unescape(line: &[u8]) -> String {
     let mut text = String::new();
     let mut rest = line;
