@@ -26,7 +26,7 @@ pub struct Calls {
     pub memory_info: u64,
     /// `cuEventCreate`.
     pub event_create: u64,
-    /// `cuEventRecord`.
+    /// `cuEventRecord` and `cuCtxRecordEvent`.
     pub event_record: u64,
     /// `cuEventQuery`.
     pub event_query: u64,

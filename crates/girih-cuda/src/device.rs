@@ -5,18 +5,19 @@
 
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
 use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use crate::books::{Books, misuse};
 use crate::calls::Calls;
 use crate::context::Scope;
 use crate::driver::types::{
-    CuAccess, CuAttribute, CuContext, CuDevice, CuEvent, CuMemory, CuProperties, CuResult,
-    CuStream, Features,
+    CuAccess, CuAttribute, CuContext, CuDevice, CuMemory, CuProperties, CuResult, Features,
 };
 use crate::driver::{Driver, Failure, LoadError};
 use crate::events::EventPool;
 use crate::ipc::Sharing;
+use crate::order::Other;
 use crate::peers::Peer;
 use crate::streams::StreamTable;
 
@@ -88,8 +89,14 @@ pub struct CudaDevice {
     pub(crate) peers: Vec<Peer>,
     pub(crate) books: Books,
     pub(crate) sharing: Sharing,
-    events: EventPool,
-    streams: StreamTable,
+    pub(crate) events: EventPool,
+    /// Events that are one with another: fences that were recorded stream by stream.
+    pub(crate) fences: FxHashMap<StreamEvent, Vec<StreamEvent>>,
+    /// A fence is an event on each stream: the driver has none of a whole context, or it must not be asked.
+    pub(crate) fences_by_stream: bool,
+    pub(crate) streams: StreamTable,
+    /// Devices of other streams that use our memory.
+    pub(crate) others: Vec<Other>,
     pub(crate) calls: Calls,
 }
 
@@ -132,7 +139,10 @@ impl CudaDevice {
             books: Books::new(granularity),
             sharing: Sharing::default(),
             events: EventPool::default(),
+            fences: FxHashMap::default(),
+            fences_by_stream: false,
             streams: StreamTable::default(),
+            others: Vec::new(),
             calls: Calls::default(),
         })
     }
@@ -150,42 +160,6 @@ impl CudaDevice {
     /// The driver calls made so far.
     pub fn calls(&self) -> Calls {
         self.calls
-    }
-
-    /// The id of a stream (`CUstream` or `cudaStream_t` as a number; 0 is the default stream): the
-    /// id that it has, or the next. The stream must be of this device, and it must live for as long
-    /// as the id is used in calls.
-    ///
-    /// # Panics
-    /// If there were 65,536 streams already.
-    #[inline]
-    pub fn add_stream(&mut self, handle: u64) -> StreamId {
-        self.streams.add(handle)
-    }
-
-    /// The handle of a stream; nothing if [`CudaDevice::add_stream`] never gave this id.
-    pub fn stream_handle(&self, stream: StreamId) -> Option<u64> {
-        self.streams.handle(stream)
-    }
-
-    /// The handles of all streams, by id.
-    pub fn streams(&self) -> &[u64] {
-        self.streams.handles()
-    }
-
-    /// Events that were recorded and not given back.
-    pub fn events_in_use(&self) -> usize {
-        self.events.given()
-    }
-
-    /// Whether a graph is being captured from the stream (`cuStreamIsCapturing`).
-    ///
-    /// # Errors
-    /// [`DeviceError::Misuse`] for an unknown stream, [`DeviceError::Driver`] if the driver refuses.
-    pub fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
-        let stream = self.stream("is_capturing", stream)?;
-        let _scope = self.enter()?;
-        self.checked(self.driver.is_capturing(stream))
     }
 
     /// Waits on the host for all work of the device (`cuCtxSynchronize`).
@@ -220,20 +194,6 @@ impl CudaDevice {
     /// The driver's answer, with its refusal as the error of a device.
     pub(crate) fn checked<T>(&self, answer: Result<T, Failure>) -> Result<T, DeviceError> {
         answer.map_err(|failure| self.driver.error(failure))
-    }
-
-    fn stream(&self, call: &'static str, id: StreamId) -> Result<CuStream, DeviceError> {
-        match self.streams.handle(id) {
-            Some(handle) => Ok(CuStream(handle as usize)),
-            None => misuse(call, format!("there is no stream {}", id.0)),
-        }
-    }
-
-    fn event(&self, call: &'static str, id: StreamEvent) -> Result<CuEvent, DeviceError> {
-        match self.events.get(id) {
-            Some(event) => Ok(event),
-            None => misuse(call, format!("event {:#x} is not in use", id.0)),
-        }
     }
 
     /// Creates physical memory; without a feature that the device turns out not to have.
@@ -396,59 +356,61 @@ impl Device for CudaDevice {
 
     /// Within a capture the mark is a part of the graph.
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
-        let stream = self.stream("record_event", stream)?;
-        let event = match self.events.next() {
-            Some(event) => event,
-            None => {
-                let _scope = self.enter_relaxed()?;
-                self.calls.event_create += 1;
-                let event = self.checked(self.driver.create_event())?;
-                self.events.add(event);
-                event
-            }
-        };
-        let _scope = self.enter()?;
-        self.calls.event_record += 1;
-        self.checked(self.driver.record_event(event, stream))?;
-        match self.events.give() {
-            Some(id) => Ok(id),
-            None => misuse("record_event", "the event pool is empty".to_owned()),
-        }
+        self.mark_stream(stream)
+    }
+
+    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
+        self.mark_all()
+    }
+
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
+        self.asks_capturing(stream)
     }
 
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
-        let event = self.event("query_event", event)?;
+        let marks = self.marks("query_event", event)?;
         let _scope = self.enter_relaxed()?;
-        self.calls.event_query += 1;
-        self.checked(self.driver.query_event(event))
+        for event in marks {
+            self.calls.event_query += 1;
+            if !self.checked(self.driver.query_event(event))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
-        let stream = self.stream("wait_event", stream)?;
-        let event = self.event("wait_event", event)?;
-        let _scope = self.enter()?;
-        self.calls.stream_wait += 1;
-        self.checked(self.driver.wait_event(stream, event))
+        let (stream, context) = self.stream("wait_event", stream)?;
+        let marks = self.marks("wait_event", event)?;
+        let _scope = self.checked(Scope::enter(self.driver, context))?;
+        for event in marks {
+            self.calls.stream_wait += 1;
+            self.checked(self.driver.wait_event(stream, event))?;
+        }
+        Ok(())
     }
 
     fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        let event = self.event("synchronize_event", event)?;
+        let marks = self.marks("synchronize_event", event)?;
         let _scope = self.enter_relaxed()?;
-        self.calls.synchronize += 1;
-        self.checked(self.driver.synchronize_event(event))
+        for event in marks {
+            self.calls.synchronize += 1;
+            self.checked(self.driver.synchronize_event(event))?;
+        }
+        Ok(())
     }
 
     /// The event is kept and used again: no driver call.
     fn destroy_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {
-        if self.events.take_back(event) {
+        if self.unmark(event) {
             return Ok(());
         }
         misuse("destroy_event", format!("event {:#x} is not in use", event.0))
     }
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
-        let stream = self.stream("synchronize_stream", stream)?;
-        let _scope = self.enter_relaxed()?;
+        let (stream, context) = self.stream("synchronize_stream", stream)?;
+        let _scope = self.checked(Scope::relaxed(self.driver, context))?;
         self.calls.synchronize += 1;
         self.checked(self.driver.synchronize_stream(stream))
     }
@@ -464,6 +426,9 @@ impl Drop for CudaDevice {
         }
         for peer in self.peers.drain(..) {
             let _ = self.driver.release_primary(peer.device);
+        }
+        for other in self.others.drain(..) {
+            let _ = self.driver.release_primary(other.device);
         }
         let _ = self.driver.release_primary(self.device);
     }

@@ -1,16 +1,18 @@
 //! Events, made once and used again.
 //!
 //! A slot is an event of the driver and lives as long as the device; what a caller holds is the slot
-//! with the number of its use, so that an id of an earlier use is told from the present one.
+//! with the number of its use, so that an id of an earlier use is told from the present one. An event belongs
+//! to the context that it was made in, and is recorded on streams of that one alone.
 
 use girih_runtime::StreamEvent;
 
-use crate::driver::types::CuEvent;
+use crate::driver::types::{CuContext, CuEvent};
 
 /// An event of the driver.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     event: CuEvent,
+    context: CuContext,
     /// How often it was given.
     uses: u32,
     given: bool,
@@ -24,24 +26,31 @@ pub(crate) struct EventPool {
 }
 
 impl EventPool {
-    /// The event that [`EventPool::give`] gives next; nothing if all are in use.
-    pub(crate) fn next(&self) -> Option<CuEvent> {
-        self.vacant.last().map(|&slot| self.slots[slot as usize].event)
+    /// An event of a context that is not in use, with its slot; nothing if all are.
+    pub(crate) fn vacant(&self, context: CuContext) -> Option<(u32, CuEvent)> {
+        let mut vacant = self.vacant.iter().rev().copied();
+        let slot = vacant.find(|&slot| self.slots[slot as usize].context == context)?;
+        Some((slot, self.slots[slot as usize].event))
     }
 
-    /// Takes in an event that was just made.
-    pub(crate) fn add(&mut self, event: CuEvent) {
-        self.vacant.push(self.slots.len() as u32);
-        self.slots.push(Slot { event, uses: 0, given: false });
+    /// Takes in an event that was just made. Its slot.
+    pub(crate) fn add(&mut self, context: CuContext, event: CuEvent) -> u32 {
+        let slot = self.slots.len() as u32;
+        self.vacant.push(slot);
+        self.slots.push(Slot { event, context, uses: 0, given: false });
+        slot
     }
 
-    /// Gives the event that [`EventPool::next`] named.
-    pub(crate) fn give(&mut self) -> Option<StreamEvent> {
-        let index = self.vacant.pop()?;
+    /// Gives the vacant event of a slot.
+    pub(crate) fn give(&mut self, index: u32) -> StreamEvent {
+        // Nearly always the last.
+        if let Some(place) = self.vacant.iter().rposition(|&vacant| vacant == index) {
+            self.vacant.swap_remove(place);
+        }
         let slot = &mut self.slots[index as usize];
         slot.uses = slot.uses.wrapping_add(1);
         slot.given = true;
-        Some(StreamEvent(u64::from(slot.uses) << 32 | u64::from(index)))
+        StreamEvent(u64::from(slot.uses) << 32 | u64::from(index))
     }
 
     fn slot(&self, id: StreamEvent) -> Option<usize> {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  policy ──► Device ──► CudaDevice ── books: what is allocated, created, mapped; refuses misuse
-//!                          │           event pool, stream table, peers, counters
+//!                          │           order: events, fences, streams; peers, counters
 //!                          │           ipc: memory of other processes
 //!                          ▼
 //!                        Scope: our context is current, a capture is not disturbed
@@ -29,6 +29,7 @@ mod events;
 #[cfg(test)]
 mod fake;
 pub mod ipc;
+mod order;
 mod peers;
 mod phantom;
 mod streams;
@@ -39,3 +40,4 @@ pub use calls::Calls;
 pub use device::{CudaDevice, OpenError, Properties};
 pub use driver::{Driver, LoadError};
 pub use phantom::Phantom;
+pub use streams::StreamHandle;

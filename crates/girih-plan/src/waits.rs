@@ -12,9 +12,9 @@
 //!    +--------------------------------------- time    what b has waited for came after c's free
 //! ```
 //!
-//! The events of a free are recorded on all streams at once, so that who has waited for one free has
-//! waited for all earlier ones, whosever they were. The bytes of an entry are looked at from the
-//! lowest up, and each free that is not covered yet is waited for.
+//! What is waited for is a fence: an event of the whole device, which covers all frees that came before
+//! it, whosever they were. One is recorded with the first request after the free of an entry whose bytes are
+//! another stream's next, and who waits does so for the earliest that covers the latest free of his bytes.
 //!
 //! A plan does not say in what order blocks are freed between two requests. Here it is that of their
 //! births; where it was another, a wait more or less may be needed.
@@ -52,6 +52,7 @@ pub fn waits(plan: &Plan) -> Vec<Wait> {
         return Vec::new();
     }
     let mut follower = Follower::default();
+    follower.is_fenced = follower.fenced(&takers);
     let mut before = Vec::new();
     for _ in 0..ROUNDS_MAX {
         let waits = follower.round(&takers);
@@ -71,11 +72,21 @@ const ROUNDS_MAX: u32 = 8;
 /// Who takes bytes in the steady sequence, and in what order they come and go.
 struct Takers {
     all: Vec<Taker>,
-    /// Of each taking and each free: the entry before which it comes, 0 for a free and 1 for a
-    /// taking, and the taker. Sorted.
-    events: Vec<(u32, u8, usize)>,
+    /// What happens, by the entry before which it does. Sorted.
+    events: Vec<(u32, Happening)>,
     /// Entries of a round.
     round: u32,
+}
+
+/// What a follower does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// A taker's bytes are freed.
+    Free(usize),
+    /// Something is asked for, whatever it is.
+    Request,
+    /// A taker is given its bytes.
+    Take(usize),
 }
 
 /// An entry, or a room from its first entry on.
@@ -92,11 +103,13 @@ impl Takers {
         let all: Vec<Taker> = tenancies
             .map(|tenancy| Taker { stream: steady.entries[tenancy.lower as usize].stream, tenancy })
             .collect();
-        let mut events: Vec<(u32, u8, usize)> = Vec::with_capacity(2 * all.len());
+        let mut events = Vec::with_capacity(2 * all.len() + steady.entries.len());
         for (index, Taker { tenancy, .. }) in all.iter().enumerate() {
-            events.push((tenancy.lower, 1, index));
-            events.push((tenancy.upper % round, 0, index));
+            events.push((tenancy.lower, Happening::Take(index)));
+            events.push((tenancy.upper % round, Happening::Free(index)));
         }
+        let requests = (0..).zip(&steady.entries).filter(|(_, entry)| entry.size_max > 0);
+        events.extend(requests.map(|(index, _)| (index, Happening::Request)));
         events.sort_unstable();
         Takers { all, events, round }
     }
@@ -119,6 +132,12 @@ struct Follower {
     last: BTreeMap<u64, Freed>,
     /// Frees so far.
     clock: u64,
+    /// For each taker: another stream has its bytes next, so that its free asks for a fence.
+    is_fenced: Vec<bool>,
+    /// A fence has been asked for since the last request.
+    is_wanted: bool,
+    /// The fences: each covers all frees up to this one. Ascending.
+    fences: Vec<u64>,
     /// For each stream, the frees that it has waited for: all up to this one.
     waited: BTreeMap<StreamId, u64>,
 }
@@ -127,37 +146,72 @@ impl Follower {
     /// Follows the ring once around; the waits that were made.
     fn round(&mut self, takers: &Takers) -> Vec<Wait> {
         let mut waits = Vec::new();
-        for &(_, is_taking, taker) in &takers.events {
-            if is_taking == 1 {
-                self.take(takers, taker, &mut waits);
-            } else {
-                self.free(takers, taker);
+        for &(_, happening) in &takers.events {
+            match happening {
+                Happening::Free(taker) => self.free(takers, taker),
+                Happening::Request if self.is_wanted => {
+                    self.is_wanted = false;
+                    self.fences.push(self.clock);
+                }
+                Happening::Request => {}
+                Happening::Take(taker) => self.take(takers, taker, &mut waits),
             }
         }
         waits
     }
 
-    fn take(&mut self, takers: &Takers, taker: usize, waits: &mut Vec<Wait>) {
+    /// For each taker whether another stream has bytes of it next. Twice around the ring: the last have
+    /// the first behind them.
+    fn fenced(&self, takers: &Takers) -> Vec<bool> {
+        let mut is_fenced = vec![false; takers.all.len()];
+        let mut scout = Follower { is_fenced: is_fenced.clone(), ..Follower::default() };
+        for &(_, happening) in takers.events.iter().chain(&takers.events) {
+            match happening {
+                Happening::Free(taker) => scout.free(takers, taker),
+                Happening::Request => {}
+                Happening::Take(taker) => {
+                    let others = scout.others_before(takers, taker);
+                    others.for_each(|freed| is_fenced[freed.taker] = true);
+                }
+            }
+        }
+        is_fenced
+    }
+
+    /// The last frees of other streams' blocks in the bytes of a taker.
+    fn others_before<'a>(
+        &'a self,
+        takers: &'a Takers,
+        taker: usize,
+    ) -> impl Iterator<Item = &'a Freed> {
         let Taker { stream, tenancy } = takers.all[taker];
         let (first, end) = (tenancy.offset, tenancy.offset + tenancy.size);
-        let waited = self.waited.entry(stream).or_default();
         // The range that begins before the bytes may reach into them.
         let from = self.last.range(..=first).next_back().map_or(first, |(start, _)| *start);
-        for (_, freed) in self.last.range(from..end).filter(|(_, freed)| freed.end > first) {
-            let other = &takers.all[freed.taker];
-            if freed.at <= *waited || other.stream == stream {
-                continue;
-            }
-            *waited = freed.at;
-            let free = other.tenancy.upper % takers.round;
-            let distance = (tenancy.lower + takers.round - free) % takers.round;
-            let (entry, freed) = (tenancy.lower, other.tenancy.lower);
-            waits.push(Wait { entry, stream, freed, freed_stream: other.stream, distance });
+        let over = self.last.range(from..end).map(|(_, freed)| freed);
+        over.filter(move |freed| freed.end > first && takers.all[freed.taker].stream != stream)
+    }
+
+    fn take(&mut self, takers: &Takers, taker: usize, waits: &mut Vec<Wait>) {
+        let Taker { stream, tenancy } = takers.all[taker];
+        let waited = self.waited.get(&stream).copied().unwrap_or(0);
+        let latest = self.others_before(takers, taker).max_by_key(|freed| freed.at).copied();
+        let Some(freed) = latest.filter(|freed| freed.at > waited) else { return };
+        let fence = self.fences.partition_point(|&covers| covers < freed.at);
+        if fence == self.fences.len() {
+            self.fences.push(self.clock);
         }
+        self.waited.insert(stream, self.fences[fence]);
+        let other = &takers.all[freed.taker];
+        let free = other.tenancy.upper % takers.round;
+        let distance = (tenancy.lower + takers.round - free) % takers.round;
+        let (entry, freed) = (tenancy.lower, other.tenancy.lower);
+        waits.push(Wait { entry, stream, freed, freed_stream: other.stream, distance });
     }
 
     fn free(&mut self, takers: &Takers, taker: usize) {
         self.clock += 1;
+        self.is_wanted |= self.is_fenced[taker];
         let Tenancy { offset, size, .. } = takers.all[taker].tenancy;
         let end = offset + size;
         // What reaches into the bytes from below ends there, and what reaches out of them above
@@ -258,7 +312,8 @@ mod tests {
         }
     }
 
-    /// The waits by definition: who freed each unit last, and when, in a table.
+    /// The waits by definition: who freed each unit last, and when, in a table; and after each step at which
+    /// something was freed that another stream has next, a fence.
     fn by_units(plan: &Plan) -> Vec<Wait> {
         let entries = &plan.steady().unwrap().entries;
         let count = entries.len();
@@ -268,34 +323,53 @@ mod tests {
         };
         let mut last: BTreeMap<u64, (usize, usize)> = BTreeMap::new();
         let mut waited: BTreeMap<StreamId, usize> = BTreeMap::new();
+        let mut fences: Vec<usize> = Vec::new();
         let (mut clock, mut waits) = (0, Vec::new());
+        let takes_next = |freed: usize, from: usize| {
+            // Of each unit of the freed entry, who takes it next around the ring, itself at last.
+            units(&entries[freed]).any(|unit| {
+                let next = (from..from + count).map(|at| &entries[at % count]);
+                let mut takers = next.filter(|entry| units(entry).contains(&unit));
+                takers.next().is_some_and(|taker| taker.stream != entries[freed].stream)
+            })
+        };
         for at in 0..ROUNDS_MAX as usize * count {
             if at % count == 0 {
                 waits.clear();
             }
+            let mut is_fenced = false;
             for (index, entry) in entries.iter().enumerate() {
                 if entry.until as usize % count == at % count {
                     clock += 1;
                     last.extend(units(entry).map(|unit| (unit, (index, clock))));
+                    is_fenced |= takes_next(index, at);
                 }
+            }
+            if is_fenced {
+                fences.push(clock);
             }
             let taking = &entries[at % count];
+            let frees = units(taking).filter_map(|unit| last.get(&unit));
+            let others = frees.filter(|(freed, _)| entries[*freed].stream != taking.stream);
+            let Some(&(freed, time)) = others.max_by_key(|(_, time)| *time) else { continue };
             let waited = waited.entry(taking.stream).or_default();
-            for unit in units(taking) {
-                let Some(&(freed, time)) = last.get(&unit) else { continue };
-                let other = &entries[freed];
-                if other.stream != taking.stream && time > *waited {
-                    *waited = time;
-                    let since = (at % count + count - other.until as usize % count) % count;
-                    waits.push(Wait {
-                        entry: (at % count) as u32,
-                        stream: taking.stream,
-                        freed: freed as u32,
-                        freed_stream: other.stream,
-                        distance: since as u32,
-                    });
-                }
+            if time <= *waited {
+                continue;
             }
+            let covering = fences.iter().copied().find(|&covers| covers >= time);
+            *waited = covering.unwrap_or_else(|| {
+                fences.push(clock);
+                clock
+            });
+            let other = &entries[freed];
+            let since = (at % count + count - other.until as usize % count) % count;
+            waits.push(Wait {
+                entry: (at % count) as u32,
+                stream: taking.stream,
+                freed: freed as u32,
+                freed_stream: other.stream,
+                distance: since as u32,
+            });
         }
         waits
     }

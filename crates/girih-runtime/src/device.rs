@@ -55,6 +55,13 @@ pub enum DeviceError {
         /// Its name.
         name: &'static str,
     },
+    /// A graph is being captured, and the call cannot be made until that is over. Nothing has changed, and
+    /// the capture goes on.
+    #[error("{call} has to wait: a graph is being captured")]
+    Capturing {
+        /// The call.
+        call: &'static str,
+    },
     /// The driver's own error.
     #[error("the driver refused {call}: {reason}")]
     Driver {
@@ -108,6 +115,17 @@ pub trait Device {
     /// Marks the present end of `stream`'s work (`cuEventRecord` of a fresh event).
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError>;
 
+    /// Marks the present end of the work of *every* stream of the device (`cuCtxRecordEvent`): of those
+    /// that nobody has named here too, and of those that are gone while their work still runs.
+    ///
+    /// # Errors
+    /// [`DeviceError::Capturing`] while a graph is captured from a stream of the device.
+    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError>;
+
+    /// True if a graph is being captured from `stream`, whoever began that (`cuStreamIsCapturing`). The
+    /// stream must be in use: a handle of one that is gone crashes the driver.
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError>;
+
     /// True if the work before the event is done (`cuEventQuery`).
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError>;
 
@@ -156,6 +174,8 @@ macro_rules! streams_of {
     ($field:ident) => {
         $crate::calls_of!($field {
             fn record_event(stream: ::girih_trace::StreamId) -> $crate::StreamEvent;
+            fn record_fence() -> $crate::StreamEvent;
+            fn is_capturing(stream: ::girih_trace::StreamId) -> bool;
             fn query_event(event: $crate::StreamEvent) -> bool;
             fn wait_event(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();
             fn synchronize_event(event: $crate::StreamEvent) -> ();

@@ -14,6 +14,7 @@ pub mod direct;
 pub mod gmlake;
 mod hooked;
 pub mod lab;
+mod order;
 mod page_pool;
 mod pending;
 pub mod planned;

@@ -33,13 +33,11 @@ fn the_waits_of_a_steady_iteration_are_those_that_its_plan_lists() {
     let plan = Arc::new(profile::plan(&trace, &lives, &iterations, |problem| {
         solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
     }));
-    // Each wait of the plan is one for each of the other streams, for it is their events too.
-    let others = 2;
     let made = |times| waits_made(&repeated(&trace, times), &plan);
     let of_an_iteration = made(4) - made(3);
     let listed = waits(&with_frees(&plan, &lives, &iterations)).len() as u64;
     assert!(listed > 0);
-    assert_eq!(of_an_iteration, listed * others);
+    assert_eq!(of_an_iteration, listed);
 
     // A plan does not know in which order blocks are freed between two requests, which makes a wait
     // more or less: 47 instead of 48 here.

@@ -366,6 +366,23 @@ impl Driver {
         make!("cuStreamSynchronize", (self.table.stream_synchronize)(stream))
     }
 
+    /// Records the present end of all work of a context. None if the driver is older than CUDA 12.5.
+    pub(crate) fn record_context(
+        &self,
+        context: CuContext,
+        event: CuEvent,
+    ) -> Option<Result<(), Failure>> {
+        let record = self.table.context_record_event?;
+        Some(make!("cuCtxRecordEvent", record(context, event)))
+    }
+
+    /// A number that no other stream of the process has or will have. None if the driver is older than
+    /// CUDA 12.0.
+    pub(crate) fn stream_id(&self, stream: CuStream) -> Option<Result<u64, Failure>> {
+        let id = self.table.stream_id?;
+        Some(give!("cuStreamGetId", 0, |out| id(stream, out)))
+    }
+
     /// Whether a graph is being captured from the stream.
     pub(crate) fn is_capturing(&self, stream: CuStream) -> Result<bool, Failure> {
         give!("cuStreamIsCapturing", CAPTURE_NONE, |out| (self.table.stream_is_capturing)(

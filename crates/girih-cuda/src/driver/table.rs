@@ -15,21 +15,25 @@ use super::types::{
 };
 
 macro_rules! table {
-    ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
+    (
+        all { $($field:ident = $symbol:literal ($($argument:ty),*);)* }
+        newer { $($newer:ident = $newer_symbol:literal ($($newer_argument:ty),*);)* }
+    ) => {
         /// Every function of the driver that is called.
         pub(crate) struct Table {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> CuResult,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> CuResult>,)*
         }
 
         impl Table {
             /// The names under which they are looked up.
             #[cfg(test)]
-            pub(crate) const SYMBOLS: &[&str] = &[$($symbol),*];
+            pub(crate) const SYMBOLS: &[&str] = &[$($symbol,)* $($newer_symbol),*];
 
-            /// Looks all of them up.
+            /// Looks all of them up. Those that only newer drivers have may be missing.
             ///
             /// # Errors
-            /// The name of the first that is missing.
+            /// The name of the first of the others that is missing.
             ///
             /// # Safety
             /// `library` is the CUDA driver, and stays loaded for as long as the table is used.
@@ -41,6 +45,10 @@ macro_rules! table {
                         let found = unsafe { library.get($symbol) };
                         *found.map_err(|_| $symbol)?
                     },)*
+                    $($newer: {
+                        // SAFETY: as above.
+                        unsafe { library.get($newer_symbol) }.ok().map(|found| *found)
+                    },)*
                 })
             }
         }
@@ -48,53 +56,61 @@ macro_rules! table {
 }
 
 table! {
-    init = "cuInit" (c_uint);
-    driver_version = "cuDriverGetVersion" (*mut c_int);
-    error_name = "cuGetErrorName" (CuResult, *mut *const c_char);
-    error_string = "cuGetErrorString" (CuResult, *mut *const c_char);
+    all {
+        init = "cuInit" (c_uint);
+        driver_version = "cuDriverGetVersion" (*mut c_int);
+        error_name = "cuGetErrorName" (CuResult, *mut *const c_char);
+        error_string = "cuGetErrorString" (CuResult, *mut *const c_char);
 
-    device_count = "cuDeviceGetCount" (*mut c_int);
-    device_get = "cuDeviceGet" (*mut CuDevice, c_int);
-    device_name = "cuDeviceGetName" (*mut c_char, c_int, CuDevice);
-    device_total_memory = "cuDeviceTotalMem_v2" (*mut usize, CuDevice);
-    device_attribute = "cuDeviceGetAttribute" (*mut c_int, CuAttribute, CuDevice);
-    device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, CuDevice, CuDevice);
+        device_count = "cuDeviceGetCount" (*mut c_int);
+        device_get = "cuDeviceGet" (*mut CuDevice, c_int);
+        device_name = "cuDeviceGetName" (*mut c_char, c_int, CuDevice);
+        device_total_memory = "cuDeviceTotalMem_v2" (*mut usize, CuDevice);
+        device_attribute = "cuDeviceGetAttribute" (*mut c_int, CuAttribute, CuDevice);
+        device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, CuDevice, CuDevice);
 
-    primary_retain = "cuDevicePrimaryCtxRetain" (*mut CuContext, CuDevice);
-    primary_release = "cuDevicePrimaryCtxRelease_v2" (CuDevice);
-    context_current = "cuCtxGetCurrent" (*mut CuContext);
-    context_push = "cuCtxPushCurrent_v2" (CuContext);
-    context_pop = "cuCtxPopCurrent_v2" (*mut CuContext);
-    context_synchronize = "cuCtxSynchronize" ();
-    enable_peer_access = "cuCtxEnablePeerAccess" (CuContext, c_uint);
-    disable_peer_access = "cuCtxDisablePeerAccess" (CuContext);
-    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut CuCaptureMode);
+        primary_retain = "cuDevicePrimaryCtxRetain" (*mut CuContext, CuDevice);
+        primary_release = "cuDevicePrimaryCtxRelease_v2" (CuDevice);
+        context_current = "cuCtxGetCurrent" (*mut CuContext);
+        context_push = "cuCtxPushCurrent_v2" (CuContext);
+        context_pop = "cuCtxPopCurrent_v2" (*mut CuContext);
+        context_synchronize = "cuCtxSynchronize" ();
+        enable_peer_access = "cuCtxEnablePeerAccess" (CuContext, c_uint);
+        disable_peer_access = "cuCtxDisablePeerAccess" (CuContext);
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (*mut CuCaptureMode);
 
-    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
-    alloc = "cuMemAlloc_v2" (*mut u64, usize);
-    free = "cuMemFree_v2" (u64);
+        memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+        alloc = "cuMemAlloc_v2" (*mut u64, usize);
+        free = "cuMemFree_v2" (u64);
 
-    granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CuProperties, c_uint);
-    address_reserve = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
-    address_free = "cuMemAddressFree" (u64, usize);
-    create = "cuMemCreate" (*mut CuMemory, usize, *const CuProperties, u64);
-    release = "cuMemRelease" (CuMemory);
-    map = "cuMemMap" (u64, usize, usize, CuMemory, u64);
-    unmap = "cuMemUnmap" (u64, usize);
-    set_access = "cuMemSetAccess" (u64, usize, *const CuAccess, usize);
-    export = "cuMemExportToShareableHandle" (*mut c_void, CuMemory, c_uint, u64);
-    import = "cuMemImportFromShareableHandle" (*mut CuMemory, *mut c_void, c_uint);
+        granularity = "cuMemGetAllocationGranularity" (*mut usize, *const CuProperties, c_uint);
+        address_reserve = "cuMemAddressReserve" (*mut u64, usize, usize, u64, u64);
+        address_free = "cuMemAddressFree" (u64, usize);
+        create = "cuMemCreate" (*mut CuMemory, usize, *const CuProperties, u64);
+        release = "cuMemRelease" (CuMemory);
+        map = "cuMemMap" (u64, usize, usize, CuMemory, u64);
+        unmap = "cuMemUnmap" (u64, usize);
+        set_access = "cuMemSetAccess" (u64, usize, *const CuAccess, usize);
+        export = "cuMemExportToShareableHandle" (*mut c_void, CuMemory, c_uint, u64);
+        import = "cuMemImportFromShareableHandle" (*mut CuMemory, *mut c_void, c_uint);
 
-    ipc_get = "cuIpcGetMemHandle" (*mut CuIpcHandle, u64);
-    ipc_open = "cuIpcOpenMemHandle_v2" (*mut u64, CuIpcHandle, c_uint);
-    ipc_close = "cuIpcCloseMemHandle" (u64);
+        ipc_get = "cuIpcGetMemHandle" (*mut CuIpcHandle, u64);
+        ipc_open = "cuIpcOpenMemHandle_v2" (*mut u64, CuIpcHandle, c_uint);
+        ipc_close = "cuIpcCloseMemHandle" (u64);
 
-    event_create = "cuEventCreate" (*mut CuEvent, c_uint);
-    event_record = "cuEventRecord" (CuEvent, CuStream);
-    event_query = "cuEventQuery" (CuEvent);
-    event_synchronize = "cuEventSynchronize" (CuEvent);
-    event_destroy = "cuEventDestroy_v2" (CuEvent);
-    stream_wait_event = "cuStreamWaitEvent" (CuStream, CuEvent, c_uint);
-    stream_synchronize = "cuStreamSynchronize" (CuStream);
-    stream_is_capturing = "cuStreamIsCapturing" (CuStream, *mut c_uint);
+        event_create = "cuEventCreate" (*mut CuEvent, c_uint);
+        event_record = "cuEventRecord" (CuEvent, CuStream);
+        event_query = "cuEventQuery" (CuEvent);
+        event_synchronize = "cuEventSynchronize" (CuEvent);
+        event_destroy = "cuEventDestroy_v2" (CuEvent);
+        stream_wait_event = "cuStreamWaitEvent" (CuStream, CuEvent, c_uint);
+        stream_synchronize = "cuStreamSynchronize" (CuStream);
+        stream_is_capturing = "cuStreamIsCapturing" (CuStream, *mut c_uint);
+    }
+    newer {
+        // Since CUDA 12.5.
+        context_record_event = "cuCtxRecordEvent" (CuContext, CuEvent);
+        // Since CUDA 12.0.
+        stream_id = "cuStreamGetId" (CuStream, *mut u64);
+    }
 }

@@ -21,6 +21,7 @@ impl CuResult {
     pub(crate) const NOT_PERMITTED: CuResult = CuResult(800);
     pub(crate) const NOT_SUPPORTED: CuResult = CuResult(801);
     pub(crate) const SYSTEM_DRIVER_MISMATCH: CuResult = CuResult(803);
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: CuResult = CuResult(900);
 }
 
 /// A device (`CUdevice`).

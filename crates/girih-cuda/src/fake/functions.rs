@@ -166,7 +166,7 @@ extern "C" fn context_pop(out: *mut CuContext) -> CuResult {
 extern "C" fn context_synchronize() -> CuResult {
     memory_call("cuCtxSynchronize", |state| {
         state.held.clear();
-        state.events.values_mut().for_each(|waits| *waits = None);
+        state.events.values_mut().for_each(BTreeSet::clear);
         Ok(())
     })
 }
@@ -409,7 +409,7 @@ extern "C" fn ipc_close(address: u64) -> CuResult {
 extern "C" fn event_create(out: *mut CuEvent, _flags: c_uint) -> CuResult {
     memory_call("cuEventCreate", |state| {
         let event = state.fresh(MIB) as usize;
-        state.events.insert(event, None);
+        state.events.insert(event, BTreeSet::new());
         put(out, CuEvent(event));
         Ok(())
     })
@@ -419,7 +419,28 @@ extern "C" fn event_record(event: CuEvent, stream: CuStream) -> CuResult {
     call("cuEventRecord", |state| {
         state.current()?;
         let waits = state.held.contains(&stream.0).then_some(stream.0);
-        *state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)? = waits;
+        let event = state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)?;
+        *event = waits.into_iter().collect();
+        Ok(())
+    })
+}
+
+/// Refused while any stream of the context captures, in whatever mode; and the capture is spoiled.
+extern "C" fn context_record_event(_context: CuContext, event: CuEvent) -> CuResult {
+    call("cuCtxRecordEvent", |state| {
+        if state.captures {
+            state.spoiled = true;
+            return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let held = state.held.clone();
+        *state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)? = held;
+        Ok(())
+    })
+}
+
+extern "C" fn stream_id(stream: CuStream, out: *mut u64) -> CuResult {
+    call("cuStreamGetId", |state| {
+        put(out, state.identities.get(&stream.0).copied().unwrap_or(stream.0 as u64));
         Ok(())
     })
 }
@@ -427,13 +448,13 @@ extern "C" fn event_record(event: CuEvent, stream: CuStream) -> CuResult {
 extern "C" fn event_query(event: CuEvent) -> CuResult {
     memory_call("cuEventQuery", |state| {
         let waits = state.events.get(&event.0).ok_or(INVALID_HANDLE)?;
-        check(waits.is_none(), CuResult::NOT_READY)
+        check(waits.is_empty(), CuResult::NOT_READY)
     })
 }
 
 extern "C" fn event_synchronize(event: CuEvent) -> CuResult {
     memory_call("cuEventSynchronize", |state| {
-        *state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)? = None;
+        state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)?.clear();
         Ok(())
     })
 }
@@ -452,8 +473,8 @@ extern "C" fn stream_wait_event(_stream: CuStream, event: CuEvent, _flags: c_uin
 extern "C" fn stream_synchronize(stream: CuStream) -> CuResult {
     memory_call("cuStreamSynchronize", |state| {
         state.held.remove(&stream.0);
-        for waits in state.events.values_mut().filter(|waits| **waits == Some(stream.0)) {
-            *waits = None;
+        for waits in state.events.values_mut() {
+            waits.remove(&stream.0);
         }
         Ok(())
     })
@@ -461,7 +482,7 @@ extern "C" fn stream_synchronize(stream: CuStream) -> CuResult {
 
 extern "C" fn stream_is_capturing(_stream: CuStream, out: *mut c_uint) -> CuResult {
     call("cuStreamIsCapturing", |state| {
-        put(out, c_uint::from(state.captures));
+        put(out, c_uint::from(state.captures && !state.hides_capture));
         Ok(())
     })
 }
@@ -512,5 +533,7 @@ pub(crate) fn table() -> Table {
         stream_wait_event,
         stream_synchronize,
         stream_is_capturing,
+        context_record_event: Some(context_record_event),
+        stream_id: Some(stream_id),
     }
 }

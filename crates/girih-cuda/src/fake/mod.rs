@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use crate::driver::Driver;
+use crate::driver::table::Table;
 use crate::driver::types::{CuCaptureMode, CuResult};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -29,8 +30,8 @@ pub(crate) struct State {
     pub(crate) reservations: BTreeMap<u64, u64>,
     pub(crate) memories: BTreeMap<u64, Memory>,
     pub(crate) mappings: BTreeMap<u64, Mapped>,
-    /// Events, and the stream whose work each waits for.
-    pub(crate) events: BTreeMap<usize, Option<usize>>,
+    /// Events, and the streams whose work each waits for.
+    pub(crate) events: BTreeMap<usize, BTreeSet<usize>>,
     /// Streams whose work is not done.
     pub(crate) held: BTreeSet<usize>,
     /// Contexts that are current, the last on top.
@@ -39,6 +40,8 @@ pub(crate) struct State {
     pub(crate) mode: CuCaptureMode,
     /// A graph is being captured.
     pub(crate) captures: bool,
+    /// It is captured from a stream that nobody has named.
+    pub(crate) hides_capture: bool,
     /// A call spoiled the capture.
     pub(crate) spoiled: bool,
     /// Contexts that reach others: who, whom.
@@ -48,6 +51,8 @@ pub(crate) struct State {
     /// Features that memory cannot have, though the device says so.
     pub(crate) without_rdma: bool,
     pub(crate) without_sharing: bool,
+    /// The number of the stream that a handle is, where it is not the handle.
+    pub(crate) identities: BTreeMap<usize, u64>,
     /// No context can be pushed.
     pub(crate) refuses_push: bool,
     calls: Vec<&'static str>,
@@ -93,11 +98,13 @@ impl State {
             retained: BTreeMap::new(),
             mode: CuCaptureMode::GLOBAL,
             captures: false,
+            hides_capture: false,
             spoiled: false,
             peers: BTreeSet::new(),
             opened: BTreeMap::new(),
             without_rdma: false,
             without_sharing: false,
+            identities: BTreeMap::new(),
             refuses_push: false,
             calls: Vec::new(),
             fault: None,
@@ -160,6 +167,15 @@ pub(crate) fn driver() -> &'static Driver {
     DRIVER.get_or_init(|| Driver::from_table(functions::table()))
 }
 
+/// The same, of CUDA 11: without what came later.
+pub(crate) fn old_driver() -> &'static Driver {
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let table = functions::table();
+        Driver::from_table(Table { context_record_event: None, stream_id: None, ..table })
+    })
+}
+
 fn with<T>(body: impl FnOnce(&mut State) -> T) -> T {
     STATE.with_borrow_mut(body)
 }
@@ -200,8 +216,8 @@ pub(crate) fn hold(stream: u64) {
 pub(crate) fn resume(stream: u64) {
     with(|state| {
         state.held.remove(&(stream as usize));
-        for waits in state.events.values_mut().filter(|waits| **waits == Some(stream as usize)) {
-            *waits = None;
+        for waits in state.events.values_mut() {
+            waits.remove(&(stream as usize));
         }
     });
 }

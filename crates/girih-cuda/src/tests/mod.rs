@@ -3,6 +3,7 @@
 mod capture;
 mod device;
 mod faults;
+mod fences;
 mod phantom;
 mod policies;
 mod sharing;

@@ -14,6 +14,7 @@ use std::ops::{Index, IndexMut};
 use girih_trace::StreamId;
 
 use crate::device::Address;
+use crate::order::Stamp;
 use crate::policy::BlockId;
 
 /// No block.
@@ -44,7 +45,8 @@ impl Home {
 pub(super) struct Block {
     pub(super) address: Address,
     pub(super) size: u64,
-    /// Bytes requested; of a free block those of its last use.
+    /// Bytes requested; of a free block, where the order of streams is kept, the stamp of its last free
+    /// ([`Block::freed`]).
     pub(super) requested: u64,
     pub(super) prev: BlockId,
     pub(super) next: BlockId,
@@ -90,6 +92,12 @@ impl Block {
             lent: false,
             exists: true,
         }
+    }
+
+    /// Of a free block: the last free of any of its bytes. 0 if nobody has used them, or if the order of
+    /// streams is PyTorch's.
+    pub(super) fn freed(&self) -> Stamp {
+        self.requested
     }
 
     /// True if it is a part of its segment (`is_split`).

@@ -27,6 +27,17 @@ impl Caching {
         self.blocks[id].shared = true;
     }
 
+    /// True if a graph is being captured from another stream of a block, begun by whomever: no event may be
+    /// recorded there.
+    pub(super) fn is_captured(&self, env: &mut Env<'_>, id: BlockId) -> Result<bool, DeviceError> {
+        for entry in self.uses.get(&id).map(Vec::as_slice).unwrap_or_default() {
+            if env.device.is_capturing(entry.stream)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Forgets the other streams of a block in use: they have been waited for.
     pub(super) fn forget_uses(&mut self, id: BlockId) {
         self.uses.remove(&id);
@@ -87,14 +98,20 @@ impl Caching {
     }
 
     /// Gives the blocks that were freed during a capture their events. Streams that were recorded
-    /// inside the capture need none: the graph is known to be done.
+    /// inside the capture need none: the graph is known to be done. A capture that nobody has told of may
+    /// still be under way; its blocks stay.
     fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        while let Some(&id) = self.deferred.first() {
+        let mut staying = 0;
+        while let Some(&id) = self.deferred.get(staying) {
             if let Some(uses) = self.uses.get_mut(&id) {
                 uses.retain(|entry| !entry.captured);
             }
+            if self.is_captured(env, id)? {
+                staying += 1;
+                continue;
+            }
             self.record_events(env.device, id)?;
-            self.deferred.remove(0);
+            self.deferred.remove(staying);
             if self.blocks[id].events == 0 {
                 self.complete_free(env, id);
             }

@@ -121,19 +121,22 @@ impl Caching {
     ) -> Result<Option<BlockId>, DeviceError> {
         let Some(candidate) = self.find_expandable(env, search)? else { return Ok(None) };
         let Some(block) = self.map_run(env, candidate, search.size)? else { return Ok(None) };
-        self.take_off_shelf(env, search, block).map(Some)
+        self.take_off_shelf(env, search, block)
     }
 
-    /// Takes a free block off its shelf for a request, whose stream waits for those that used it last.
+    /// Takes a free block off its shelf for a request, whose stream waits for those that used it last. None
+    /// if it cannot, in a capture.
     pub(super) fn take_off_shelf(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         id: BlockId,
-    ) -> Result<BlockId, DeviceError> {
-        self.is_ready(env, search, id)?;
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if !self.is_ready(env, search, id)? {
+            return Ok(None);
+        }
         self.remove_free(id);
-        Ok(id)
+        Ok(Some(id))
     }
 
     /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. The block
@@ -322,8 +325,7 @@ impl Caching {
         if pages.is_empty() {
             return Ok(());
         }
-        let part = Part { address: block.address, size: block.size };
-        self.synchronize_users(env, part, block.home.stream)?;
+        self.synchronize_users(env, id)?;
         let mut handles = Vec::new();
         self.unmap_pages(env, id, pages, &mut handles)?;
         for handle in handles {
@@ -390,8 +392,8 @@ impl Caching {
     ) -> BlockId {
         let registration = self.register_part(whole.registration);
         let fragment = Block::new(address, size, whole.home);
-        let segment = whole.segment;
-        let id = self.blocks.insert(Block { segment, registration, ..fragment });
+        let (segment, requested) = (whole.segment, whole.freed());
+        let id = self.blocks.insert(Block { segment, requested, registration, ..fragment });
         self.blocks.link(left, id, right);
         self.insert_free(id);
         id

@@ -20,8 +20,9 @@ use super::block::{Block, Home, NIL, STITCHED};
 use super::pool::Pools;
 use super::search::Search;
 use super::views::Part;
-use crate::device::{Address, DeviceError};
-use crate::policy::{BlockId, Env};
+use crate::device::Address;
+use crate::order::Stamp;
+use crate::policy::BlockId;
 
 /// Whether a block can lend a part.
 enum Lender {
@@ -34,61 +35,52 @@ enum Lender {
 }
 
 impl Caching {
-    /// A view whose first bytes serve the request and are all free, with the streams that are to be
-    /// waited for: the view that needs the fewest waits, then the smallest, then the one that was used
-    /// last.
-    pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Vec<StreamId>)> {
+    /// A view whose first bytes serve the request and are all free, with the last free that the request
+    /// must come after: a view that needs no wait, then the smallest, then the one that was used last.
+    pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Stamp)> {
         let mut free = ByAddress::default();
         let fitting = self.views.for_size(search.size).filter_map(|place| {
-            let users = self.users_of_view(search, place, &mut free)?;
-            Some((place, users))
+            let latest = self.latest_use_of_view(search, place, &mut free)?;
+            Some((place, latest))
         });
-        fitting.min_by_key(|(place, users)| {
+        fitting.min_by_key(|(place, latest)| {
             let view = self.views.get(*place);
-            (users.len(), view.size, Reverse(view.used))
+            (*latest > 0, view.size, Reverse(view.used))
         })
     }
 
-    /// The streams that are to be waited for before a view's first bytes serve the request. None if
-    /// some of the bytes are in use.
-    fn users_of_view(
+    /// The last free that the request must come after before a view's first bytes serve it; 0 if it has.
+    /// None if some of the bytes are in use.
+    fn latest_use_of_view(
         &self,
         search: &Search,
         place: u32,
         free: &mut ByAddress,
-    ) -> Option<Vec<StreamId>> {
-        let (view, mut users) = (self.views.get(place), Vec::new());
+    ) -> Option<Stamp> {
+        let (view, mut latest) = (self.views.get(place), 0);
         if !view.is_idle() {
             return None;
         }
         for (at, part) in view.prefix(search.size).enumerate() {
-            let own = self.blocks[self.lender(view.lenders[at], &part, free)?].home.stream;
-            self.note_users(&mut users, part, own, search.home.stream);
+            let lender = self.lender(view.lenders[at], &part, free)?;
+            latest = latest.max(self.latest_use_of(part, lender, search.home.stream));
         }
-        Some(users)
+        Some(latest)
     }
 
-    /// Lends a new view the bytes of a request. They are all free.
-    pub(super) fn use_new_view(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-        place: u32,
-    ) -> Result<BlockId, DeviceError> {
-        let users = self.users_of_view(search, place, &mut ByAddress::default());
-        self.use_view(env, search, place, users.expect("the bytes of a new view are free"))
+    /// The same of parts of free blocks.
+    pub(super) fn latest_use_of_parts(&self, parts: &[Part], reader: StreamId) -> Stamp {
+        let mut free = ByAddress::default();
+        let latest = parts.iter().map(|part| {
+            let lender = self.lender(NIL, part, &mut free);
+            self.latest_use_of(*part, lender.expect("what is gathered is free"), reader)
+        });
+        latest.max().unwrap_or(0)
     }
 
-    /// Lends a view the bytes of a request, its first, after `users` are waited for, and makes a block of
-    /// it, in no free set. They are all free.
-    pub(super) fn use_view(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-        place: u32,
-        users: Vec<StreamId>,
-    ) -> Result<BlockId, DeviceError> {
-        self.wait_for(env, users, search.home.stream)?;
+    /// Lends a view the bytes of a request, its first, and makes a block of it, in no free set. They are all
+    /// free, and the request has come after their last use.
+    pub(super) fn use_view(&mut self, search: &Search, place: u32) -> BlockId {
         let mut free = ByAddress::default();
         let (mut count, mut left) = (0, search.size);
         while left > 0 {
@@ -99,23 +91,30 @@ impl Caching {
             count += 1;
             left -= part.size;
         }
-        let view = self.views.use_now(place);
-        (view.lent, view.stream) = (count, search.home.stream);
+        self.views.use_now(place).lent = count;
+        let view = self.views.get(place);
         let block = Block::new(view.address, search.size, search.home);
-        Ok(self.blocks.insert(Block { segment: STITCHED, born: place, ..block }))
+        self.blocks.insert(Block { segment: STITCHED, born: place, ..block })
     }
 
     /// Takes the bytes of a view back that the program has let go of. The block is gone afterwards.
     pub(super) fn return_view(&mut self, id: BlockId) {
         let Block { home: Home { stream, .. }, born: place, .. } = self.blocks[id];
+        let freed = self.blocks[id].freed();
         self.blocks.remove(id);
         let view = self.views.use_now(place);
-        for at in 0..std::mem::take(&mut view.lent) {
+        view.freed = freed;
+        let lent = std::mem::take(&mut view.lent);
+        let foreign = |&id: &BlockId| self.blocks[id].home.stream != stream;
+        if self.views.get(place).lenders[..lent].iter().any(foreign) {
+            self.order.want();
+        }
+        for at in 0..lent {
             let id = self.views.get(place).lenders[at];
             let block = &mut self.blocks[id];
-            block.lent = false;
+            (block.lent, block.requested) = (false, freed);
             let Block { address, size, home, prev, next, .. } = *block;
-            self.stain(Part { address, size }, home.stream, stream);
+            self.stain(Part { address, size }, home.stream, stream, freed);
             self.shelve(id, [prev, next]);
         }
     }

@@ -58,6 +58,7 @@ use self::search::{Found, Search};
 pub(crate) use self::stitching::{PAGES, SLACK};
 use self::users::Stains;
 use self::views::Views;
+use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 pub use crate::policy::PoolOptions;
 use crate::policy::{
@@ -92,6 +93,7 @@ pub struct Caching {
     most_in_use: u64,
     views: Views,
     stains: Stains,
+    order: Order,
 }
 
 /// An open scope of a pool.
@@ -124,6 +126,7 @@ impl Caching {
             most_in_use: 0,
             views: Views::default(),
             stains: Stains::default(),
+            order: Order::default(),
         }
     }
 
@@ -161,7 +164,9 @@ impl Caching {
     fn scopes_capture(&self, pool: PoolId) -> bool {
         let place = self.pools.find(pool);
         let one_handle = place.is_some_and(|place| self.pools.owners[place].options.one_handle);
-        self.config.tie_order.pool_scope_captures() && !one_handle
+        self.config.tie_order.pool_scope_captures()
+            && !self.config.orders_all_streams()
+            && !one_handle
     }
 
     /// What is looked for by a request of `size` rounded bytes.
@@ -208,6 +213,7 @@ impl Policy for Caching {
             || (request.pool != PoolId::DEFAULT && self.scopes_capture(request.pool));
         if !capture {
             self.complete_frees(env)?;
+            self.order.settle(env.device, &mut self.limbo, request.stream);
         }
         if request.size >= rounding::MAX_REQUEST {
             return Err(self.out_of_memory(env, request.size, request.size));
@@ -250,7 +256,7 @@ impl Policy for Caching {
         let (address, size, requested, home) =
             (block.address, block.size, block.requested, block.home);
         let shared = block.shared;
-        let deferred = shared && self.is_capturing();
+        let deferred = shared && (self.is_capturing() || self.is_captured(env, id)?);
         if shared && !deferred {
             self.record_events(env.device, id)?;
         }
@@ -292,7 +298,9 @@ impl Policy for Caching {
 
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         self.limbo.settle(env.device)?;
-        Ok(self.release_cached_blocks(env, self.is_capturing())?)
+        self.release_cached_blocks(env, self.is_capturing())?;
+        self.order.forget_fences(env.device, &mut self.limbo);
+        Ok(())
     }
 
     fn create_pool(&mut self, pool: PoolId) {

@@ -191,7 +191,8 @@ impl Caching {
     pub(super) fn cut_low_end(&mut self, id: BlockId, size: u64) -> BlockId {
         let whole = &self.blocks[id];
         let (prev, segment, registration) = (whole.prev, whole.segment, whole.registration);
-        let head = Block::new(whole.address, size, whole.home);
+        let requested = whole.freed();
+        let head = Block { requested, ..Block::new(whole.address, size, whole.home) };
         let registration = self.register_part(registration);
         let head = self.blocks.insert(Block { segment, registration, ..head });
         self.blocks.link(prev, head, id);
@@ -211,6 +212,7 @@ impl Caching {
         let is_stitched = freed.is_stitched();
         let owner = self.pools.owner(home.pool).id;
         env.log(Action::FreeCompleted, address, requested, home.stream, owner);
+        self.blocks[id].requested = self.order.free();
         let merged = if is_stitched {
             self.return_view(id);
             0
@@ -289,12 +291,14 @@ impl Caching {
 
     /// Adds the bytes of a neighbour, which goes, to `kept`.
     fn absorb(&mut self, kept: BlockId, neighbour: BlockId) {
-        let (address, size) = (self.blocks[neighbour].address, self.blocks[neighbour].size);
+        let Block { address, size, requested, .. } = self.blocks[neighbour];
         self.blocks.unlink(neighbour);
         self.blocks.remove(neighbour);
         let block = &mut self.blocks[kept];
         block.address = block.address.min(address);
         block.size += size;
+        // The later of the two frees.
+        block.requested = block.requested.max(requested);
     }
 
     /// Sets the age of a block that is free from now on; returns its home and its key.

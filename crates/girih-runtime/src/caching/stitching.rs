@@ -144,8 +144,14 @@ impl Caching {
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
         self.unmap_retired_views(env)?;
-        if let Some((view, users)) = self.find_view(search) {
-            return self.use_view(env, search, view, users).map(Some);
+        if env.device.is_capturing(search.home.stream)? {
+            // A graph that nobody has told of: it would have a view's addresses for ever.
+            return self.grow_for_all(env, search);
+        }
+        if let Some((view, latest)) = self.find_view(search)
+            && self.wait_for(env, latest, search.home.stream)?
+        {
+            return Ok(Some(self.use_view(search, view)));
         }
         let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.allowed(search).min(limit);
@@ -155,7 +161,7 @@ impl Caching {
             && !self.stitching_is_cheaper(search, growth)
             && let Some(block) = self.grow(env, search, growth)?
         {
-            return self.take_off_shelf(env, search, block).map(Some);
+            return self.take_off_shelf(env, search, block);
         }
         self.stitch(env, search, limit)
     }
@@ -191,11 +197,12 @@ impl Caching {
         loop {
             let (parts, missing) = self.gather(search);
             if missing == 0 {
+                let latest = self.latest_use_of_parts(&parts, search.home.stream);
+                if !self.wait_for(env, latest, search.home.stream)? {
+                    return self.grow_for_all(env, search);
+                }
                 let view = self.map_view(env, search, parts)?;
-                return match view {
-                    Some(view) => self.use_new_view(env, search, view).map(Some),
-                    None => Ok(None),
-                };
+                return Ok(view.map(|view| self.use_view(search, view)));
             }
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
@@ -206,9 +213,26 @@ impl Caching {
             }
             let Some(block) = self.grow(env, &lacking, growth)? else { return Ok(None) };
             if parts.is_empty() {
-                return self.take_off_shelf(env, search, block).map(Some);
+                return self.take_off_shelf(env, search, block);
             }
         }
+    }
+
+    /// New pages for all that a request lacks, though holes would do: for one that cannot wait for those who
+    /// may still use them.
+    #[cold]
+    fn grow_for_all(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let limit = self.limit(env).unwrap_or(u64::MAX);
+        let Some(growth) = self.choose_growth(search, self.runs(search)) else { return Ok(None) };
+        if self.held().saturating_add(growth.missing) > limit {
+            return Ok(None);
+        }
+        let Some(block) = self.grow(env, search, growth)? else { return Ok(None) };
+        self.take_off_shelf(env, search, block)
     }
 
     /// Of the runs of free and unmapped blocks that begin at `starts`, the one with the fewest bytes to

@@ -2,17 +2,24 @@
 //!
 //! A free block belongs to the stream of its segment, which used it last and needs no event to use it
 //! again. A view takes bytes of any stream. When they come back they are *stained* by the stream that
-//! used them: whoever is given them next waits for it, on the device, and for their own stream where
-//! they are not stained.
+//! used them: whoever is given them next waits, on the device, and so does another stream that is given
+//! what is not stained.
 //!
 //! ```text
 //!  segment of stream 1:   |   free    |  free, stained by 2  | free |
-//!  a block for 1:                  |________________________|            1 waits for 2
-//!  a view for 3:              |__________|                               3 waits for 1 and 2
+//!  a block for 1:                  |________________________|            1 waits
+//!  a view for 3:              |__________|                               3 waits
+//!  a view for 2:                            |______________|             nobody waits
 //! ```
 //!
-//! A wait covers all that a stream was given to do so far: when the stream of a segment has waited for
-//! another, none of its bytes is stained by that one any more.
+//! Whoever waits does so for every stream of the program: see [`order`](crate::order). How far it must have
+//! waited says the stamp of the free that came last: of stained bytes the stain's, of others the block's.
+//! The block's is never the smaller: so a stain may be forgotten where its own stream has waited.
+//!
+//! There are [`STAINS_MAX`] stains at most. With one more, those of a segment's stream are *blurred*: all that
+//! it had free then counts as used by others, until it has waited.
+
+use std::collections::BTreeMap;
 
 use girih_trace::StreamId;
 
@@ -20,81 +27,111 @@ use super::Caching;
 use super::block::Block;
 use super::search::Search;
 use super::views::Part;
-use crate::device::DeviceError;
+use crate::device::{Address, DeviceError};
+use crate::order::{Order, Stamp};
 use crate::policy::{BlockId, Env};
+
+/// Stains that are told apart.
+const STAINS_MAX: usize = 4096;
 
 /// Bytes that were used last by another stream than their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stain {
-    part: Part,
+    size: u64,
     /// The stream of their segment.
     own: StreamId,
     /// The stream that used them last.
     user: StreamId,
+    /// When it let go of them.
+    freed: Stamp,
 }
 
-/// All stains: disjoint, in no order.
+/// All stains, by address, none over another.
 #[derive(Debug, Default)]
-pub(super) struct Stains(Vec<Stain>);
+pub(super) struct Stains {
+    stains: BTreeMap<Address, Stain>,
+    /// Streams whose bytes are blurred, up to this free.
+    blurred: Vec<(StreamId, Stamp)>,
+}
 
 impl Stains {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.stains.is_empty() && self.blurred.is_empty()
     }
 
-    /// The streams but `reader` that used a part last, which is `own`'s. Each once, in order.
-    pub(super) fn users(&self, part: Part, own: StreamId, reader: StreamId) -> Vec<StreamId> {
-        let over = self.0.iter().filter(|stain| stain.part.overlaps(&part));
-        let (mut users, mut clean) = (Vec::new(), part.size);
-        for stain in over {
-            users.push(stain.user);
-            clean -= stain.part.common(&part);
-        }
-        if clean > 0 {
-            users.push(own);
-        }
-        users.retain(|&user| user != reader);
-        users.sort_unstable();
-        users.dedup();
-        users
+    /// Those over a part, with the part of each.
+    fn over(&self, part: Part) -> impl Iterator<Item = (Part, Stain)> {
+        let before = self.stains.range(..part.address).next_back();
+        let inside = self.stains.range(part.address..part.address + part.size);
+        let touching = before.into_iter().chain(inside);
+        let touching =
+            touching.map(|(&address, &stain)| (Part { address, size: stain.size }, stain));
+        touching.filter(move |(own, _)| own.overlaps(&part))
     }
 
-    /// Bytes of `own` have been used by `user`.
-    fn set(&mut self, part: Part, own: StreamId, user: StreamId) {
-        let mut at = 0;
-        while at < self.0.len() {
-            if !self.0[at].part.overlaps(&part) {
-                at += 1;
-                continue;
+    /// The last free that `reader` must come after before it uses a part of the block `of`; 0 if it may use
+    /// it at once.
+    fn latest(&self, part: Part, of: &Block, reader: StreamId) -> Stamp {
+        let own = of.home.stream;
+        let (mut latest, mut clean) = (0, part.size);
+        for (stained, stain) in self.over(part) {
+            clean -= stained.common(&part);
+            if stain.user != reader {
+                latest = latest.max(stain.freed);
             }
-            let old = self.0.swap_remove(at);
-            let left = old.part.without(&part).map(|part| Stain { part, ..old });
-            self.0.extend(left);
+        }
+        if own != reader && clean > 0 {
+            return latest.max(of.freed());
+        }
+        let blurred = self.blurred.iter().find(|(stream, _)| *stream == own);
+        blurred.map_or(latest, |&(_, until)| latest.max(of.freed().min(until)))
+    }
+
+    /// Bytes of `own` have been used by `user`, which let go of them with the free `freed`.
+    fn set(&mut self, part: Part, own: StreamId, user: StreamId, freed: Stamp) {
+        let over: Vec<(Part, Stain)> = self.over(part).collect();
+        for (old, stain) in over {
+            self.stains.remove(&old.address);
+            for Part { address, size } in old.without(&part) {
+                self.stains.insert(address, Stain { size, ..stain });
+            }
         }
         if user != own {
-            self.0.push(Stain { part, own, user });
+            self.stains.insert(part.address, Stain { size: part.size, own, user, freed });
         }
     }
 
-    /// `own` has waited for `user`.
-    fn clear(&mut self, own: StreamId, user: StreamId) {
-        self.0.retain(|stain| (stain.own, stain.user) != (own, user));
+    /// Tells the stains of `own` no longer apart: whatever was freed up to `latest` counts as used by
+    /// others.
+    #[cold]
+    fn blur(&mut self, own: StreamId, latest: Stamp) {
+        self.stains.retain(|_, stain| stain.own != own);
+        self.blurred.retain(|(stream, _)| *stream != own);
+        self.blurred.push((own, latest));
     }
 
-    /// No two are of the same bytes, and each is of another stream. For the walk that checks everything.
+    /// Forgets what the bytes' own streams have waited for.
+    pub(super) fn forget(&mut self, order: &Order) {
+        self.stains.retain(|_, stain| order.must_wait(stain.freed, stain.own));
+        self.blurred.retain(|&(own, until)| order.must_wait(until, own));
+    }
+
+    /// No two are of the same bytes, each is of another stream, and they are not too many. For the walk
+    /// that checks everything.
     fn check(&self) -> Result<(), String> {
-        let mut parts: Vec<Part> = self.0.iter().map(|stain| stain.part).collect();
-        parts.sort_unstable_by_key(|part| part.address);
-        let apart = parts.windows(2).all(|pair| !pair[0].overlaps(&pair[1]));
-        let foreign = self.0.iter().all(|stain| stain.user != stain.own && stain.part.size > 0);
-        if apart && foreign { Ok(()) } else { Err(format!("{self:?} make no sense")) }
+        let parts: Vec<(u64, u64)> =
+            self.stains.iter().map(|(&at, stain)| (at, at + stain.size)).collect();
+        let apart = parts.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        let foreign = self.stains.values().all(|stain| stain.user != stain.own && stain.size > 0);
+        let is_bounded = self.stains.len() <= STAINS_MAX;
+        if apart && foreign && is_bounded { Ok(()) } else { Err(format!("{self:?} make no sense")) }
     }
 }
 
 impl Caching {
-    /// Makes a free block ready for a request: its stream waits for those that have used the bytes
-    /// last. False during a capture, which may not wait for what lies outside of it.
+    /// Makes a free block ready for a request: its stream waits for those that may still use the bytes.
+    /// False during a capture, which may not wait for what lies outside of it.
     #[inline]
     pub(super) fn is_ready(
         &mut self,
@@ -105,83 +142,80 @@ impl Caching {
         if self.stains.is_empty() {
             return Ok(true);
         }
-        if self.is_capturing() {
-            return Ok(self.is_clean(search, id));
-        }
-        let Block { address, home, .. } = self.blocks[id];
-        let part = Part { address, size: search.size };
-        let users = self.stains.users(part, home.stream, search.home.stream);
-        self.wait_for(env, users, search.home.stream)?;
-        Ok(true)
+        let latest = self.latest_use(search, id);
+        self.wait_for(env, latest, search.home.stream)
     }
 
-    /// True if no other stream has used the first bytes of a run of blocks last.
+    /// True if a request may have the first bytes of a run of blocks without a wait.
     pub(super) fn is_clean(&self, search: &Search, start: BlockId) -> bool {
-        let Block { address, home, .. } = self.blocks[start];
-        let part = Part { address, size: search.size };
-        self.stains.users(part, home.stream, search.home.stream).is_empty()
+        !self.order.must_wait(self.latest_use(search, start), search.home.stream)
     }
 
-    /// Adds the streams but `reader` that used a part of `own` last to `users`, each once.
+    /// The last free that a request must come after before it has the first bytes of a block.
+    fn latest_use(&self, search: &Search, id: BlockId) -> Stamp {
+        let block = &self.blocks[id];
+        let part = Part { address: block.address, size: search.size };
+        self.stains.latest(part, block, search.home.stream)
+    }
+
+    /// The last free that `reader` must come after before it has a part of a block; 0 if it has come after it.
     #[inline]
-    pub(super) fn note_users(
-        &self,
-        users: &mut Vec<StreamId>,
-        part: Part,
-        own: StreamId,
-        reader: StreamId,
-    ) {
-        if own != reader || !self.stains.is_empty() {
-            for user in self.stains.users(part, own, reader) {
-                if !users.contains(&user) {
-                    users.push(user);
-                }
-            }
+    pub(super) fn latest_use_of(&self, part: Part, of: BlockId, reader: StreamId) -> Stamp {
+        let block = &self.blocks[of];
+        if block.home.stream == reader && self.stains.is_empty() {
+            return 0;
         }
+        let latest = self.stains.latest(part, block, reader);
+        if self.order.must_wait(latest, reader) { latest } else { 0 }
     }
 
-    /// Lets `reader` wait, on the device, for all that other streams were given to do so far.
+    /// Lets `reader` wait, on the device, for all who may use bytes that were freed up to `latest`. False
+    /// during a capture.
     pub(super) fn wait_for(
         &mut self,
         env: &mut Env<'_>,
-        users: Vec<StreamId>,
+        latest: Stamp,
         reader: StreamId,
-    ) -> Result<(), DeviceError> {
-        for user in users {
-            let event = env.device.record_event(user)?;
-            let waited = env.device.wait_event(reader, event);
-            self.limbo.destroy_event(env.device, event);
-            waited?;
-            self.stains.clear(reader, user);
+    ) -> Result<bool, DeviceError> {
+        if !self.order.must_wait(latest, reader) {
+            return Ok(true);
         }
-        Ok(())
+        if self.is_capturing() || !self.order.wait(env.device, &mut self.limbo, latest, reader)? {
+            return Ok(false);
+        }
+        self.stains.forget(&self.order);
+        Ok(true)
     }
 
-    /// Bytes of `own` come back from `user`.
-    pub(super) fn stain(&mut self, part: Part, own: StreamId, user: StreamId) {
-        if user != own || !self.stains.is_empty() {
-            self.stains.set(part, own, user);
+    /// Bytes of a block come back from `user`, which let go of them with the free `freed`.
+    pub(super) fn stain(&mut self, part: Part, own: StreamId, user: StreamId, freed: Stamp) {
+        if user == own && self.stains.stains.is_empty() {
+            return;
+        }
+        self.stains.set(part, own, user, freed);
+        if self.stains.stains.len() > STAINS_MAX {
+            self.stains.blur(own, self.order.latest());
         }
     }
 
-    /// Waits on the host for every stream that used bytes of `own` last, and for those that used a view
-    /// over them last, be it other bytes of it: so nobody uses their addresses any more.
+    /// Waits on the host until nobody uses a free block any more, nor, where holes are stitched, the addresses
+    /// of the views over it.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
-        part: Part,
-        own: StreamId,
+        id: BlockId,
     ) -> Result<(), DeviceError> {
-        env.device.synchronize_stream(own)?;
-        let mut users = self.users_of_views_over(part);
-        self.note_users(&mut users, part, own, own);
-        for user in users.into_iter().filter(|&user| user != own) {
-            env.device.synchronize_stream(user)?;
+        let block = self.blocks[id];
+        if self.config.orders_all_streams() && !self.is_capturing() {
+            let part = Part { address: block.address, size: block.size };
+            let latest = block.freed().max(self.latest_use_of_views_over(part));
+            if self.order.synchronize(env.device, &mut self.limbo, latest)? {
+                self.stains.forget(&self.order);
+                return Ok(());
+            }
         }
-        if !self.stains.is_empty() {
-            self.stains.set(part, own, own);
-        }
-        Ok(())
+        // As PyTorch does. In a capture nobody can wait for more.
+        env.device.synchronize_stream(block.home.stream)
     }
 
     /// Every stain is of bytes that their stream's segment has mapped and that are not in use by it.
@@ -190,16 +224,77 @@ impl Caching {
         let free = self.blocks.iter().filter(|(_, block)| block.mapped && !block.is_stitched());
         let free = free.filter(|(_, block)| block.lent || !block.allocated);
         let free: Vec<_> = free.map(|(_, block)| block).collect();
-        for Stain { part, own, .. } in &self.stains.0 {
-            let of = |block: &&&Block| block.home.stream == *own;
-            let over = free
-                .iter()
-                .filter(of)
-                .map(|block| part.common(&Part { address: block.address, size: block.size }));
-            if over.sum::<u64>() != part.size {
-                return Err(format!("{part:?} of {own:?} is stained and not free"));
+        for (&address, stain) in &self.stains.stains {
+            let part = Part { address, size: stain.size };
+            let of = |block: &&&Block| block.home.stream == stain.own;
+            let over = free.iter().filter(of).filter_map(|block| {
+                let common = part.common(&Part { address: block.address, size: block.size });
+                (common > 0).then_some((common, block))
+            });
+            let (mut bytes, mut is_covered) = (0, true);
+            for (common, block) in over {
+                bytes += common;
+                is_covered &= block.lent || block.freed() >= stain.freed;
+            }
+            if bytes != part.size || !is_covered {
+                return Err(format!(
+                    "{part:?} of {stain:?} is stained and not free, or freed before"
+                ));
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::block::Home;
+    use super::*;
+
+    const OWN: StreamId = StreamId(0);
+    const USER: StreamId = StreamId(1);
+    const READER: StreamId = StreamId(2);
+
+    fn block(freed: Stamp) -> Block {
+        let home = Home { pool: 1, shelf: 0, stream: OWN };
+        Block { requested: freed, ..Block::new(4096, 4096, home) }
+    }
+
+    fn part(address: Address, size: u64) -> Part {
+        Part { address, size }
+    }
+
+    #[test]
+    fn who_must_wait_depends_on_who_used_which_bytes_last() {
+        let mut stains = Stains::default();
+        stains.set(part(5120, 1024), OWN, USER, 7);
+        let of = block(9);
+        assert_eq!(stains.latest(part(4096, 1024), &of, OWN), 0, "its own, not stained");
+        assert_eq!(stains.latest(part(4096, 2048), &of, OWN), 7);
+        assert_eq!(stains.latest(part(5120, 1024), &of, USER), 0, "the user itself");
+        assert_eq!(stains.latest(part(5120, 1024), &of, READER), 7);
+        assert_eq!(stains.latest(part(4096, 4096), &of, READER), 9);
+        assert_eq!(stains.latest(part(4096, 4096), &of, USER), 9, "the owner used the rest");
+    }
+
+    #[test]
+    fn what_the_owner_uses_again_is_stained_no_more() {
+        let mut stains = Stains::default();
+        stains.set(part(4096, 4096), OWN, USER, 3);
+        stains.set(part(5120, 512), OWN, OWN, 4);
+        assert_eq!(stains.stains.len(), 2);
+        assert_eq!(stains.latest(part(5120, 512), &block(4), OWN), 0);
+        assert_eq!(stains.latest(part(5632, 512), &block(4), OWN), 3);
+    }
+
+    #[test]
+    fn stains_that_are_blurred_make_everybody_wait() {
+        let mut stains = Stains::default();
+        stains.set(part(5120, 1024), OWN, USER, 7);
+        stains.blur(OWN, 8);
+        assert!(stains.stains.is_empty() && !stains.is_empty());
+        assert_eq!(stains.latest(part(4096, 512), &block(7), OWN), 7);
+        assert_eq!(stains.latest(part(4096, 512), &block(9), OWN), 8, "freed by its owner since");
+        assert_eq!(stains.latest(part(4096, 512), &block(9), READER), 9);
     }
 }

@@ -12,12 +12,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use girih_trace::StreamId;
-
 use super::Caching;
 use super::block::{Block, NIL};
 use super::search::Search;
-use crate::device::{Address, DeviceError, Handle, StreamEvent};
+use crate::device::{Address, DeviceError, Handle};
+use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
 /// A view may serve a request that is so many times smaller.
@@ -72,8 +71,8 @@ pub(super) struct View {
     pub(super) parts: Vec<Part>,
     /// Pages that are mapped in it.
     pages: u64,
-    /// The stream that used it last.
-    pub(super) stream: StreamId,
+    /// When its last use was let go of; 0 before the first.
+    pub(super) freed: Stamp,
     /// When it was taken into use last.
     pub(super) used: u64,
     /// A block for each part. Of the first `lent` parts it is the lent one; of the others, one in which
@@ -116,8 +115,8 @@ pub(super) struct Views {
     pages: u64,
     /// Counts uses.
     clock: u64,
-    /// Those that go as soon as their event is done.
-    retired: VecDeque<(StreamEvent, View)>,
+    /// Those that go as soon as nobody uses them any more.
+    retired: VecDeque<View>,
 }
 
 impl Views {
@@ -198,7 +197,7 @@ impl Caching {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<Option<u32>, DeviceError> {
-        self.retire_views(env)?;
+        self.retire_views();
         let (handles, offset) = self.pages_under(&parts);
         let size = handles.iter().map(|(_, page)| page).sum();
         let base = match env.device.reserve(size) {
@@ -234,7 +233,7 @@ impl Caching {
             lenders: vec![NIL; parts.len()],
             parts,
             pages: handles.len() as u64,
-            stream: search.home.stream,
+            freed: 0,
             used: 0,
             lent: 0,
         })))
@@ -255,16 +254,10 @@ impl Caching {
         (handles, offset.unwrap_or(0))
     }
 
-    /// The streams that used the views over a part last, each once. Every use of a view has its first
-    /// bytes, and waits for whoever used these before: so the last user had waited for all others.
-    pub(super) fn users_of_views_over(&self, part: Part) -> Vec<StreamId> {
-        let retired = self.views.retired.iter().map(|(_, view)| view);
-        let views = self.views.views.iter().flatten().chain(retired);
-        let mut users: Vec<_> =
-            views.filter(|view| view.is_over(&part)).map(|view| view.stream).collect();
-        users.sort_unstable();
-        users.dedup();
-        users
+    /// The last free of a view over a part, be it of other bytes of it.
+    pub(super) fn latest_use_of_views_over(&self, part: Part) -> Stamp {
+        let views = self.views.views.iter().flatten().chain(&self.views.retired);
+        views.filter(|view| view.is_over(&part)).map(|view| view.freed).max().unwrap_or(0)
     }
 
     /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
@@ -285,12 +278,11 @@ impl Caching {
             }
         }
         for _ in 0..self.views.retired.len() {
-            let Some((event, view)) = self.views.retired.pop_front() else { break };
+            let Some(view) = self.views.retired.pop_front() else { break };
             if over(&view) {
-                self.limbo.destroy_event(env.device, event);
                 self.unmap_view(env, &view);
             } else {
-                self.views.retired.push_back((event, view));
+                self.views.retired.push_back(view);
             }
         }
     }
@@ -316,24 +308,21 @@ impl Caching {
     }
 
     /// Lets the views that were not used for longest go, as long as there are too many mappings.
-    fn retire_views(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+    fn retire_views(&mut self) {
         while let Some(place) = self.views.least_recent_beyond(self.config.view_pages_max) {
-            let Some(view) = &self.views.views[place] else { break };
-            let event = env.device.record_event(view.stream)?;
-            let view = self.views.remove(place).expect("it was there");
-            self.views.retired.push_back((event, view));
+            let view = self.views.remove(place);
+            self.views.retired.extend(view);
         }
-        Ok(())
     }
 
-    /// Unmaps the views that were let go, in order, up to the first whose stream is not so far.
+    /// Unmaps the views that were let go, in order, up to the first that is still in use.
     pub(super) fn unmap_retired_views(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        while let Some(&(event, _)) = self.views.retired.front() {
-            if !env.device.query_event(event)? {
+        while let Some(freed) = self.views.retired.front().map(|view| view.freed) {
+            if self.is_capturing() || !self.order.is_done(env.device, &mut self.limbo, freed)? {
                 break;
             }
-            let Some((event, view)) = self.views.retired.pop_front() else { break };
-            self.limbo.destroy_event(env.device, event);
+            self.stains.forget(&self.order);
+            let Some(view) = self.views.retired.pop_front() else { break };
             self.unmap_view(env, &view);
         }
         Ok(())

@@ -6,7 +6,7 @@
 //!        └─ during a capture ─► deferred until its end ─► pending
 //! ```
 
-use girih_trace::Action;
+use girih_trace::{Action, StreamId};
 
 use super::block::{Block, Home, Spot};
 use super::{Planned, SMALL};
@@ -16,10 +16,13 @@ impl Planned {
     /// Makes the bytes of a freed block free. The block is gone afterwards.
     pub(super) fn complete(&mut self, env: &mut Env<'_>, id: BlockId) {
         let Block { home, address, size, requested, stream, pool, .. } = *self.blocks.at(id);
+        let freed = self.order.free();
         match home {
             Home::Arena(Spot { span, fence, is_guest, .. }) => {
-                let fence = fence && self.captures == 0;
-                self.order.free(env.device, &mut self.limbo, span, stream, fence);
+                self.last_uses.free(span, stream, freed);
+                if fence && !self.last_uses.is_trivial() {
+                    self.order.want();
+                }
                 self.layout.arena.give(span);
                 if is_guest {
                     self.guests.leave(size);
@@ -73,13 +76,19 @@ impl Planned {
         Ok(())
     }
 
-    /// Gives the blocks that were freed during a capture their events.
+    /// Gives the blocks that were freed during a capture their events. A capture that nobody has told of
+    /// may still be under way; its blocks stay.
     pub(super) fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        while let Some(&id) = self.deferred.last() {
+        let mut staying = 0;
+        while let Some(&id) = self.deferred.get(staying) {
             let users = &self.blocks.at(id).users;
+            if is_captured(env, users)? {
+                staying += 1;
+                continue;
+            }
             let events = self.pending.record(env.device, &mut self.limbo, id, users)?;
             self.blocks.at(id).events = events;
-            self.deferred.pop();
+            self.deferred.remove(staying);
         }
         Ok(())
     }
@@ -103,4 +112,15 @@ impl Planned {
         self.pool.keep(self.is_following);
         reclaimed
     }
+}
+
+/// True if a graph is being captured from one of the streams, begun by whomever: no event may be recorded
+/// there.
+pub(super) fn is_captured(env: &mut Env<'_>, streams: &[StreamId]) -> Result<bool, AllocError> {
+    for &stream in streams {
+        if env.device.is_capturing(stream)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -7,7 +7,7 @@ use girih_trace::StreamId;
 
 use super::block::{Home, Spot};
 use super::cells::Span;
-use super::order::fenced_entries;
+use super::last_uses::fenced_entries;
 use super::region::Region;
 
 /// The plan that is followed.

@@ -27,8 +27,8 @@ mod frees;
 mod growth;
 mod guests;
 mod last_resort;
+mod last_uses;
 mod layout;
-mod order;
 mod pages;
 mod region;
 mod switch;
@@ -45,12 +45,14 @@ use girih_plan::{Plan, granted};
 use girih_trace::{Action, BlockState, Mark, MarkKind, PoolId, StreamId};
 
 use self::block::{Block, Blocks, Home, Spot, is_own};
+use self::frees::is_captured;
 use self::growth::Growth;
 use self::guests::Guests;
+use self::last_uses::LastUses;
 use self::layout::{Layout, Reserved};
-use self::order::Order;
 use self::region::Region;
 use self::switch::{Review, Strain};
+use crate::order::Order;
 use crate::page_pool::PagePool;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{
@@ -107,6 +109,7 @@ pub struct Planned {
     retired_is_idle: bool,
     fallback: Box<dyn Policy>,
     order: Order,
+    last_uses: LastUses,
     blocks: Blocks,
     /// Frees of blocks of the regions that wait for other streams.
     pending: PendingFrees,
@@ -173,6 +176,7 @@ impl Planned {
             fraction: fallback.memory_fraction(),
             fallback,
             order: Order::default(),
+            last_uses: LastUses::default(),
             blocks: Blocks::default(),
             pending: PendingFrees::default(),
             deferred: Vec::new(),
@@ -217,7 +221,7 @@ impl Planned {
 
     /// How well plans were followed so far.
     pub fn following(&self) -> Following {
-        Following { waits: self.order.waits, ..self.following }
+        Following { waits: self.order.waits(), ..self.following }
     }
 
     /// Misses so far; see [`Following::misses`].
@@ -328,7 +332,10 @@ impl Policy for Planned {
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
-        self.order.see(request.stream, self.layout.arena.cell_count());
+        self.last_uses.see(request.stream, self.layout.arena.cell_count(), &mut self.order);
+        if self.captures == 0 {
+            self.order.settle(env.device, &mut self.limbo, request.stream);
+        }
         if self.is_counting {
             self.catch_up(env)?;
         }
@@ -367,7 +374,8 @@ impl Policy for Planned {
         let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested) = (block.address, block.size, block.requested);
         let (stream, pool) = (block.stream, block.pool);
-        let is_deferred = self.captures > 0 && !block.users.is_empty();
+        let is_deferred =
+            !block.users.is_empty() && (self.captures > 0 || is_captured(env, &block.users)?);
         if !is_deferred && !block.users.is_empty() {
             block.events = self.pending.record(env.device, &mut self.limbo, id, &block.users)?;
         }
@@ -393,15 +401,13 @@ impl Policy for Planned {
         stream: StreamId,
     ) -> Result<(), AllocError> {
         if !is_own(id) {
-            self.with_fallback(env, |fallback, env| fallback.record_stream(env, id, stream))?;
-            self.order.see_user(stream);
-            return Ok(());
+            return self
+                .with_fallback(env, |fallback, env| fallback.record_stream(env, id, stream));
         }
         let block = self.blocks.in_use(id).ok_or(AllocError::UnknownBlock(id))?;
         if stream != block.stream && !block.users.contains(&stream) {
             block.users.push(stream);
         }
-        self.order.see_user(stream);
         Ok(())
     }
 
@@ -420,6 +426,7 @@ impl Policy for Planned {
         self.wait_for_own_frees(env)?;
         self.with_fallback(env, |fallback, env| fallback.empty_cache(env))?;
         self.trim(env)?;
+        self.order.forget_fences(env.device, &mut self.limbo);
         self.drain(env)
     }
 

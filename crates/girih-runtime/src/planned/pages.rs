@@ -49,13 +49,15 @@ impl Planned {
         {
             return Ok(false);
         }
-        if matches!(home, Home::Arena(_)) && !self.order.is_trivial() {
-            if self.captures > 0 && self.order.must_wait(spot.span, request.stream) {
-                return Ok(false);
-            }
-            self.order.take(env.device, &mut self.limbo, spot.span, request.stream)?;
+        if !matches!(home, Home::Arena(_)) || self.last_uses.is_trivial() {
+            return Ok(true);
         }
-        Ok(true)
+        let latest = self.last_uses.latest(spot.span, request.stream);
+        if !self.order.must_wait(latest, request.stream) {
+            return Ok(true);
+        }
+        let Planned { order, limbo, .. } = self;
+        Ok(self.captures == 0 && order.wait(env.device, limbo, latest, request.stream)?)
     }
 
     /// Maps what is missing under `(offset, size)` of a region. False if the device or the limit
@@ -236,9 +238,7 @@ impl Planned {
     /// Unmaps the chunks of all regions that no block uses; they go into the pool. Waits for all streams
     /// first; during a capture nothing can be waited for, and nothing is done.
     pub(super) fn trim(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
-        if self.captures == 0 && self.has_idle_chunks() {
-            self.synchronize(env)?;
-            self.order.clear(env.device, &mut self.limbo);
+        if self.captures == 0 && self.has_idle_chunks() && self.synchronize(env)? {
             for region in [&mut self.layout.arena, &mut self.layout.persistent] {
                 unmap_idle(region, env, &mut self.pool, &mut self.limbo, &mut self.stats);
             }
@@ -252,8 +252,9 @@ impl Planned {
         if self.captures > 0 || !self.has_idle_retired() {
             return Ok(());
         }
-        self.synchronize(env)?;
-        self.unmap_retired(env);
+        if self.synchronize(env)? {
+            self.unmap_retired(env);
+        }
         Ok(())
     }
 
@@ -279,9 +280,10 @@ impl Planned {
         self.count_pool();
     }
 
-    /// Waits for all streams that the program has used.
-    pub(super) fn synchronize(&self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        self.order.streams().try_for_each(|stream| env.device.synchronize_stream(stream))
+    /// Waits on the host for all who may use what was freed in the regions. False if that cannot be now: a
+    /// graph is captured that nobody has told of.
+    pub(super) fn synchronize(&mut self, env: &mut Env<'_>) -> Result<bool, DeviceError> {
+        self.order.synchronize_all(env.device, &mut self.limbo)
     }
 
     /// Bytes of the regions of the present plan that are mapped.

@@ -80,13 +80,15 @@ impl Planned {
         // Whatever may be refused comes first.
         self.settle_debts(env)?;
         self.process_own_events(env)?;
-        self.synchronize(env)?;
+        if !self.synchronize(env)? {
+            return Ok(false);
+        }
         self.count_for_both();
         let layout = Layout::new(plan, self.granularity);
         let is_following = !layout.places.is_empty();
         self.make_free(env, is_following)?;
 
-        self.order.restart(env.device, &mut self.limbo, layout.arena.cell_count());
+        self.last_uses.restart(layout.arena.cell_count());
         let Layout { arena, persistent, .. } = std::mem::replace(&mut self.layout, layout);
         let arena = self.retire(arena);
         let persistent = self.retire(persistent);

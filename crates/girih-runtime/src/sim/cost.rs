@@ -31,6 +31,8 @@ pub enum Call {
     Unmap,
     /// `cuEventRecord`.
     RecordEvent,
+    /// `cuCtxRecordEvent`.
+    RecordFence,
     /// `cuEventQuery`.
     QueryEvent,
     /// `cuStreamWaitEvent`.
@@ -45,7 +47,7 @@ pub enum Call {
 
 impl Call {
     /// Every call.
-    pub const ALL: [Call; 15] = [
+    pub const ALL: [Call; 16] = [
         Call::Alloc,
         Call::Free,
         Call::Reserve,
@@ -56,6 +58,7 @@ impl Call {
         Call::SetAccess,
         Call::Unmap,
         Call::RecordEvent,
+        Call::RecordFence,
         Call::QueryEvent,
         Call::WaitEvent,
         Call::SynchronizeEvent,
@@ -76,6 +79,7 @@ impl Call {
             Call::SetAccess => "set_access",
             Call::Unmap => "unmap",
             Call::RecordEvent => "record_event",
+            Call::RecordFence => "record_fence",
             Call::QueryEvent => "query_event",
             Call::WaitEvent => "wait_event",
             Call::SynchronizeEvent => "synchronize_event",

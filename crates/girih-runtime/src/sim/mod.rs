@@ -93,6 +93,23 @@ impl SimDevice {
         self.order.resume(stream);
     }
 
+    /// A graph is captured from `stream` from now on: no event may be recorded on it, it may wait for none,
+    /// and there are no fences, until [`SimDevice::end_capture`].
+    pub fn begin_capture(&mut self, stream: StreamId) {
+        self.order.set_capturing(stream, true);
+    }
+
+    /// The capture from `stream` is over.
+    pub fn end_capture(&mut self, stream: StreamId) {
+        self.order.set_capturing(stream, false);
+    }
+
+    /// The program destroys `stream`, whose work goes on. From now on it is a misuse to name it, as a
+    /// driver crashes that is given such a handle.
+    pub fn destroy_stream(&mut self, stream: StreamId) {
+        self.order.destroy_stream(stream);
+    }
+
     /// Adds a fault. Several may wait at the same time.
     pub fn inject(&mut self, fault: Fault) {
         self.faults.push(fault);
@@ -250,8 +267,21 @@ impl Device for SimDevice {
 
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
         self.enter(Call::RecordEvent, 0)?;
+        let event = self.order.record(stream)?;
         self.totals.add(Call::RecordEvent, 0, 1);
-        Ok(self.order.record(stream))
+        Ok(event)
+    }
+
+    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
+        self.enter(Call::RecordFence, 0)?;
+        let event = self.order.record_fence()?;
+        self.totals.add(Call::RecordFence, 0, 1);
+        Ok(event)
+    }
+
+    /// Asks the device's books and no driver: it is no call that could fail.
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
+        self.order.is_capturing(stream)
     }
 
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
@@ -284,7 +314,7 @@ impl Device for SimDevice {
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.enter(Call::SynchronizeStream, 0)?;
-        self.order.synchronize_stream(stream);
+        self.order.synchronize_stream(stream)?;
         self.totals.add(Call::SynchronizeStream, 0, 1);
         Ok(())
     }

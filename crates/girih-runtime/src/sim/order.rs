@@ -49,14 +49,18 @@ struct Stream {
     /// Work up to here is done; all of it while the stream is not held.
     done: u64,
     held: bool,
+    /// A graph is being captured from it.
+    is_capturing: bool,
+    /// The program has destroyed it. Its work goes on; to name it is an error.
+    is_gone: bool,
     /// What later work of this stream comes after.
     known: Clock,
 }
 
 #[derive(Debug)]
 struct Event {
-    stream: StreamId,
-    time: u64,
+    /// The work that it comes after: of each stream up to a time.
+    after: Vec<(StreamId, u64)>,
     clock: Clock,
 }
 
@@ -139,31 +143,85 @@ impl Order {
     }
 
     pub(super) fn complete(&mut self, event: StreamEvent) {
-        if let Some(event) = self.events.get(&event) {
-            let stream = self.streams.entry(event.stream).or_default();
-            stream.done = stream.done.max(event.time);
+        for &(stream, time) in self.events.get(&event).map_or(&[][..], |event| &event.after) {
+            let stream = self.streams.entry(stream).or_default();
+            stream.done = stream.done.max(time);
         }
     }
 
-    pub(super) fn record(&mut self, id: StreamId) -> StreamEvent {
-        let stream = self.streams.entry(id).or_default();
-        stream.now += 1;
-        let mut clock = Clock::default();
+    pub(super) fn set_capturing(&mut self, stream: StreamId, is_capturing: bool) {
+        self.streams.entry(stream).or_default().is_capturing = is_capturing;
+    }
+
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) {
+        self.streams.entry(stream).or_default().is_gone = true;
+    }
+
+    pub(super) fn is_capturing(&self, stream: StreamId) -> Result<bool, DeviceError> {
+        self.exists("is_capturing", stream)?;
+        Ok(self.streams.get(&stream).is_some_and(|stream| stream.is_capturing))
+    }
+
+    /// An error for a stream that the program has destroyed: the driver crashes where it is named.
+    fn exists(&self, call: &'static str, stream: StreamId) -> Result<(), DeviceError> {
+        if self.streams.get(&stream).is_some_and(|stream| stream.is_gone) {
+            let reason = format!("stream {} is gone", stream.0);
+            return Err(DeviceError::Misuse { call, reason });
+        }
+        Ok(())
+    }
+
+    /// An error for a stream that is gone or from which a graph is captured: the call would become a part
+    /// of the graph.
+    fn is_outside(&self, call: &'static str, stream: StreamId) -> Result<(), DeviceError> {
+        self.exists(call, stream)?;
+        if self.streams.get(&stream).is_some_and(|stream| stream.is_capturing) {
+            let reason = format!("a graph is captured from stream {}", stream.0);
+            return Err(DeviceError::Misuse { call, reason });
+        }
+        Ok(())
+    }
+
+    pub(super) fn record(&mut self, id: StreamId) -> Result<StreamEvent, DeviceError> {
+        self.is_outside("record_event", id)?;
+        self.streams.entry(id).or_default();
+        Ok(self.record_after(|&stream| stream == id))
+    }
+
+    pub(super) fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
+        if self.streams.values().any(|stream| stream.is_capturing) {
+            return Err(DeviceError::Capturing { call: "record_fence" });
+        }
+        Ok(self.record_after(|_| true))
+    }
+
+    /// An event after the present work of these streams.
+    fn record_after(&mut self, of: impl Fn(&StreamId) -> bool) -> StreamEvent {
+        let (mut after, mut clock) = (Vec::new(), Clock::default());
         if self.check {
-            clock = stream.known.clone();
             clock.join(&self.host);
-            clock.raise(id, stream.now);
+        }
+        for (&id, stream) in self.streams.iter_mut().filter(|(id, _)| of(id)) {
+            stream.now += 1;
+            after.push((id, stream.now));
+            if self.check {
+                clock.join(&stream.known);
+                clock.raise(id, stream.now);
+            }
         }
         self.next_event += 1;
         let event = StreamEvent(self.next_event);
-        self.events.insert(event, Event { stream: id, time: stream.now, clock });
+        self.events.insert(event, Event { after, clock });
         event
     }
 
     pub(super) fn query(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
         let found = self.find("query_event", event)?;
-        let stream = &self.streams[&found.stream];
-        let done = !stream.held || stream.done >= found.time;
+        let is_done = |&(stream, time): &(StreamId, u64)| {
+            let stream = &self.streams[&stream];
+            !stream.held || stream.done >= time
+        };
+        let done = found.after.iter().all(is_done);
         if done && self.check {
             self.host.join(&self.events[&event].clock);
         }
@@ -171,6 +229,7 @@ impl Order {
     }
 
     pub(super) fn wait(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        self.is_outside("wait_event", stream)?;
         let clock = self.find("wait_event", event)?.clock.clone();
         self.streams.entry(stream).or_default().known.join(&clock);
         Ok(())
@@ -189,11 +248,13 @@ impl Order {
         Ok(())
     }
 
-    pub(super) fn synchronize_stream(&mut self, id: StreamId) {
+    pub(super) fn synchronize_stream(&mut self, id: StreamId) -> Result<(), DeviceError> {
+        self.is_outside("synchronize_stream", id)?;
         let stream = self.streams.entry(id).or_default();
         stream.done = stream.now;
         self.host.join(&stream.known);
         self.host.raise(id, stream.now);
+        Ok(())
     }
 
     /// The host waits for all work of the device.
