@@ -245,7 +245,7 @@ def _refuse_late(torch: Any) -> None:
             "before the first use of CUDA, right after `import torch`"
         )
     # A program that forks after CUDA has started cannot use CUDA in the child at all.
-    if torch.cuda._is_in_bad_fork():
+    if getattr(torch.cuda, "_is_in_bad_fork", bool)():
         raise GirihError(
             "this process was forked from one that uses CUDA, and cannot use it; spawn"
         )
