@@ -74,9 +74,13 @@ def enable(
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.
 
+    Where there is no NVIDIA driver, no torch, or a torch without CUDA, a `GirihWarning` says so
+    and the program goes on with torch's own allocator: `is_enabled` is False then, and `stats` says
+    why.
+
     Raises:
         GirihError: if CUDA has started already, if Girih is enabled with other arguments, or if
-            something is missing. The text says what to do.
+            an argument is wrong. The text says what to do.
     """
     settings = _settings.make(
         mode, plan=plan, plan_dir=plan_dir, conf=conf, trace=trace, options=options
@@ -92,6 +96,8 @@ def is_enabled() -> bool:
 
 def stats(device: int | None = None) -> dict[str, Any]:
     """What Girih did and holds: of one device, or of all under `devices`. Bytes and counts.
+
+    Where Girih is off, `mode` is `off`, and `off` says why.
 
     PyTorch's own numbers are in `torch.cuda.memory_stats()`, as ever.
 
@@ -113,6 +119,7 @@ def trace(path: str | os.PathLike[str], device: int | None = None) -> int:
     Raises:
         GirihError: if nothing is recorded, or the file cannot be written.
     """
+    _require_on()
     from girih import _native
 
     try:
@@ -129,6 +136,7 @@ def plan(path: str | os.PathLike[str] | None = None, device: int | None = None) 
     Raises:
         GirihError: if nothing is recorded, or the file cannot be written.
     """
+    _require_on()
     from girih import _native
 
     with contextlib.ExitStack() as stack:
@@ -193,9 +201,15 @@ def one_handle(device: int | None = None) -> Iterator[Any]:
         yield pool
 
 
+def _require_on() -> None:
+    """Raises if torch has its own allocator: nothing is recorded of that."""
+    reason = _process.report().get("off")
+    if reason is not None:
+        raise GirihError(f"Girih is off in this process: {reason}")
+
+
 def _device(device: int | None) -> int:
     """The device that is meant: the current one if it is not said."""
-    _process.report()  # raises if Girih is not enabled
     if device is not None:
         return device
     import torch

@@ -36,8 +36,12 @@ def main(words: list[str]) -> int:
 
         print(f"girih {VERSION}")
         return 0
-    print(USAGE, end="", file=sys.stdout if command in ("-h", "--help", "help") else sys.stderr)
-    return 0 if command in ("-h", "--help", "help") else 2
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    mistake = f'there is no command "{command}"' if command else "no command"
+    print(f"girih: {mistake}\n{USAGE}", end="", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

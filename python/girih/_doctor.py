@@ -148,7 +148,8 @@ def _driver() -> Iterator[Finding]:
             yield Finding(
                 f"device {ordinal}",
                 "note",
-                text + "; no virtual memory: only the modes native and profile",
+                text + "; no virtual memory: native serves in the place of the modes that map "
+                "memory, and profile in that of phantom",
             )
     if count.value == 0:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from girih import _shim
-from girih._errors import GirihError, GirihWarning
+from girih._errors import GirihError, GirihWarning, UnavailableError
 from girih._toolchain import torch_of
 
 log = logging.getLogger("girih")
@@ -44,22 +44,30 @@ def install(torch: Any) -> str:
 
     native = ctypes.CDLL(_native.__file__, mode=os.RTLD_NOW | os.RTLD_GLOBAL)
     try:
-        built = _shim.build(torch_of(torch), _native.shim_sources())
+        shim, path = _load_shim(torch, _native.shim_sources())
     except GirihError as error:
         _install_plug(torch, native, str(_native.__file__), reason=str(error))
         return "plug"
+    call_install(shim, path)
+    return "shim"
+
+
+def _load_shim(torch: Any, sources: _shim.Sources) -> tuple[Any, Path]:
+    """The shim for this torch, compiled and loaded, and its file."""
+    built = _shim.build(torch_of(torch), sources)
     try:
-        shim = ctypes.CDLL(str(built.path), mode=os.RTLD_NOW)
+        return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path
     except OSError as error:
         if built.seconds > 0:
             raise GirihError(f"the shim was compiled and does not load: {error}") from error
         # Damaged, or from another machine with the same home folder.
         log.debug("compiling the shim again: %s", error)
-        _shim.forget(built)
-        built = _shim.build(torch_of(torch), _native.shim_sources())
-        shim = ctypes.CDLL(str(built.path), mode=os.RTLD_NOW)
-    call_install(shim, built.path)
-    return "shim"
+    _shim.forget(built)
+    built = _shim.build(torch_of(torch), sources)
+    try:
+        return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path
+    except OSError as error:
+        raise GirihError(f"the shim was compiled and does not load: {error}") from error
 
 
 def call_install(shim: Any, path: Path) -> None:
@@ -83,7 +91,7 @@ def _install_plug(torch: Any, native: Any, library: str, *, reason: str) -> None
         if set_hook is None:
             # Without this hook a tensor that two streams use could be overwritten.
             if setter == "set_record_stream_fn":
-                raise GirihError(
+                raise UnavailableError(
                     f"torch {torch.__version__} has no {setter}, and without the shim nothing can "
                     f"stand in for it. The shim is not there because {reason}"
                 )

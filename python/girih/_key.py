@@ -4,20 +4,30 @@ A key that is too broad finds a plan that does not fit: it is outgrown within an
 that is too narrow finds none: the run plans again, as the first one did. Neither does harm, so the
 rules stay simple. A key is a hash of
 
-- the program's path and its arguments, without those that only name places and times;
-- the number of processes and the rank of this one;
+- the program's path and its arguments, without those that only name places and times; of a
+  notebook its name and folder;
+- the number of processes and the rank of this one, as the launcher tells them (see `_ranks`), and
+  the name of a process that the program itself started;
 - the GPUs' model, the releases of torch and of Girih.
+
+Which GPU a process has is no part of its key: the same program finds its plan on another one.
+Where no launcher tells a rank, the heaps keep a plan for each GPU (by its UUID) beside each other,
+so that processes which share out the GPUs by themselves do not write over each other's, and take
+another GPU's plan where there is none of their own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from girih import _ranks
 
 # The text of the program if it is none of a file: set by `python -m girih run -c`.
 code: str | None = None
@@ -34,11 +44,16 @@ def of_process(
     torch_version: str, girih_version: str, environ: Mapping[str, str] = os.environ
 ) -> str:
     """The key of this process."""
+    rank = _ranks.rank(environ)
+    notebook = _notebook(sys.argv, environ)
     return of(
-        program=_program(),
-        arguments=sys.argv[1:],
-        world=environ.get("WORLD_SIZE", "1"),
-        rank=environ.get("RANK", "0"),
+        program=_program() if notebook is None else notebook,
+        # Those of a notebook's process are Jupyter's, and new each time.
+        arguments=sys.argv[1:] if notebook is None else [],
+        world="" if rank is None or rank.world is None else str(rank.world),
+        rank="" if rank is None else str(rank.number),
+        # What `torch.multiprocessing` starts has its starter's rank, if any.
+        process=multiprocessing.current_process().name,
         gpus=gpu_models(),
         torch_version=torch_version,
         girih_version=girih_version,
@@ -51,6 +66,7 @@ def of(
     arguments: Sequence[str],
     world: str,
     rank: str,
+    process: str,
     gpus: Iterable[str],
     torch_version: str,
     girih_version: str,
@@ -61,6 +77,7 @@ def of(
         "arguments": important(arguments),
         "world": world,
         "rank": rank,
+        "process": process,
         "gpus": sorted(set(gpus)),
         "torch": torch_version,
         "girih": girih_version,
@@ -99,6 +116,30 @@ def gpu_models(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
             continue
         models += re.findall(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE)
     return models
+
+
+# The programs in which notebooks run, by the names of their files.
+_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+
+
+def _notebook(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """What a notebook is called, if this process is one's; None if it is not.
+
+    A kernel is not told which notebook it serves, and its words name a file for the connection with
+    a new number each time. Jupyter's server and VS Code say the name by ways of their own. Without
+    one, the folder, in which a kernel starts, stands for it.
+    """
+    launcher = Path(argv[0]).name if argv else ""
+    is_kernel = launcher in _KERNELS or (
+        # `python -m ipykernel`, and kernels that were installed under other names.
+        any(re.search(r"kernel-[\w-]+\.json$", word) for word in argv[1:])
+        and "ipykernel" in sys.modules
+    )
+    if not is_kernel:
+        return None
+    main = vars(sys.modules.get("__main__", sys))
+    name = environ.get("JPY_SESSION_NAME") or main.get("__vsc_ipynb_file__") or ""
+    return f"notebook {Path.cwd() / str(name)}"
 
 
 def _program() -> str:

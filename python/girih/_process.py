@@ -8,6 +8,9 @@
 
 A launcher outranks the program: where both speak, the launcher's settings hold, so that one can try
 another mode without an edit. It speaks before torch is imported, and is heard when it is.
+
+Where something is missing that Girih needs (a driver, torch, CUDA in torch) the program is not to
+suffer: Girih is off in this process, a warning says why, and torch is as it was.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from girih import _hooks, _integrations, _key, _modules, _paths, _terminate
-from girih._errors import GirihError, GirihWarning
+from girih._errors import GirihError, GirihWarning, UnavailableError
 from girih._imports import when_imported
 from girih._install import install
 from girih._settings import Settings
@@ -39,16 +42,23 @@ class Enabled:
     """Girih as it is in this process."""
 
     settings: Settings
+    """Those that hold: of the mode `off` where something is missing."""
     door: str
-    """How it came under torch: "shim", "plug", or "none" in the mode off."""
+    """How it came under torch: "shim", "plug", or "none" where it is off."""
     by_launcher: bool
     watch: Watch
     pid: int
+    asked: Settings
+    """Those that were asked for."""
+    missing: str | None = None
+    """What is missing here, so that Girih is off though another mode was asked for."""
 
 
 _enabled: Enabled | None = None
 _armed: Settings | None = None
 _at_exit: list[Callable[[], None]] = []
+# The process whose end they are for: a forked child has an end of its own.
+_at_exit_pid = 0
 # Something is to be written at the end that no trace asks for.
 _leaves_files = False
 
@@ -61,8 +71,10 @@ def enabled() -> Enabled | None:
 def enable(settings: Settings, *, by_launcher: bool = False) -> None:
     """Makes Girih the allocator of this process, with these settings.
 
+    Where something that it needs is missing, it warns, and Girih is off.
+
     # Raises
-    GirihError, if it cannot be done. torch is then as it was.
+    GirihError, if what is asked for cannot be done. torch is then as it was.
     """
     global _enabled
     if _enabled is not None:
@@ -71,21 +83,30 @@ def enable(settings: Settings, *, by_launcher: bool = False) -> None:
     if _armed is not None and not by_launcher:
         log.debug("the launcher's settings hold: %s", _armed)
         settings, by_launcher = _armed, True
-    watch, door = _NO_WATCH, "none"
+    asked, watch, door, missing = settings, _NO_WATCH, "none", None
     if settings.mode != "off":
-        door = _put_under_torch(settings)
-        watch = _set_hooks(settings)
-    _enabled = Enabled(settings, door, by_launcher, watch, os.getpid())
+        try:
+            door = _put_under_torch(settings)
+        except UnavailableError as error:
+            missing = str(error)
+            settings = dataclasses.replace(settings, mode="off")
+        else:
+            watch = _set_hooks(settings)
+    _enabled = Enabled(settings, door, by_launcher, watch, os.getpid(), asked, missing)
     atexit.register(_finish)
-    if settings.mode != "off" and (settings.trace or _leaves_files):
+    if asked.mode != "off" and (settings.trace or _leaves_files):
         _terminate.before_dying(_finish)
+    if missing is not None:
+        # Behind `girih.enable`, or the line that imports torch.
+        _warn_of_being_off(missing, stacklevel=4)
 
 
 def arm(settings: Settings, *, is_strict: bool) -> None:
     """Enables Girih once torch is imported, which may be never.
 
     If it then cannot be done, a strict launcher's program ends with the error; another's goes on
-    with torch's own allocator, and a warning says so.
+    with torch's own allocator, and a warning says so. What this machine or this torch lacks is no
+    error to either.
     """
     global _armed
     _armed = settings
@@ -94,34 +115,56 @@ def arm(settings: Settings, *, is_strict: bool) -> None:
         try:
             enable(settings, by_launcher=True)
         except GirihError as error:
-            if is_strict and has_driver():
+            if is_strict:
                 raise
-            warnings.warn(
-                f"Girih is not enabled, the program runs on torch's own allocator: {error}",
-                GirihWarning,
-                stacklevel=2,
+            _warn_of_being_off(str(error), stacklevel=3)
+        except Exception as error:
+            # What nobody thought of must not keep a program from importing torch.
+            log.debug("enabling failed", exc_info=True)
+            _warn_of_being_off(
+                f"enabling it failed, which is a bug of Girih ({type(error).__name__}: {error})",
+                stacklevel=3,
             )
 
     when_imported("torch", ready)
 
 
+def _warn_of_being_off(reason: str, *, stacklevel: int) -> None:
+    warnings.warn(
+        f"Girih is not enabled, the program runs on torch's own allocator: {reason}",
+        GirihWarning,
+        stacklevel=stacklevel,
+    )
+
+
 def at_exit(callback: Callable[[], None], *, writes: bool) -> None:
     """Calls `callback` at the end of the process, while the heaps can still be asked.
 
-    If it `writes` something, SIGTERM is an end too.
+    It is called once, and even if Girih was never enabled. If it `writes` something, SIGTERM is an
+    end too in a process whose program imports torch.
     """
-    global _leaves_files
+    global _leaves_files, _at_exit_pid
+    if not _at_exit:
+        # The last of all: what is registered later runs before, and `_finish` with it.
+        atexit.register(_call_at_exit)
+        _at_exit_pid = os.getpid()
     _at_exit.append(callback)
     _leaves_files = _leaves_files or writes
 
 
-def report(device: int | None = None) -> dict[str, Any]:
-    """What the heaps did and hold."""
-    from girih import _native
+def _call_at_exit() -> None:
+    if _at_exit_pid == os.getpid():
+        while _at_exit:
+            _at_exit.pop(0)()
 
+
+def report(device: int | None = None) -> dict[str, Any]:
+    """What the heaps did and hold. Where Girih is off, the reason is under `off`."""
     process = _require()
     if process.settings.mode == "off":
-        return {"mode": "off", "devices": []}
+        return off_report(process.missing or "the mode `off` was asked for")
+    from girih import _native
+
     try:
         found: dict[str, Any] = json.loads(_native.report(device))
     except RuntimeError as error:
@@ -129,6 +172,11 @@ def report(device: int | None = None) -> dict[str, Any]:
     found["door"] = process.door
     found["steps"] = process.watch.steps.count
     return found
+
+
+def off_report(reason: str) -> dict[str, Any]:
+    """The report of a process in which torch has its own allocator."""
+    return {"mode": "off", "off": reason, "devices": []}
 
 
 def used_devices() -> list[int]:
@@ -148,28 +196,37 @@ def _require() -> Enabled:
 def _refuse_change(process: Enabled, settings: Settings) -> None:
     if process.by_launcher:
         log.debug("the launcher's settings hold: %s", process.settings)
-    elif process.settings != settings:
+    elif process.asked != settings:
         raise GirihError(
             "Girih is enabled already, with other settings: "
-            f"{process.settings}; it cannot change while the process lives, call enable() once"
+            f"{process.asked}; it cannot change while the process lives, call enable() once"
         )
 
 
 def _put_under_torch(settings: Settings) -> str:
     if not sys.platform.startswith("linux"):
-        raise GirihError(f"Girih needs Linux; this is {sys.platform}")
-    from girih import _native
-
+        raise UnavailableError(f"Girih needs Linux; this is {sys.platform}")
     is_simulated = "sim" in settings.options
     if not is_simulated and not has_driver():
-        raise GirihError(
+        raise UnavailableError(
             "there is no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded); "
             "`python -m girih doctor` says what is missing"
         )
     try:
         import torch
     except ImportError as error:
-        raise GirihError(f"torch cannot be imported: {error}") from error
+        raise UnavailableError(f"torch cannot be imported: {error}") from error
+    if torch.version.cuda is None:
+        raise UnavailableError(
+            f"torch {torch.__version__} is built without CUDA; "
+            "install a build with CUDA (https://pytorch.org/get-started/locally)"
+        )
+    try:
+        from girih import _native
+    except ImportError as error:
+        raise UnavailableError(
+            f"the extension of Girih cannot be loaded: {error}; install girih again"
+        ) from error
     _refuse_late(torch)
     key = _key.of_process(str(torch.__version__), VERSION)
     version = str(torch.__version__).partition("+")[0]
@@ -188,7 +245,7 @@ def _refuse_late(torch: Any) -> None:
             "before the first use of CUDA, right after `import torch`"
         )
     # A program that forks after CUDA has started cannot use CUDA in the child at all.
-    if torch.cuda._is_in_bad_fork():
+    if getattr(torch.cuda, "_is_in_bad_fork", bool)():
         raise GirihError(
             "this process was forked from one that uses CUDA, and cannot use it; spawn"
         )
@@ -209,16 +266,25 @@ def has_driver() -> bool:
 
 
 def _set_hooks(settings: Settings) -> Watch:
+    """Hooks are a help: a torch in which they cannot be set loses marks, and nothing else."""
     import torch
 
     from girih import _native
 
     watch = Watch(_native.mark)
-    if settings.option("hooks", True):
-        _hooks.install(torch, watch)
-        _integrations.install(watch)
-    if settings.option("modules", False):
-        _modules.install(torch, watch)
+    try:
+        if settings.option("hooks", True):
+            _hooks.install(torch, watch)
+            _integrations.install(watch)
+        if settings.option("modules", False):
+            _modules.install(torch, watch)
+    except Exception as error:
+        warnings.warn(
+            f"not all hooks could be set in torch {torch.__version__} "
+            f"({type(error).__name__}: {error}); `with girih.step():` says where steps begin",
+            GirihWarning,
+            stacklevel=4,
+        )
     return watch
 
 
@@ -226,12 +292,11 @@ def _finish() -> None:
     """The end of the process."""
     if _enabled is None or _enabled.pid != os.getpid():
         return
-    from girih import _native
-
+    _call_at_exit()
     if _enabled.settings.mode == "off":
         return
-    for callback in _at_exit:
-        callback()
+    from girih import _native
+
     if _enabled.settings.trace:
         for device in used_devices():
             path = _paths.own(_enabled.settings.trace, device)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from girih import _bootstrap, _key, _process, _settings, _summary
+from girih import _bootstrap, _key, _paths, _process, _settings, _summary
 from girih._errors import GirihError
 
 _USAGE = "python -m girih run [options] (script.py | -m module | -c code) [arguments]"
@@ -35,19 +35,87 @@ def main(words: list[str]) -> int:
         _parser().error("no program: name a script, -m and a module, or -c and code")
     try:
         settings = _settings_of(options)
+        _refuse_what_heaps_refuse(settings)
+        report = str(Path(options.report).absolute()) if options.report else None
+        _refuse_unwritable(report)
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         return 2
     _settings.to_environ(settings, os.environ)
+    _paths.launch(os.environ)
     _bootstrap.reach_children()
-    report = str(Path(options.report).absolute()) if options.report else None
     _process.at_exit(
         lambda: _summary.show(settings, report=report, is_quiet=options.quiet),
         writes=report is not None,
     )
     _process.arm(settings, is_strict=True)
-    execute(program)
+    try:
+        execute(program)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show(error)
+        raise
     return 0
+
+
+def _refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
+    """Raises now what would come out of `import torch` otherwise, hours later perhaps."""
+    import json
+
+    heaps = json.loads(settings.for_heaps(key="", torch=""))
+    is_written = settings.conf or any(name in heaps for name in settings.options)
+    if settings.mode == "off" or not is_written:
+        return
+    # The release of torch is not known before it is imported, nor the plan that is kept.
+    heaps |= {"torch": None, "plan": settings.plan or "{device}"}
+    try:
+        from girih import _native
+    except ImportError:
+        return  # the moment in which it is needed says so
+    try:
+        _native.check_settings(json.dumps(heaps))
+    except ValueError as error:
+        raise GirihError(str(error)) from error
+
+
+def _refuse_unwritable(report: str | None) -> None:
+    """Raises if the report could not be written at the end."""
+    if report is None:
+        return
+    path = Path(report)
+    if path.is_dir():
+        raise GirihError(f"--report {report}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise GirihError(f"--report {report}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise GirihError(f"--report {report}: it cannot be written to")
+
+
+def _show(error: BaseException) -> None:
+    """Shows what ended the program as Python would, without the frames of this module.
+
+    Whoever raises the error again has Python end as ever: status, signal and `python -i` are the
+    same. Only its own report of the error is left out, for it would be the second.
+    """
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
+    if frames is None and not isinstance(error, SyntaxError):
+        # It is an error of our own.
+        return
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    sys.excepthook = lambda *_: None
+
+
+# What is between Python and the program: this file, and what reads the program for it.
+_OURS = (
+    __file__,
+    runpy.__file__,
+    "<frozen runpy>",
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+)
 
 
 # Options with a value, and those without; both before the program.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from girih import _paths
+from girih import _paths, _ranks
 from girih._errors import GirihError
 
 MODES: dict[str, str] = {
@@ -101,6 +101,7 @@ class Settings:
                 "plan": self.plan,
                 "plan_dir": self.plan_dir,
                 "key": key,
+                "plans_by_gpu": _ranks.rank() is None,
                 "record": self.records,
                 "torch": torch,
             }

@@ -111,8 +111,9 @@ class Steps:
             self._mark("eval", "")
 
     def evaluation_ends(self) -> None:
-        """Training goes on, with a new iteration."""
+        """Training goes on, with a new iteration if nobody of higher authority says otherwise."""
         if self._is_evaluating:
+            self._is_evaluating = False
             self.begin(Authority.OPTIMIZER)
 
     def optimizer_begins(self, optimizer: int, *, has_closure: bool = False) -> None:

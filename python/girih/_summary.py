@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from girih import _paths, _process
+from girih import _paths, _process, _ranks
 from girih._settings import Settings
 
 
 def show(settings: Settings, *, report: str | None, is_quiet: bool) -> None:
     """Writes the report, and prints a line for each device if a person looks on."""
-    found = _process.report()
+    if _process.enabled() is None:
+        found = _process.off_report("the program did not import torch")
+    else:
+        found = _process.report()
     found["settings"] = json.loads(settings.for_heaps(key="", torch=""))
     if report is not None:
         try:
-            path = Path(_paths.own(report))
-            path.write_text(json.dumps(found, indent=1) + "\n")
+            _paths.write_whole(_paths.own(report), json.dumps(found, indent=1) + "\n")
         except OSError as error:
             print(f"girih: the report is not written: {error}", file=sys.stderr)
     # One rank of a machine speaks for all.
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-    if is_first and not is_quiet and sys.stderr.isatty():
+    if _ranks.is_first_of_machine() and not is_quiet and sys.stderr.isatty():
         for device in found["devices"]:
             print(line(device), file=sys.stderr)
 

@@ -28,11 +28,12 @@ def test_marks_and_steps_cost_nothing_and_do_nothing_if_not_enabled():
         pass
 
 
-def test_without_a_driver_or_torch_the_error_says_what_is_missing(python):
-    result = python("-c", "import girih; girih.enable()")
-    if result.returncode == 0:
+def test_without_a_driver_or_torch_a_warning_says_what_is_missing(python):
+    result = python("-c", "import girih; girih.enable(); print(girih.is_enabled())")
+    if result.stdout == "True\n":
         pytest.skip("there is a driver and a torch here: enabling works")
-    assert "GirihError" in result.stderr
+    assert result.stdout == "False\n", result.stderr
+    assert "GirihWarning" in result.stderr
     assert "libcuda.so.1" in result.stderr or "torch" in result.stderr
 
 

@@ -86,3 +86,19 @@ def test_the_summary_of_a_run_is_one_line(python):
 
 def test_a_mark_of_no_known_kind_is_an_annotation(python):
     assert python("-c", "from girih import _native; _native.mark('anything')").returncode == 0
+
+
+def test_a_gpu_without_virtual_memory_is_native_and_the_user_is_warned_once(python):
+    code = (
+        LOOP.replace('"expandable"', '"auto"').replace(
+            "1 << 30", '1 << 30, "virtual_memory": False'
+        )
+        + "from girih import _process\n"
+        "_process.show_warnings(); _process.show_warnings()\n"
+        "(device,) = json.loads(_native.report())['devices']\n"
+        "print(device['mode'], device['stage'], 'map' in device['calls'])\n"
+    )
+    result = python("-c", code)
+    assert result.stdout == "native caching False\n", result.stderr
+    assert result.stderr.count("GirihWarning") == 1
+    assert "the mode `auto` is not possible, and `native` serves" in result.stderr

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import py_compile
 import signal
 import sys
 
@@ -197,12 +198,92 @@ def test_a_forked_child_that_is_terminated_dies_and_leaves_the_files_to_its_pare
         (["--mode", "plan", "--no-plan-dir", "x.py"], "--plan"),
         (["--no-such", "x.py"], "--no-such"),
         (["--option", "x", "x.py"], "name=value"),
+        (["--report", "nowhere/r.json", "x.py"], "there is no folder"),
+        (["--report", ".", "x.py"], "it is a folder"),
     ],
 )
 def test_words_that_mean_nothing_are_refused(python, words, text):
     result = python("-m", "girih", "run", *words)
     assert result.returncode == 2
     assert text in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "text"),
+    [
+        (["--conf", "max_spilt:3"], {}, "max_spilt"),
+        (["--conf", "max_split_size_mb:many"], {}, "many"),
+        (["--option", "stich=false"], {}, "stich"),
+        (["--option", "gmlake_limit=4"], {}, "of the mode `gmlake` alone"),
+        (["--option", "stitch=7"], {}, "boolean"),
+        ([], {"GIRIH_CONF": "max_spilt:3"}, "max_spilt"),
+    ],
+)
+def test_what_the_heaps_would_refuse_is_refused_before_the_program_starts(
+    python, words, environ, text
+):
+    pytest.importorskip("girih._native", reason="the extension is not built")
+    result = python("-m", "girih", "run", *words, "-c", "print('has started')", **environ)
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_right_settings_let_the_program_start(python):
+    words = ["--mode", "plan", "--conf", "max_split_size_mb:64", "--option", "stitch=false"]
+    result = python("-m", "girih", "run", *words, "-c", "print('has started')")
+    assert (result.returncode, result.stdout) == (0, "has started\n"), result.stderr
+
+
+RAISES = """
+def work():
+    raise {error}
+
+work()
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "code", "compiled"])
+@pytest.mark.parametrize("error", ["ValueError('mine')", "KeyboardInterrupt"])
+def test_a_traceback_shows_the_program_alone(python, tmp_path, kind, error):
+    (tmp_path / "fails.py").write_text(RAISES.format(error=error))
+    py_compile.compile(str(tmp_path / "fails.py"), cfile=str(tmp_path / "compiled.pyc"))
+    program = {
+        "script": ["fails.py"],
+        "module": ["-m", "fails"],
+        "code": ["-c", RAISES.format(error=error)],
+        "compiled": ["compiled.pyc"],
+    }[kind]
+    plain, under = python(*program), python("-m", "girih", "run", *program)
+    assert under.returncode == plain.returncode, under.stderr
+    expected = plain.stderr.splitlines()
+    if kind == "module":
+        # Python shows the frames of its own runpy here.
+        expected = [line for line in expected if "runpy" not in line]
+        assert [line for line in under.stderr.splitlines() if "fails.py" in line] == [
+            line for line in expected if "fails.py" in line
+        ]
+    else:
+        assert under.stderr.splitlines() == expected
+    assert "girih" not in under.stderr.replace(str(tmp_path), "")
+
+
+def test_a_program_that_cannot_be_parsed_is_shown_as_by_python(python, tmp_path):
+    (tmp_path / "broken.py").write_text("def work(:\n")
+    plain, under = python("broken.py"), python("-m", "girih", "run", "broken.py")
+    assert (under.returncode, under.stderr) == (plain.returncode, plain.stderr)
+
+
+def test_the_hook_of_the_program_sees_its_error_once_and_without_our_frames(python):
+    code = (
+        "import sys, traceback\n"
+        "def hook(kind, error, frames):\n"
+        "    print(kind.__name__, len(traceback.extract_tb(frames)))\n"
+        "sys.excepthook = hook\n"
+        "raise ValueError\n"
+    )
+    result = python("-m", "girih", "run", "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "ValueError 1\n", "")
 
 
 @pytest.mark.parametrize("words", [["nowhere.py"], ["-m", "no_such_module_anywhere"]])
@@ -214,7 +295,10 @@ def test_a_program_that_does_not_exist_is_named(python, words):
 
 def test_the_command_says_what_it_can(python):
     assert "doctor" in python("-m", "girih", "--help").stdout
-    assert python("-m", "girih", "nonsense").returncode == 2
+    for words, mistake in [(["stats"], 'there is no command "stats"'), ([], "no command")]:
+        result = python("-m", "girih", *words)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith(f"girih: {mistake}\nusage: ")
     assert "phantom" in python("-m", "girih", "run", "--help").stdout
 
 

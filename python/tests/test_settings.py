@@ -1,6 +1,7 @@
 """Settings, keys and names of files."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_options_of_python_do_not_reach_the_heaps():
     assert (heaps["mode"], heaps["key"], heaps["torch"]) == ("auto", "k", "2.11.0")
 
 
+@pytest.mark.parametrize("rank", [None, "3"])
+def test_each_gpu_has_a_plan_of_its_own_where_no_launcher_numbers_the_processes(rank, monkeypatch):
+    for name in ("RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    if rank is not None:
+        monkeypatch.setenv("SLURM_PROCID", rank)
+    heaps = json.loads(_settings.make(environ=HOME).for_heaps(key="k", torch="2.11.0"))
+    assert heaps["plans_by_gpu"] == (rank is None)
+
+
 def test_a_trace_that_is_asked_for_is_recorded():
     assert _settings.make(trace="run.girih").records
     assert not _settings.make().records
@@ -91,6 +102,7 @@ def key(**changes: object) -> str:
         "arguments": ["--layers", "4"],
         "world": "8",
         "rank": "3",
+        "process": "MainProcess",
         "gpus": ["NVIDIA H200"],
         "torch_version": "2.11.0",
         "girih_version": "0.1.0",
@@ -105,6 +117,7 @@ def key(**changes: object) -> str:
         {"arguments": ["--layers", "5"]},
         {"world": "4"},
         {"rank": "2"},
+        {"process": "SpawnProcess-1"},
         {"gpus": ["NVIDIA H100"]},
         {"torch_version": "2.12.0"},
         {"girih_version": "0.2.0"},
@@ -138,6 +151,43 @@ def test_the_models_of_the_gpus_are_read_from_the_kernels_driver(tmp_path):
     assert _key.gpu_models(tmp_path / "none") == []
 
 
+KERNEL = "/usr/lib/python3/site-packages/ipykernel_launcher.py"
+
+
+def notebook(connection: str, **environ: str) -> str | None:
+    return _key._notebook([KERNEL, "-f", f"/run/user/1000/jupyter/{connection}"], environ)
+
+
+def test_a_notebook_has_the_same_name_with_every_connection(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = notebook("kernel-6e1d2b1c-2f6b.json")
+    assert first == notebook("kernel-00000000-0000.json") == f"notebook {tmp_path}"
+    named = {"JPY_SESSION_NAME": str(tmp_path / "train.ipynb")}
+    assert notebook("kernel-1.json", **named) == f"notebook {tmp_path}/train.ipynb"
+    assert notebook("kernel-2.json", **named) == notebook("kernel-3.json", **named)
+    monkeypatch.chdir(tmp_path.parent)
+    assert notebook("kernel-1.json") != first, "another folder, another notebook"
+
+
+def test_a_program_is_no_notebook():
+    for argv in (["train.py", "-f", "kernel-1.json"], ["/usr/bin/ipython"], []):
+        assert _key._notebook(argv, {}) is None
+
+
+def test_a_notebook_finds_its_plan_again(python):
+    code = (
+        "import sys, uuid\n"
+        f"sys.argv = [{KERNEL!r}, '-f', f'/run/kernel-{{uuid.uuid4()}}.json']\n"
+        "from girih import _key\n"
+        "print(_key.of_process('2.11.0', '0.1.0'))\n"
+    )
+    keys = [python("-c", code).stdout for _ in range(2)]
+    assert keys[0] == keys[1]
+    assert len(keys[0].strip()) == 32
+    code = code.replace("-f", "--layers")
+    assert python("-c", code).stdout == keys[0], "the words of a kernel are Jupyter's"
+
+
 def test_each_rank_and_device_has_a_file_of_its_own():
     ranks = {"RANK": "3", "WORLD_SIZE": "8"}
     assert _paths.own("/t/run.girih", 0, {}) == "/t/run.girih"
@@ -145,6 +195,42 @@ def test_each_rank_and_device_has_a_file_of_its_own():
     assert _paths.own("/t/run.girih", 0, ranks) == "/t/run.rank3.girih"
     assert _paths.own("/t/{rank}/{device}.girih", 2, ranks) == "/t/3/2.girih"
     assert _paths.absolute("/p/{rank}.plan", ranks) == "/p/3.plan"
+
+
+def test_ranks_of_every_launcher_have_files_of_their_own():
+    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+    assert _paths.own("/t/run.girih", 0, slurm) == "/t/run.rank3.girih"
+    assert _paths.absolute("/p/{rank}.plan", slurm) == "/p/3.plan"
+    assert _paths.own("/t/run.girih", 0, {"RANK": "0", "WORLD_SIZE": "1"}) == "/t/run.girih"
+    assert _paths.own("/t/run.girih", 0, {"RANK": "0"}) == "/t/run.rank0.girih", "of how many?"
+
+
+def test_processes_without_a_rank_that_a_run_starts_have_files_of_their_own():
+    own = {"GIRIH_PID": str(os.getpid())}
+    assert _paths.own("/t/run.girih", 0, own) == "/t/run.girih"
+    environ: dict[str, str] = {}
+    _paths.launch(environ)
+    assert environ == own
+    started = {"GIRIH_PID": "1"}
+    assert _paths.own("/t/run.girih", 0, started) == f"/t/run.pid{os.getpid()}.girih"
+    ranked = started | {"RANK": "3", "WORLD_SIZE": "8"}
+    assert _paths.own("/t/run.girih", 0, ranked) == "/t/run.rank3.girih"
+
+
+def test_a_file_is_written_whole_and_a_link_stays_one(tmp_path):
+    (tmp_path / "link.json").symlink_to("file.json")
+    # Left by a process of this number that died, here or on another machine.
+    (tmp_path / f"file.json.{os.getpid()}-0.unfinished").write_text("half")
+    _paths.write_whole(str(tmp_path / "link.json"), "whole")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "file.json").read_text() == "whole"
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(OSError, match="nowhere"):
+        _paths.write_whole(str(tmp_path / "nowhere" / "file"), "")
+    with pytest.raises(UnicodeEncodeError):
+        _paths.write_whole(str(tmp_path / "file.json"), "half\udc00")
+    assert (tmp_path / "file.json").read_text() == "whole"
+    assert len(list(tmp_path.iterdir())) == 3, "nothing unfinished is left"
 
 
 def test_the_cache_is_where_the_user_keeps_caches():

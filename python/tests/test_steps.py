@@ -138,6 +138,8 @@ def test_evaluation_is_followed_by_a_new_iteration(marks):
 def test_after_an_evaluation_only_the_highest_authority_says_what_begins(marks, authority):
     steps = Steps(marks)
     steps.begin(authority)
-    steps.evaluation_begins()
-    steps.evaluation_ends()
-    assert marks.kinds() == "step eval"
+    for _ in range(2):
+        steps.evaluation_begins()
+        steps.evaluation_ends()
+        steps.backward()
+    assert marks.kinds() == "step eval backward eval backward", "each evaluation is marked"

@@ -29,6 +29,9 @@ const GRANULARITY_DEFAULT: u64 = 2 << 20;
 pub struct Properties {
     /// Its name, as `nvidia-smi` shows it.
     pub name: String,
+    /// The number that this GPU has in every process; nothing if the driver does not say. The parts
+    /// of a partitioned GPU (MIG) share one.
+    pub uuid: Option<[u8; 16]>,
     /// Bytes of memory.
     pub total: u64,
     /// Compute capability, major and minor.
@@ -118,12 +121,20 @@ impl CudaDevice {
             }
             _ => refused(failure),
         })?;
-        let properties = properties(driver, device).map_err(refused)?;
+        let mut properties = properties(driver, device).map_err(refused)?;
         let Properties { shareable, rdma, virtual_memory, .. } = properties;
         let features = Features { shareable, rdma };
-        let granularity = match virtual_memory {
-            true => granularity(driver, device, features).map_err(refused)?,
-            false => GRANULARITY_DEFAULT,
+        let asked = virtual_memory.then(|| granularity(driver, device, features));
+        let granularity = match asked {
+            Some(Ok(granularity)) => granularity,
+            // Some drivers of virtual GPUs say that they can, and cannot.
+            Some(Err(failure)) if failure.code != CuResult::NOT_SUPPORTED => {
+                return Err(refused(failure));
+            }
+            Some(Err(_)) | None => {
+                properties.virtual_memory = false;
+                GRANULARITY_DEFAULT
+            }
         };
         let context = driver.retain_primary(device).map_err(refused)?;
         Ok(CudaDevice {
@@ -234,6 +245,7 @@ fn properties(driver: &Driver, device: CuDevice) -> Result<Properties, Failure> 
     let major = number(CuAttribute::COMPUTE_CAPABILITY_MAJOR);
     Ok(Properties {
         name: driver.device_name(device)?,
+        uuid: driver.device_uuid(device).ok(),
         total: driver.device_total_memory(device)?,
         capability: (major, number(CuAttribute::COMPUTE_CAPABILITY_MINOR)),
         multiprocessors: number(CuAttribute::MULTIPROCESSOR_COUNT),

@@ -6,7 +6,9 @@
 mod files;
 mod report;
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use girih_plan::{Budget, Plan, file, profile, solve};
@@ -26,6 +28,14 @@ use crate::settings::Settings;
 /// request.
 pub fn configure(options_json: &str) -> Result<(), String> {
     heaps::configure(Settings::parse(options_json)?)
+}
+
+/// Says whether [`configure`] would take these settings, and changes nothing.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_settings(options_json: &str) -> Result<(), String> {
+    Settings::parse(options_json).map(drop)
 }
 
 /// Tells every heap that a step, a phase or a module begins or ends. `kind` is a name of the marks
@@ -75,8 +85,10 @@ pub fn report_of(heap: &Heap) -> Result<String, String> {
     serde_json::to_string(&report).map_err(|error| format!("the report cannot be written: {error}"))
 }
 
-/// What users should be told and were not yet: each sentence comes once.
+/// What users should be told and were not yet: each sentence comes once, though several devices
+/// have it.
 pub fn take_warnings() -> Vec<String> {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let take = |heap: &Heap| {
         heap.with(|state| {
             let mut warnings = std::mem::take(&mut state.warnings);
@@ -84,7 +96,10 @@ pub fn take_warnings() -> Vec<String> {
             Ok(warnings)
         })
     };
-    heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default()).collect()
+    let warnings = heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default());
+    // What it holds is written whole: a panic of another holder leaves it right.
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    warnings.filter(|warning| told.insert(warning.clone())).collect()
 }
 
 /// Writes what was recorded of a device to a trace file. Returns the number of events.

@@ -24,12 +24,12 @@ pub(crate) fn open(ordinal: u32) -> Outcome<CudaDevice> {
     })
 }
 
-/// Opens the GPU of number `ordinal` as a phantom of `capacity` bytes, or of 4 TiB.
+/// A phantom of `capacity` bytes over a GPU, or of 4 TiB.
 ///
 /// # Errors
-/// As [`open`], and if there is no memory at all.
-pub(crate) fn open_phantom(ordinal: u32, capacity: Option<u64>) -> Outcome<Phantom> {
-    Ok(Phantom::new(open(ordinal)?, capacity.unwrap_or(PHANTOM))?)
+/// If there is no memory at all.
+pub(crate) fn phantom(device: CudaDevice, capacity: Option<u64>) -> Outcome<Phantom> {
+    Ok(Phantom::new(device, capacity.unwrap_or(PHANTOM))?)
 }
 
 impl From<IpcError> for Box<HeapError> {
@@ -72,6 +72,14 @@ impl HeapDevice for CudaDevice {
         }
     }
 
+    fn has_virtual_memory(&self) -> bool {
+        self.properties().virtual_memory
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.properties().uuid
+    }
+
     fn calls(&self) -> Vec<(&'static str, u64)> {
         by_name(CudaDevice::calls(self))
     }
@@ -97,6 +105,10 @@ impl HeapDevice for Phantom {
 
     fn close(&mut self, address: Address) -> Outcome<bool> {
         HeapDevice::close(self.device_mut(), address)
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.device().properties().uuid
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {

@@ -6,7 +6,7 @@ use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
 
 use crate::cuda;
 use crate::error::{Outcome, unsupported};
-use crate::settings::{Mode, Settings};
+use crate::settings::{self, Mode, Settings};
 
 /// A device for a heap.
 pub trait HeapDevice: Device + Send {
@@ -25,6 +25,17 @@ pub trait HeapDevice: Device + Send {
     /// Unmaps what [`HeapDevice::import`] gave, once for each time that it did. False if it gave
     /// no such address.
     fn close(&mut self, address: Address) -> Outcome<bool>;
+
+    /// True if addresses can be reserved and memory mapped at them; otherwise [`Device::alloc`] and
+    /// [`Device::free`] are all that there is.
+    fn has_virtual_memory(&self) -> bool {
+        true
+    }
+
+    /// The number that the GPU has in every process, if it has one.
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
 
     /// Calls of the driver so far, by the name of the method of [`Device`].
     fn calls(&self) -> Vec<(&'static str, u64)>;
@@ -45,12 +56,13 @@ pub struct Exported {
 /// If there is no such device, or no driver.
 pub(crate) fn open(ordinal: u32, settings: &Settings) -> Outcome<Box<dyn HeapDevice>> {
     if let Some(simulated) = settings.sim {
-        return Ok(Box::new(Simulated::new(ordinal, simulated.capacity)));
+        return Ok(Box::new(Simulated::new(ordinal, simulated)));
     }
-    if settings.mode == Mode::Phantom {
-        return Ok(Box::new(cuda::open_phantom(ordinal, settings.phantom_capacity)?));
+    let device = cuda::open(ordinal)?;
+    if settings.mode == Mode::Phantom && device.has_virtual_memory() {
+        return Ok(Box::new(cuda::phantom(device, settings.phantom_capacity)?));
     }
-    Ok(Box::new(cuda::open(ordinal)?))
+    Ok(Box::new(device))
 }
 
 /// The simulated device in the place of a GPU. Addresses of different devices differ, as they do
@@ -59,12 +71,28 @@ pub(crate) struct Simulated {
     device: SimDevice,
     /// What is added to every address.
     base: Address,
+    has_virtual_memory: bool,
+    uuid: [u8; 16],
 }
 
 impl Simulated {
-    /// The device of number `ordinal`, of `capacity` bytes.
-    pub(crate) fn new(ordinal: u32, capacity: u64) -> Simulated {
-        Simulated { device: SimDevice::new(capacity), base: u64::from(ordinal) << 52 }
+    /// The device of number `ordinal`.
+    pub(crate) fn new(ordinal: u32, settings: settings::Simulated) -> Simulated {
+        Simulated {
+            device: SimDevice::new(settings.capacity),
+            base: u64::from(ordinal) << 52,
+            has_virtual_memory: settings.virtual_memory,
+            uuid: u128::from(ordinal).to_be_bytes(),
+        }
+    }
+
+    /// Refuses a call as the driver does on a GPU without virtual memory.
+    fn needs_virtual_memory(&self, call: &'static str) -> Result<(), DeviceError> {
+        if self.has_virtual_memory {
+            return Ok(());
+        }
+        let reason = "operation not supported (CUDA_ERROR_NOT_SUPPORTED)".to_owned();
+        Err(DeviceError::Driver { call, reason })
     }
 }
 
@@ -87,6 +115,14 @@ impl HeapDevice for Simulated {
 
     fn close(&mut self, _address: Address) -> Outcome<bool> {
         Ok(false)
+    }
+
+    fn has_virtual_memory(&self) -> bool {
+        self.has_virtual_memory
+    }
+
+    fn uuid(&self) -> Option<[u8; 16]> {
+        Some(self.uuid)
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
@@ -113,6 +149,7 @@ impl Device for Simulated {
     }
 
     fn reserve(&mut self, size: u64) -> Result<Address, DeviceError> {
+        self.needs_virtual_memory("cuMemAddressReserve")?;
         Ok(self.device.reserve(size)? + self.base)
     }
 
@@ -121,6 +158,7 @@ impl Device for Simulated {
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {
+        self.needs_virtual_memory("cuMemCreate")?;
         self.device.create(size)
     }
 

@@ -13,8 +13,8 @@ use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
 use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
 
-use crate::background::plan_file;
 use crate::device::HeapDevice;
+use crate::kept::{self, Gpu};
 use crate::settings::{Mode, Settings};
 use crate::units::exact;
 
@@ -27,13 +27,14 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// The policy of `settings` for a device, which has the number `ordinal`; and what a user
-    /// should be told.
+    /// The policy of `settings`, which the device can have (see [`degrade`](crate::degrade)), for the
+    /// device of number `ordinal`; and what a user should be told.
     pub(crate) fn new(
         settings: &Settings,
         ordinal: u32,
         device: &mut dyn HeapDevice,
     ) -> (Engine, Vec<String>) {
+        let gpu = Gpu { ordinal, uuid: device.uuid() };
         let (granularity, room) = (device.granularity(), device.memory_info().total);
         let caching = || Box::new(Caching::new(settings.config.clone()));
         let learning = |plan: Option<Plan>| {
@@ -56,7 +57,7 @@ impl Engine {
                 Engine::Direct(Box::new(Direct::new(Caching::new(config))))
             }
             Mode::Auto => {
-                let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
+                let kept = kept::to_read(settings, gpu);
                 let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
                 learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
@@ -68,7 +69,7 @@ impl Engine {
                 }))
             }
             Mode::Plan => {
-                let path = plan_path(settings, ordinal);
+                let path = plan_path(settings, gpu);
                 match read_plan(&path, room) {
                     Ok(plan) => learning(Some(plan)),
                     Err(error) => {
@@ -195,19 +196,15 @@ impl Engine {
     }
 }
 
-/// The plan file of a device in the mode `plan`.
-fn plan_path(settings: &Settings, ordinal: u32) -> PathBuf {
+/// The plan file of a device in the mode `plan`: the one that was named, which may be that of a run
+/// in the mode `auto`.
+fn plan_path(settings: &Settings, gpu: Gpu) -> PathBuf {
     let path = settings.plan.as_deref().unwrap_or(Path::new(""));
-    PathBuf::from(path.to_string_lossy().replace("{device}", &ordinal.to_string()))
-}
-
-/// Where `auto` keeps the plan of a device, if it keeps plans. The mode `plan` leaves all files as
-/// they are: what it learns when its plan does not fit is for this run.
-pub(crate) fn kept_plan_file(settings: &Settings, ordinal: u32) -> Option<PathBuf> {
-    if settings.mode != Mode::Auto {
-        return None;
+    let path = PathBuf::from(path.to_string_lossy().replace("{device}", &gpu.ordinal.to_string()));
+    match kept::to_read(settings, gpu) {
+        Some(kept) if !path.exists() && kept::is_named(settings, gpu, &path) => kept,
+        _ => path,
     }
-    settings.plan_dir.as_deref().map(|folder| plan_file(folder, &settings.key, ordinal))
 }
 
 /// Reads a plan for a device of `room` bytes. It is verified by the reader.

@@ -59,6 +59,13 @@ impl Mode {
 pub struct Simulated {
     /// Bytes of each device.
     pub capacity: u64,
+    /// Addresses can be reserved and memory mapped at them, as on most GPUs.
+    #[serde(default = "yes")]
+    pub virtual_memory: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The settings of the process.
@@ -74,6 +81,8 @@ pub struct Settings {
     pub plan_dir: Option<PathBuf>,
     /// What the run is, for `auto`: runs with the same key share their plans.
     pub key: String,
+    /// True if each GPU keeps a plan of its own: processes may have the same key at the same time.
+    pub plans_by_gpu: bool,
     /// True if what happens is kept, for [`save_trace`](crate::control::save_trace).
     pub record: bool,
     /// Bytes of the phantom device; None for as many as it can have.
@@ -94,6 +103,7 @@ struct Written {
     plan: Option<PathBuf>,
     plan_dir: Option<PathBuf>,
     key: String,
+    plans_by_gpu: bool,
     record: Option<bool>,
     phantom_capacity: Option<u64>,
     stitch: Option<bool>,
@@ -122,7 +132,8 @@ impl Settings {
     /// | `phantom_capacity` | bytes of the phantom device |
     /// | `stitch` | whether holes are stitched under `auto` and `plan` (they are) |
     /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
-    /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU |
+    /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
+    /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU; with `"virtual_memory": false` one that cannot map memory |
     ///
     /// # Errors
     /// What is wrong, where, and what is allowed there.
@@ -134,7 +145,7 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { phantom_capacity, stitch, gmlake_limit, sim, .. } = written;
+        let Written { phantom_capacity, stitch, gmlake_limit, sim, plans_by_gpu, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
         if let Some(torch) = torch {
             config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
@@ -159,7 +170,18 @@ impl Settings {
                 .to_owned());
         }
         let record = record.unwrap_or(false) || mode.records();
-        Ok(Settings { mode, config, plan, plan_dir, key, record, phantom_capacity, gmlake, sim })
+        Ok(Settings {
+            mode,
+            config,
+            plan,
+            plan_dir,
+            key,
+            plans_by_gpu,
+            record,
+            phantom_capacity,
+            gmlake,
+            sim,
+        })
     }
 }
 

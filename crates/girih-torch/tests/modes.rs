@@ -8,7 +8,7 @@ mod common;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -212,8 +212,30 @@ fn a_plan_that_does_not_fit_is_replaced_and_its_file_is_left_as_it_is() {
 
 #[test]
 fn auto_learns_a_plan_beside_the_run_and_the_next_run_begins_with_it() {
+    learns_and_finds_it_again("");
+}
+
+#[test]
+fn where_processes_have_no_numbers_the_next_run_begins_with_the_plan_of_any_gpu() {
+    let (folder, more, kept) = learns_and_finds_it_again(r#", "plans_by_gpu": true"#);
+    let of_gpu_0 = format!("{:032x}.plan", 0);
+    assert!(kept.to_string_lossy().ends_with(&format!("-0-{of_gpu_0}")), "{}", kept.display());
+    // The same program, on another GPU of the machine.
+    let of_gpu_7 = kept.to_string_lossy().replace(&of_gpu_0, &format!("{:032x}.plan", 7));
+    fs::rename(&kept, &of_gpu_7).unwrap();
+    assert_eq!(report(&heap("auto", &more))["stage"], "following");
+    // The mode `plan`, which is told the name without a GPU.
+    let named = control::plan_file(&folder.path().to_string_lossy(), "a model");
+    let named = format!(r#"{more}, "plan": "{named}""#);
+    assert_eq!(report(&heap("plan", &named))["stage"], "following");
+    assert!(fs::exists(&of_gpu_7).unwrap(), "it is another GPU's");
+}
+
+/// A run that learns, and a second that begins with what it has kept. The folder, the settings, and
+/// the file.
+fn learns_and_finds_it_again(more: &str) -> (tempfile::TempDir, String, PathBuf) {
     let (program, folder) = (program(12), tempfile::tempdir().unwrap());
-    let more = format!(r#", "plan_dir": "{}", "key": "a model""#, folder.path().display());
+    let more = format!(r#", "plan_dir": "{}", "key": "a model" {more}"#, folder.path().display());
     let learning = heap("auto", &more);
     // What the program did before it trained left memory behind that a plan can save.
     let before = learning.allocate(4 << 30, 0, (0, 0)).unwrap();
@@ -233,6 +255,7 @@ fn auto_learns_a_plan_beside_the_run_and_the_next_run_begins_with_it() {
     assert_eq!(report(&next)["stage"], "following");
     let other = heap("auto", &more.replace("a model", "another"));
     assert_eq!(report(&other)["stage"], "learning");
+    (folder, more, kept[0].clone())
 }
 
 #[test]

@@ -142,6 +142,11 @@ impl Driver {
             .map(|bytes| bytes as u64)
     }
 
+    /// The number that the GPU has in every process, on every machine.
+    pub(crate) fn device_uuid(&self, device: CuDevice) -> Result<[u8; 16], Failure> {
+        give!("cuDeviceGetUuid", [0; 16], |out| (self.table.device_uuid)(out, device))
+    }
+
     pub(crate) fn attribute(&self, device: CuDevice, which: CuAttribute) -> Result<i32, Failure> {
         give!("cuDeviceGetAttribute", 0, |out| (self.table.device_attribute)(out, which, device))
     }

@@ -66,6 +66,7 @@ table! {
         device_get = "cuDeviceGet" (*mut CuDevice, c_int);
         device_name = "cuDeviceGetName" (*mut c_char, c_int, CuDevice);
         device_total_memory = "cuDeviceTotalMem_v2" (*mut usize, CuDevice);
+        device_uuid = "cuDeviceGetUuid" (*mut [u8; 16], CuDevice);
         device_attribute = "cuDeviceGetAttribute" (*mut c_int, CuAttribute, CuDevice);
         device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, CuDevice, CuDevice);
 

@@ -108,9 +108,21 @@ extern "C" fn device_total_memory(out: *mut usize, _device: CuDevice) -> CuResul
     })
 }
 
+extern "C" fn device_uuid(out: *mut [u8; 16], device: CuDevice) -> CuResult {
+    call("cuDeviceGetUuid", |_| {
+        put(out, [device.0 as u8 + 1; 16]);
+        Ok(())
+    })
+}
+
 extern "C" fn device_attribute(out: *mut c_int, which: CuAttribute, _: CuDevice) -> CuResult {
-    call("cuDeviceGetAttribute", |_| {
-        put(out, if which == CuAttribute::COMPUTE_CAPABILITY_MAJOR { 9 } else { 1 });
+    call("cuDeviceGetAttribute", |state| {
+        let value = match which {
+            CuAttribute::COMPUTE_CAPABILITY_MAJOR => 9,
+            CuAttribute::VIRTUAL_MEMORY if state.without_virtual_memory => 0,
+            _ => 1,
+        };
+        put(out, value);
         Ok(())
     })
 }
@@ -229,7 +241,8 @@ extern "C" fn free(address: u64) -> CuResult {
 }
 
 extern "C" fn granularity(out: *mut usize, _: *const CuProperties, _: c_uint) -> CuResult {
-    call("cuMemGetAllocationGranularity", |_| {
+    call("cuMemGetAllocationGranularity", |state| {
+        state.of_virtual_memory()?;
         put(out, UNIT as usize);
         Ok(())
     })
@@ -237,6 +250,7 @@ extern "C" fn granularity(out: *mut usize, _: *const CuProperties, _: c_uint) ->
 
 extern "C" fn address_reserve(out: *mut u64, size: usize, _: usize, _: u64, _: u64) -> CuResult {
     memory_call("cuMemAddressReserve", |state| {
+        state.of_virtual_memory()?;
         check(size > 0 && (size as u64).is_multiple_of(UNIT), INVALID)?;
         let address = state.fresh(size as u64);
         state.reservations.insert(address, size as u64);
@@ -262,6 +276,7 @@ extern "C" fn create(
     _flags: u64,
 ) -> CuResult {
     memory_call("cuMemCreate", |state| {
+        state.of_virtual_memory()?;
         let (properties, size) = (get(properties), size as u64);
         let shareable = properties.handle_types == POSIX_FILE_DESCRIPTOR;
         let rdma = properties.rdma_capable == 1;
@@ -498,6 +513,7 @@ pub(crate) fn table() -> Table {
         device_get,
         device_name,
         device_total_memory,
+        device_uuid,
         device_attribute,
         device_can_access_peer: can_access_peer,
         primary_retain,

@@ -48,6 +48,10 @@ pub(crate) struct State {
     pub(crate) peers: BTreeSet<(usize, usize)>,
     /// Allocations of other processes that are open.
     pub(crate) opened: BTreeMap<u64, u64>,
+    /// Addresses cannot be reserved, nor memory mapped.
+    pub(crate) without_virtual_memory: bool,
+    /// The same, though the device says that they can.
+    pub(crate) refuses_virtual_memory: bool,
     /// Features that memory cannot have, though the device says so.
     pub(crate) without_rdma: bool,
     pub(crate) without_sharing: bool,
@@ -102,6 +106,8 @@ impl State {
             spoiled: false,
             peers: BTreeSet::new(),
             opened: BTreeMap::new(),
+            without_virtual_memory: false,
+            refuses_virtual_memory: false,
             without_rdma: false,
             without_sharing: false,
             identities: BTreeMap::new(),
@@ -137,6 +143,14 @@ impl State {
         match self.contexts.last() {
             Some(context) if *context > 0 => Ok(*context as i32 - 1),
             _ => Err(CuResult(201)),
+        }
+    }
+
+    /// A call that needs virtual memory.
+    pub(crate) fn of_virtual_memory(&self) -> Result<(), CuResult> {
+        match self.without_virtual_memory || self.refuses_virtual_memory {
+            true => Err(CuResult::NOT_SUPPORTED),
+            false => Ok(()),
         }
     }
 

@@ -34,7 +34,30 @@ fn a_device_says_what_it_is() {
     let properties = device.properties();
     assert_eq!((properties.name.as_str(), properties.total), ("Fake GPU", 64 * MIB));
     assert_eq!(properties.capability, (9, 1));
+    assert!(properties.virtual_memory);
     assert_eq!(device.granularity(), UNIT);
+    assert_eq!(properties.uuid, Some([1; 16]));
+    assert_ne!(open(1).properties().uuid, properties.uuid);
+}
+
+#[test]
+fn a_device_without_virtual_memory_says_so_and_allocates() {
+    let says: fn(&mut fake::State) = |state| state.without_virtual_memory = true;
+    let refuses: fn(&mut fake::State) = |state| state.refuses_virtual_memory = true;
+    for arrange in [says, refuses] {
+        fake::reset(64 * MIB);
+        fake::arrange(arrange);
+        let mut device = open(0);
+        assert!(!device.properties().virtual_memory);
+        let address = device.alloc(40 * MIB).expect("whole allocations work");
+        assert!(fake::usable(0, address, 40 * MIB));
+        for refused in [device.reserve(UNIT).map(|_| ()), device.create(UNIT).map(|_| ())] {
+            let error = refused.expect_err("there is nothing to map");
+            assert!(matches!(error, DeviceError::Driver { .. }), "{error}");
+        }
+        device.free(address).expect("it was allocated");
+        assert!(fake::is_empty());
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Files, whole or not at all: what is written appears under its name only once it is complete.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,31 +18,40 @@ pub(crate) fn write_whole(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), String>,
 ) -> Result<(), String> {
-    let unfinished = beside(path);
-    let written = write(&unfinished, fill)
+    let cannot = |error| format!("cannot write {}: {error}", path.display());
+    let (unfinished, file) = create_beside(path).map_err(|error| cannot(error.to_string()))?;
+    let written = write(file, fill)
         .and_then(|()| fs::rename(&unfinished, path).map_err(|error| error.to_string()));
     written.map_err(|error| {
         let _ = fs::remove_file(&unfinished);
-        format!("cannot write {}: {error}", path.display())
+        cannot(error)
     })
 }
 
 fn write(
-    path: &Path,
+    file: File,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), String>,
 ) -> Result<(), String> {
-    let file = File::create_new(path).map_err(|error| error.to_string())?;
     let mut output = BufWriter::new(file);
     fill(&mut output)?;
     output.flush().map_err(|error| error.to_string())
 }
 
-/// A name in the same folder that no other process and no other call has.
-fn beside(path: &Path) -> PathBuf {
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{number}.unfinished", process::id()));
-    path.with_file_name(name)
+/// A new file in the same folder, which no other process and no other call has.
+///
+/// A process of another machine or container may have our number, and a dead one may have left its
+/// file: then the next name is tried.
+fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    loop {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}-{number}.unfinished", process::id()));
+        let unfinished = path.with_file_name(name);
+        match File::create_new(&unfinished) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|file| (unfinished, file)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +70,21 @@ mod tests {
         assert!(error.unwrap_err().contains("plan: no more paper"));
         assert_eq!(fs::read(&path).unwrap(), b"first");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing unfinished is left");
+    }
+
+    #[test]
+    fn a_name_that_another_process_has_taken_is_left_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan");
+        // Of a process of the same number, on another machine with the same home folder.
+        let theirs =
+            |number| folder.path().join(format!("plan.{}-{number}.unfinished", process::id()));
+        let next = COUNT.load(Ordering::Relaxed);
+        (next..next + 20).for_each(|number| fs::write(theirs(number), b"theirs").unwrap());
+        write_whole(&path, |output| output.write_all(b"ours").map_err(|e| e.to_string())).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"ours");
+        assert_eq!(fs::read(theirs(next + 5)).unwrap(), b"theirs");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 21);
     }
 
     #[test]

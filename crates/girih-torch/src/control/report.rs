@@ -27,7 +27,7 @@ impl Whole {
 #[derive(Serialize)]
 pub(super) struct Report {
     device: i32,
-    /// What the user chose.
+    /// What the user chose, or what the device can have in its place.
     mode: &'static str,
     /// What the policy does now: `caching`, `direct`, `learning`, `following`.
     stage: String,

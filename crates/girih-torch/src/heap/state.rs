@@ -7,10 +7,12 @@ use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use crate::addresses::Addresses;
 use crate::background::Background;
+use crate::degrade;
 use crate::device::HeapDevice;
-use crate::engine::{Engine, kept_plan_file};
+use crate::engine::Engine;
 use crate::error::{HeapError, Outcome};
 use crate::journal::Journal;
+use crate::kept::{self, Gpu};
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
 use crate::settings::{Mode, Settings};
@@ -49,7 +51,10 @@ const LOOK_EVERY: u32 = 4096;
 
 impl State {
     pub(super) fn new(mut device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> State {
-        let (engine, warnings) = Engine::new(settings, ordinal, &mut *device);
+        let (settings, lost) = degrade::for_device(settings, device.has_virtual_memory());
+        let (engine, mut warnings) = Engine::new(&settings, ordinal, &mut *device);
+        warnings.extend(lost);
+        let kept = kept::to_write(&settings, Gpu { ordinal, uuid: device.uuid() });
         let watches_fit = settings.mode == Mode::Plan && engine.plan().is_some();
         State {
             ordinal,
@@ -61,7 +66,7 @@ impl State {
             blocks: Addresses::new(),
             pool_options: Vec::new(),
             baseline: Stats::default(),
-            background: Background::new(ordinal, kept_plan_file(settings, ordinal)),
+            background: Background::new(ordinal, kept),
             plans_given_up: 0,
             until_look: LOOK_EVERY,
             ooms_by_limit: 0,
