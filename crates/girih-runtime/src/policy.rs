@@ -148,6 +148,20 @@ pub struct Restored {
 pub trait Log {
     /// Takes one event.
     fn record(&mut self, event: Event);
+
+    /// Takes the event of a block by its parts, without time and stack. Of all events these are
+    /// nearly all: a log that mostly keeps nothing can let them go without an [`Event`] being made.
+    fn record_block(
+        &mut self,
+        action: Action,
+        address: Address,
+        size: u64,
+        stream: StreamId,
+        pool: PoolId,
+    ) {
+        let stack = StackId::NONE;
+        self.record(Event { address, size, time_us: 0, stack, stream, pool, action });
+    }
 }
 
 /// A log that keeps nothing.
@@ -171,6 +185,7 @@ pub struct Env<'a> {
 
 impl Env<'_> {
     /// Logs an event. Time and stack are the recorder's to fill in.
+    #[inline]
     pub fn log(
         &mut self,
         action: Action,
@@ -179,6 +194,9 @@ impl Env<'_> {
         stream: StreamId,
         pool: PoolId,
     ) {
+        if let Action::Alloc | Action::FreeRequested | Action::FreeCompleted = action {
+            return self.log.record_block(action, address, size, stream, pool);
+        }
         let stack = StackId::NONE;
         self.log.record(Event { address, size, time_us: 0, stack, stream, pool, action });
     }

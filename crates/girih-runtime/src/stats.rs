@@ -23,7 +23,11 @@ impl Counter {
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
         self.allocated += amount;
-        self.peak = self.peak.max(self.current);
+        // Rarely so: a jump that is not taken costs less than to write the peak each time.
+        if self.current > self.peak {
+            cold();
+            self.peak = self.current;
+        }
     }
 
     /// Takes `amount` away.
@@ -41,6 +45,12 @@ impl Counter {
         self.peak = self.current;
     }
 
+    /// True if nothing has come and gone since the other was the same counter. Peaks may have been reset.
+    #[inline]
+    fn is_as_in(&self, other: &Counter) -> bool {
+        (self.current, self.allocated) == (other.current, other.allocated)
+    }
+
     /// Rises and falls as another counter did from `before` to `after`, which is taken for one
     /// step: what rose and fell again in between leaves no peak.
     fn add_change(&mut self, before: &Counter, after: &Counter) {
@@ -49,6 +59,11 @@ impl Counter {
         self.peak = self.peak.max(self.current);
     }
 }
+
+/// Says to the compiler that the way which comes by here is rarely gone.
+#[cold]
+#[inline(never)]
+fn cold() {}
 
 /// A counter kept for both pools and for each: requests of at most 1 MiB, and larger ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -182,35 +197,51 @@ impl Stats {
     /// Takes in what happened to another allocator from `before` to `after`: a policy that has
     /// another one inside counts for both.
     pub fn add_change(&mut self, before: &Stats, after: &Stats) {
-        for (own, before, after) in [
-            (&mut self.allocation, &before.allocation, &after.allocation),
-            (&mut self.segment, &before.segment, &after.segment),
-            (&mut self.active, &before.active, &after.active),
-            (&mut self.inactive_split, &before.inactive_split, &after.inactive_split),
-            (&mut self.allocated_bytes, &before.allocated_bytes, &after.allocated_bytes),
-            (&mut self.reserved_bytes, &before.reserved_bytes, &after.reserved_bytes),
-            (&mut self.active_bytes, &before.active_bytes, &after.active_bytes),
-            (
-                &mut self.inactive_split_bytes,
-                &before.inactive_split_bytes,
-                &after.inactive_split_bytes,
-            ),
-            (&mut self.requested_bytes, &before.requested_bytes, &after.requested_bytes),
-        ] {
-            own.all.add_change(&before.all, &after.all);
-            own.small.add_change(&before.small, &after.small);
-            own.large.add_change(&before.large, &after.large);
-        }
-        self.num_alloc_retries += after.num_alloc_retries - before.num_alloc_retries;
-        self.num_ooms += after.num_ooms - before.num_ooms;
-        self.num_oom_rejections += after.num_oom_rejections - before.num_oom_rejections;
-        self.num_sync_all_streams += after.num_sync_all_streams - before.num_sync_all_streams;
-        self.num_device_alloc += after.num_device_alloc - before.num_device_alloc;
-        self.num_device_free += after.num_device_free - before.num_device_free;
-        self.num_stitches += after.num_stitches - before.num_stitches;
-        self.oversize_allocations
-            .add_change(&before.oversize_allocations, &after.oversize_allocations);
-        self.oversize_segments.add_change(&before.oversize_segments, &after.oversize_segments);
+        self.add_news(&mut before.clone(), after);
+    }
+
+    /// The same for whoever does it after each operation: `seen` are the counters up to which this was
+    /// done before, and are brought up to `now`. An operation changes few of them, and only those cost
+    /// anything.
+    pub(crate) fn add_news(&mut self, seen: &mut Stats, now: &Stats) {
+        let add = |own: &mut Counters, seen: &mut Counters, now: &Counters| {
+            if seen.all.is_as_in(&now.all) {
+                return; // No class changes without both.
+            }
+            own.all.add_change(&seen.all, &now.all);
+            own.small.add_change(&seen.small, &now.small);
+            own.large.add_change(&seen.large, &now.large);
+            *seen = *now;
+        };
+        add(&mut self.allocation, &mut seen.allocation, &now.allocation);
+        add(&mut self.segment, &mut seen.segment, &now.segment);
+        add(&mut self.active, &mut seen.active, &now.active);
+        add(&mut self.inactive_split, &mut seen.inactive_split, &now.inactive_split);
+        add(&mut self.allocated_bytes, &mut seen.allocated_bytes, &now.allocated_bytes);
+        add(&mut self.reserved_bytes, &mut seen.reserved_bytes, &now.reserved_bytes);
+        add(&mut self.active_bytes, &mut seen.active_bytes, &now.active_bytes);
+        let split = &mut self.inactive_split_bytes;
+        add(split, &mut seen.inactive_split_bytes, &now.inactive_split_bytes);
+        add(&mut self.requested_bytes, &mut seen.requested_bytes, &now.requested_bytes);
+        let add = |own: &mut Counter, seen: &mut Counter, now: &Counter| {
+            own.add_change(seen, now);
+            *seen = *now;
+        };
+        let oversize = &mut self.oversize_allocations;
+        add(oversize, &mut seen.oversize_allocations, &now.oversize_allocations);
+        add(&mut self.oversize_segments, &mut seen.oversize_segments, &now.oversize_segments);
+        let add = |own: &mut u64, seen: &mut u64, now: u64| {
+            *own += now - *seen;
+            *seen = now;
+        };
+        add(&mut self.num_alloc_retries, &mut seen.num_alloc_retries, now.num_alloc_retries);
+        add(&mut self.num_ooms, &mut seen.num_ooms, now.num_ooms);
+        add(&mut self.num_oom_rejections, &mut seen.num_oom_rejections, now.num_oom_rejections);
+        let syncs = &mut self.num_sync_all_streams;
+        add(syncs, &mut seen.num_sync_all_streams, now.num_sync_all_streams);
+        add(&mut self.num_device_alloc, &mut seen.num_device_alloc, now.num_device_alloc);
+        add(&mut self.num_device_free, &mut seen.num_device_free, now.num_device_free);
+        add(&mut self.num_stitches, &mut seen.num_stitches, now.num_stitches);
     }
 }
 
@@ -233,6 +264,49 @@ mod tests {
         let mut both = counts(7);
         both.add_change(&counts(10), &counts(11));
         assert_eq!(both, counts(8));
+    }
+
+    #[test]
+    fn the_news_of_each_operation_make_the_counters_of_both() {
+        let counters: [fn(&mut Stats) -> &mut Counters; 9] = [
+            |stats| &mut stats.allocation,
+            |stats| &mut stats.segment,
+            |stats| &mut stats.active,
+            |stats| &mut stats.inactive_split,
+            |stats| &mut stats.allocated_bytes,
+            |stats| &mut stats.reserved_bytes,
+            |stats| &mut stats.active_bytes,
+            |stats| &mut stats.inactive_split_bytes,
+            |stats| &mut stats.requested_bytes,
+        ];
+        arbtest::arbtest(|u| {
+            // What happens to `inner` is news to `both`; all that happens is told to `expected`.
+            let (mut inner, mut seen) = (Stats::default(), Stats::default());
+            let (mut both, mut expected) = (Stats::default(), Stats::default());
+            while !u.is_empty() {
+                let (counter, is_small) = (*u.choose(&counters)?, u.arbitrary()?);
+                let held = counter(&mut inner);
+                let held = if is_small { held.small.current } else { held.large.current };
+                let amount = u.int_in_range(0..=1000)?;
+                match u.int_in_range(0..=9)? {
+                    0 => [&mut inner, &mut both, &mut expected]
+                        .into_iter()
+                        .for_each(Stats::reset_peaks),
+                    1..=3 => [&mut both, &mut expected]
+                        .into_iter()
+                        .for_each(|stats| counter(stats).increase(is_small, amount)),
+                    4..=6 => [&mut inner, &mut expected]
+                        .into_iter()
+                        .for_each(|stats| counter(stats).increase(is_small, amount)),
+                    _ => [&mut inner, &mut expected]
+                        .into_iter()
+                        .for_each(|stats| counter(stats).decrease(is_small, amount.min(held))),
+                }
+                both.add_news(&mut seen, &inner);
+                assert_eq!(both, expected);
+            }
+            Ok(())
+        });
     }
 
     #[test]

@@ -6,17 +6,14 @@
 //!                             first address ─► block id ─► journal         if someone listens
 //! ```
 //!
-//! The lock is the standard one: not contended, it costs one atomic operation to take and one to
-//! give back. Nothing that waits is done under it, but for the driver's own calls and the sink's.
-//! After a panic inside, the lock is poisoned and the heap refuses all further work: what it
-//! believes of its memory may be wrong, and a wrong answer would corrupt a training run.
+//! Nothing that waits is done under the lock ([`Lock`](crate::lock::Lock)), but for the driver's own
+//! calls and the sink's. After a panic inside, the lock is poisoned and the heap refuses all further
+//! work: what it believes of its memory may be wrong, and a wrong answer would corrupt a training run.
 
 mod memory;
 mod pools;
 mod state;
 mod view;
-
-use std::sync::{Mutex, MutexGuard};
 
 use girih_runtime::Address;
 use girih_trace::MarkKind;
@@ -26,12 +23,13 @@ pub use self::pools::HeapCheckpoint;
 pub(crate) use self::state::State;
 use crate::abi::Sink;
 use crate::device::HeapDevice;
-use crate::error::{Outcome, bug};
+use crate::error::{HeapError, Outcome, bug};
+use crate::lock::{Lock, Poisoned};
 use crate::settings::Settings;
 
 /// The heap of one device. One lock around a policy and its device.
 pub struct Heap {
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 impl Heap {
@@ -46,7 +44,7 @@ impl Heap {
 
     /// A heap over a device that is open already.
     pub fn over(device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> Heap {
-        Heap { state: Mutex::new(State::new(device, ordinal, settings)) }
+        Heap { state: Lock::new(State::new(device, ordinal, settings)) }
     }
 
     /// Runs `work` with the heap to itself.
@@ -55,15 +53,10 @@ impl Heap {
     /// After a panic inside the heap; and those of `work`.
     #[inline]
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut State) -> Outcome<T>) -> Outcome<T> {
-        work(&mut *self.lock()?)
-    }
-
-    #[inline]
-    fn lock(&self) -> Outcome<MutexGuard<'_, State>> {
-        self.state.lock().map_err(|_| {
-            bug("an earlier call failed inside Girih's heap of this device, which therefore \
-                 refuses all further work; the first error says what happened")
-        })
+        match self.state.with(work) {
+            Ok(result) => result,
+            Err(Poisoned) => Err(refused()),
+        }
     }
 
     /// Gives `size` bytes, not 0, for work on the stream of that handle.
@@ -125,12 +118,13 @@ impl Heap {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        let state = self.lock().map_err(|error| error.to_string())?;
-        state.engine.policy().check()?;
-        let blocks = state.engine.policy().stats().allocation.all.current;
-        if blocks != state.blocks.len() as u64 {
-            return Err(format!("{blocks} blocks are in use, {} are known", state.blocks.len()));
-        }
-        Ok(())
+        self.state.with(|state| state.check()).map_err(|Poisoned| refused().to_string())?
     }
+}
+
+/// The error of every call after a panic.
+#[cold]
+fn refused() -> Box<HeapError> {
+    bug("an earlier call failed inside Girih's heap of this device, which therefore refuses all \
+         further work; the first error says what happened")
 }

@@ -1,8 +1,9 @@
 //! The heaps of the process: one for each device, made at the first request of the device, never
 //! given up.
 //!
-//! A free names no device. The thread's last device is tried first, which is right but for
-//! programs that use several devices from one thread; then the others. The driver is not asked.
+//! A free names no device. Where one heap was made, it is that one. Else the thread's last device is
+//! tried first, which is right but for programs that use several devices from one thread; then the
+//! others. The driver is not asked.
 //!
 //! ```text
 //!  set up ─► init(count) ─► first request of device 1 ─► heap 1 ... ─► finish ─► frees do nothing
@@ -13,7 +14,7 @@
 //! may be gone too: the process's memory goes back with it.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use girih_runtime::Address;
@@ -36,6 +37,12 @@ static COUNT: AtomicI32 = AtomicI32::new(-1);
 /// number as long as it was not set.
 static FRACTIONS: [AtomicU64; DEVICES] = [const { AtomicU64::new(f64::NAN.to_bits()) }; DEVICES];
 static FINISHED: AtomicBool = AtomicBool::new(false);
+/// The device of the heap that was made, if there is one; else [`NONE`] or [`SEVERAL`]. A thread's own
+/// memory costs a call to find in a library that a program has loaded; most processes use one device
+/// and need none. It is a hint: a free that looks at the wrong heap first goes on to the others.
+static ONLY: AtomicUsize = AtomicUsize::new(NONE);
+const NONE: usize = usize::MAX;
+const SEVERAL: usize = usize::MAX - 1;
 /// What a heap that is made begins with. Held while one is made, so that none misses a change.
 static EARLY: Mutex<Early> = Mutex::new(Early { sink: None, marks: EarlyMarks::new() });
 
@@ -47,7 +54,8 @@ struct Early {
 }
 
 thread_local! {
-    /// The device of this thread's last request. It has no destructor: threads free while they die.
+    /// The device of this thread's last request since there are several heaps. It has no destructor:
+    /// threads free while they die.
     static LAST: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -157,6 +165,8 @@ fn make(device: i32) -> Outcome<&'static Heap> {
         }
         // Nobody else makes heaps meanwhile.
         let _ = place.set(heap);
+        let only = if all().count() == 1 { number } else { SEVERAL };
+        ONLY.store(only, Ordering::Relaxed);
     }
     place.get().ok_or_else(|| unknown(format!("the heap of device {device} was not made")))
 }
@@ -188,7 +198,9 @@ pub(crate) fn each(mut work: impl FnMut(&Heap) -> Outcome<()>) -> Outcome<()> {
 #[inline]
 pub fn allocate(device: i32, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
     let heap = heap(device)?;
-    LAST.set(device as usize);
+    if ONLY.load(Ordering::Relaxed) == SEVERAL {
+        LAST.set(device as usize);
+    }
     heap.allocate(size, stream, pool)
 }
 
@@ -201,7 +213,7 @@ pub fn free(address: Address) -> Outcome<()> {
     if FINISHED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    if let Some(heap) = HEAPS[LAST.get()].get()
+    if let Some(heap) = HEAPS.get(likely()).and_then(OnceLock::get)
         && heap.free(address)?
     {
         return Ok(());
@@ -251,12 +263,20 @@ pub(crate) fn heap_around(address: Address) -> Outcome<((Address, u64), &'static
     Err(unknown(format!("{address:#x} lies in no memory of Girih's heaps")))
 }
 
-/// Tries `work` on the heaps, the thread's last device first, until one says that the address is
-/// its own.
+/// The device whose block this thread most likely speaks of.
+#[inline]
+fn likely() -> usize {
+    match ONLY.load(Ordering::Relaxed) {
+        SEVERAL => LAST.get(),
+        only => only,
+    }
+}
+
+/// Tries `work` on the heaps, the most likely one first, until one says that the address is its own.
 pub(crate) fn find(address: Address, mut work: impl FnMut(&Heap) -> Outcome<bool>) -> Outcome<()> {
-    let last = LAST.get();
-    let first = HEAPS[last].get().map(|heap| (last as i32, heap));
-    let others = all().filter(|&(device, _)| device as usize != last);
+    let likely = likely();
+    let first = HEAPS.get(likely).and_then(OnceLock::get).map(|heap| (likely as i32, heap));
+    let others = all().filter(|&(device, _)| device as usize != likely);
     for (_, heap) in first.into_iter().chain(others) {
         if work(heap)? {
             return Ok(());

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use girih_runtime::{Address, Log};
-use girih_trace::{Action, Event, PoolId, StreamId};
+use girih_trace::{Action, Event, PoolId, StackId, StreamId};
 
 use crate::abi::{self, Sink};
 use crate::error::{Outcome, unsupported};
@@ -180,6 +180,21 @@ impl Log for Journal {
         }
         if self.listens {
             self.tell(event);
+        }
+    }
+
+    #[inline]
+    fn record_block(
+        &mut self,
+        action: Action,
+        address: Address,
+        size: u64,
+        stream: StreamId,
+        pool: PoolId,
+    ) {
+        if self.listens {
+            let stack = StackId::NONE;
+            self.tell(Event { address, size, time_us: 0, stack, stream, pool, action });
         }
     }
 }

@@ -23,10 +23,15 @@ mod heap;
 pub mod heaps;
 mod journal;
 mod kept;
+#[expect(unsafe_code, reason = "a lock hands out what it protects")]
+mod lock;
+#[cfg(test)]
+mod lock_tests;
 mod oom;
 pub mod plug;
 mod recorder;
 mod settings;
+mod sync;
 mod units;
 
 pub use device::{Exported, HeapDevice};

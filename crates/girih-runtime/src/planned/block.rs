@@ -97,10 +97,13 @@ impl Blocks {
             .filter(|block| block.home != Home::Vacant && block.state == BlockState::Allocated)
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, id: BlockId) {
         let block = self.at(id);
         block.home = Home::Vacant;
-        block.users = Vec::new();
+        if !block.users.is_empty() {
+            block.users = Vec::new();
+        }
         self.vacant.push(id.0 & !OWN);
     }
 

@@ -35,6 +35,18 @@ impl Span {
         self.first as usize..self.end as usize
     }
 
+    /// The first word that holds bits of the cells, with the mask of these bits, and the last one if it
+    /// is another. Of the words in between they have all bits.
+    #[inline]
+    fn ends(self) -> ((usize, u64), Option<(usize, u64)>) {
+        let (first, last) = (self.first as usize, self.end as usize - 1);
+        let (low, high) = (u64::MAX << (first % 64), u64::MAX >> (63 - last % 64));
+        match (first / 64, last / 64) {
+            (word, end) if word == end => ((word, low & high), None),
+            (word, end) => ((word, low), Some((end, high))),
+        }
+    }
+
     /// The words that hold the bits of the cells, each with the mask of these bits.
     fn words(self) -> impl Iterator<Item = (usize, u64)> + Clone {
         let (first, last) = (self.first as usize, self.end as usize - 1);
@@ -78,30 +90,54 @@ impl Cells {
     /// True if a block holds any cell of the span.
     #[inline]
     pub(super) fn is_held(&self, span: Span) -> bool {
-        span.words().any(|(word, mask)| self.held[word] & mask != 0)
+        let (low, high) = span.ends();
+        let is_held = |(word, mask): (usize, u64)| self.held[word] & mask != 0;
+        is_held(low)
+            || high.is_some_and(|high| {
+                is_held(high) || self.held[low.0 + 1..high.0].iter().any(|&word| word != 0)
+            })
     }
 
     /// Holds the cells of the span. False, and nothing held, if one of them is.
     #[inline]
     pub(super) fn take(&mut self, span: Span) -> bool {
+        let ends = span.ends();
+        if let (low, None) = ends {
+            // Most blocks touch few cells.
+            let word = &mut self.held[low.0];
+            let is_free = *word & low.1 == 0;
+            *word |= if is_free { low.1 } else { 0 };
+            return is_free;
+        }
         if self.is_held(span) {
             return false;
         }
-        for (word, mask) in span.words() {
-            self.held[word] |= mask;
-        }
+        self.fill(span, true);
         true
+    }
+
+    /// Sets the bits of all cells of the span, or clears them.
+    fn fill(&mut self, span: Span, held: bool) {
+        let set =
+            |word: &mut u64, mask: u64| *word = if held { *word | mask } else { *word & !mask };
+        let (low, high) = span.ends();
+        set(&mut self.held[low.0], low.1);
+        if let Some(high) = high {
+            self.held[low.0 + 1..high.0].fill(if held { u64::MAX } else { 0 });
+            set(&mut self.held[high.0], high.1);
+        }
     }
 
     /// Lets go of the cells of the span.
     #[inline]
     pub(super) fn give(&mut self, span: Span) {
-        for (word, mask) in span.words() {
-            debug_assert!(
-                self.held[word] & mask == mask,
-                "cells that were not held are given back"
-            );
-            self.held[word] &= !mask;
+        debug_assert!(
+            span.words().all(|(word, mask)| self.held[word] & mask == mask),
+            "cells that were not held are given back"
+        );
+        match span.ends() {
+            ((word, mask), None) => self.held[word] &= !mask,
+            _ => self.fill(span, false),
         }
     }
 

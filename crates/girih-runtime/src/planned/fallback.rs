@@ -47,6 +47,13 @@ impl Planned {
         error.in_all(&self.stats, all)
     }
 
+    /// From now on the counters are of all parts: until now the fallback was all there is.
+    pub(super) fn begin_counting(&mut self) {
+        self.is_counting = true;
+        self.of_fallback = self.fallback.stats().clone();
+        self.stats = self.of_fallback.clone();
+    }
+
     /// Runs an operation of the fallback, with the pool before the device, and takes what it did into
     /// the statistics.
     #[inline]
@@ -60,13 +67,12 @@ impl Planned {
         if !self.is_counting {
             return operation(&mut *self.fallback, &mut env);
         }
-        let before = self.fallback.stats().clone();
         let result = operation(&mut *self.fallback, &mut env);
         if self.pool.bytes() < self.pooled {
             self.count_pool();
         }
         let after = self.fallback.stats();
-        self.stats.add_change(&before, after);
+        self.stats.add_news(&mut self.of_fallback, after);
         let reserved = after.reserved_bytes.all.current;
         let peak = &mut self.following.fallback_reserved_peak;
         *peak = reserved.max(*peak);

@@ -136,6 +136,12 @@ impl Layout {
         let rooms = plan.rooms.iter().map(|&room| Filling { room, next: room.offset }).collect();
         Layout { places, arena, persistent, users, rooms, plan }
     }
+
+    /// The region of the blocks that stay, or the arena.
+    #[inline]
+    pub(super) fn region(&mut self, stays: bool) -> &mut Region {
+        if stays { &mut self.persistent } else { &mut self.arena }
+    }
 }
 
 /// A plan of nothing.

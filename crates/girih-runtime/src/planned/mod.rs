@@ -124,6 +124,8 @@ pub struct Planned {
     /// Of all parts, if `is_counting`; else the fallback's are the policy's.
     stats: Stats,
     is_counting: bool,
+    /// The counters of the fallback, as far as they are in `stats`.
+    of_fallback: Stats,
     growth: Growth,
     following: Following,
     is_following: bool,
@@ -150,8 +152,7 @@ impl Planned {
     /// otherwise be found out only when they are asked for.
     pub fn new(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Planned {
         let mut planned = Planned::empty(fallback, granularity);
-        planned.stats = planned.fallback.stats().clone();
-        planned.is_counting = true;
+        planned.begin_counting();
         planned.follower = Follower::new(&plan);
         planned.layout = Layout::new(plan, granularity);
         planned.is_following = !planned.layout.places.is_empty();
@@ -185,6 +186,7 @@ impl Planned {
             pooled: 0,
             stats: Stats::default(),
             is_counting: false,
+            of_fallback: Stats::default(),
             growth: Growth::default(),
             following: Following::default(),
             is_following: false,
@@ -232,7 +234,7 @@ impl Planned {
 
     /// The place of an entry of the plan for a request, held and mapped; None if it has none, or if
     /// something is in the way, be it a live block or a device that is full.
-    #[inline]
+    #[inline(always)] // A hit is one piece: what is found out stays in registers.
     fn take_place(
         &mut self,
         env: &mut Env<'_>,
@@ -273,7 +275,7 @@ impl Planned {
 
     /// Puts a block at `spot`, mapped and in order. None if a live block is there, or if the bytes
     /// cannot be made ready.
-    #[inline]
+    #[inline(always)]
     fn settle(
         &mut self,
         env: &mut Env<'_>,
@@ -285,12 +287,12 @@ impl Planned {
         if stays && !self.layout.users.admit(spot.span, request.stream) {
             return Ok(None);
         }
-        if !self.region(home).take(spot.span) {
+        if !self.layout.region(stays).take(spot.span) {
             return Ok(None);
         }
         let size = granted(request.size);
         let ready = self.make_ready(env, home, spot, request, size);
-        let region = self.region(home);
+        let region = self.layout.region(stays);
         if !matches!(ready, Ok(true)) {
             region.give(spot.span);
             return ready.map(|_| None);
@@ -305,6 +307,7 @@ impl Planned {
         Ok(Some(Granted { block, address, size }))
     }
 
+    #[inline]
     fn add(&mut self, home: Home, address: u64, size: u64, request: &Request) -> BlockId {
         let is_small = request.size <= SMALL;
         self.stats.allocation.increase(is_small, 1);

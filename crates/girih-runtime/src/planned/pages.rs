@@ -33,7 +33,7 @@ const INFLATED: u64 = 32;
 const SMALL_SEGMENT: u64 = 2 << 20;
 
 impl Planned {
-    /// Maps the bytes of a place and orders them after whoever used them. False if that cannot be:
+    /// Maps the bytes of a place of the plan and orders them after whoever used them. False if that cannot be:
     /// the device or the limit has too little memory, or a capture is under way.
     #[inline]
     pub(super) fn make_ready(
@@ -44,12 +44,13 @@ impl Planned {
         request: &Request,
         size: u64,
     ) -> Result<bool, AllocError> {
-        if !self.region(home).is_mapped(spot.offset, size)
+        let stays = matches!(home, Home::Persistent(_));
+        if !self.layout.region(stays).is_mapped(spot.offset, size)
             && !self.map(env, home, (spot.offset, size))?
         {
             return Ok(false);
         }
-        if !matches!(home, Home::Arena(_)) || self.last_uses.is_trivial() {
+        if stays || self.last_uses.is_trivial() {
             return Ok(true);
         }
         let latest = self.last_uses.latest(spot.span, request.stream);

@@ -131,8 +131,7 @@ impl Planned {
     /// From now on the statistics are those of all parts.
     fn count_for_both(&mut self) {
         if !self.is_counting {
-            self.is_counting = true;
-            self.stats = self.fallback.stats().clone();
+            self.begin_counting();
             self.following.fallback_reserved_peak = self.stats.reserved_bytes.all.peak;
         }
     }
