@@ -60,9 +60,12 @@ girih_status girih_alloc(int32_t device, uint64_t size, uint64_t stream, girih_p
 /* Takes a block back by its first address. Null is ignored. Work that is already on the block's
  * stream may still use it; other streams must have been recorded. */
 girih_status girih_free(void *address);
-/* The block is used by `stream` too. An unknown pointer is GIRIH_UNKNOWN: PyTorch hands over
+/* The block is used by `stream`, of `device`, which may be another than the block's, too. An unknown pointer is GIRIH_UNKNOWN: PyTorch hands over
  * foreign pointers (IPC), which the caller ignores. */
-girih_status girih_record_stream(void *address, uint64_t stream);
+girih_status girih_record_stream(void *address, int32_t device, uint64_t stream);
+/* There is a stream of this handle now which the program may destroy, and another may have its handle
+ * then: to be called before each call that names it. */
+girih_status girih_see_stream(int32_t device, uint64_t stream);
 /* The first address and the bytes of the driver's allocation, or of the mapped run, that `address`
  * lies in. */
 girih_status girih_base(const void *address, void **base, uint64_t *size);

@@ -73,6 +73,21 @@ c10::DeviceIndex GirihAllocator::current_device() {
   return device;
 }
 
+cudaStream_t GirihAllocator::current_stream(c10::DeviceIndex device) {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+  see(stream);
+  return stream.stream();
+}
+
+void GirihAllocator::see(const c10::cuda::CUDAStream& stream) {
+  // torch's own streams live as long as the process. A stream that came from outside has its handle for an
+  // id; whoever made it may destroy it.
+  const auto handle = to_girih(stream.stream());
+  if (C10_UNLIKELY(handle != 0 && static_cast<uint64_t>(stream.id()) == handle)) {
+    check(girih_see_stream(stream.device_index(), handle));
+  }
+}
+
 // ---- blocks come ----
 
 c10::DataPtr GirihAllocator::allocate(size_t size) {
@@ -87,7 +102,7 @@ c10::DataPtr GirihAllocator::allocate(size_t size) {
     trace_allocation(address);
     return {address, address, &release_uncached, where};
   }
-  void* address = take(device, size, c10::cuda::getCurrentCUDAStream(device).stream());
+  void* address = take(device, size, current_stream(device));
   return {address, address, &release, where};
 }
 
@@ -96,11 +111,19 @@ void* GirihAllocator::raw_alloc(size_t size) {
     return nullptr;
   }
   const c10::DeviceIndex device = current_device();
-  return take(device, size, c10::cuda::getCurrentCUDAStream(device).stream());
+  return take(device, size, current_stream(device));
 }
 
 void* GirihAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
-  return size == 0 ? nullptr : take(current_device(), size, stream);
+  if (size == 0) {
+    return nullptr;
+  }
+  // Nobody says whose stream it is.
+  const c10::DeviceIndex device = current_device();
+  if (stream != nullptr) {
+    check(girih_see_stream(device, to_girih(stream)));
+  }
+  return take(device, size, stream);
 }
 
 #if GIRIH_TORCH_FROM(2, 13)
@@ -287,7 +310,9 @@ void GirihAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStrea
   if (data.get() == nullptr || data.get_deleter() != &release) {
     return;
   }
-  const girih_status status = girih_record_stream(data.get(), to_girih(stream.stream()));
+  see(stream);
+  const girih_status status =
+      girih_record_stream(data.get(), stream.device_index(), to_girih(stream.stream()));
   if (status != GIRIH_UNKNOWN) {
     check(status);
   }

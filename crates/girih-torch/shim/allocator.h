@@ -241,6 +241,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
   static void release(void* address);
   static void release_uncached(void* address);
   static c10::DeviceIndex current_device();
+  static cudaStream_t current_stream(c10::DeviceIndex device);
+  static void see(const c10::cuda::CUDAStream& stream);
   void* take(c10::DeviceIndex device, size_t size, cudaStream_t stream);
   void* take_watched(Request request, uint32_t flags);
   static girih_status ask(const Request& request, void** address);

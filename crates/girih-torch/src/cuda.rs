@@ -1,8 +1,9 @@
 //! A GPU, and the phantom of one, as the device of a heap.
 
 use girih_cuda::ipc::IpcError;
-use girih_cuda::{Calls, CudaDevice, OpenError, Phantom};
+use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, DeviceError};
+use girih_trace::StreamId;
 
 use crate::device::{Exported, HeapDevice};
 use crate::error::{HeapError, Outcome, unsupported};
@@ -44,9 +45,12 @@ impl From<IpcError> for Box<HeapError> {
 }
 
 impl HeapDevice for CudaDevice {
-    fn add_stream(&mut self, handle: u64) -> Outcome<()> {
-        CudaDevice::add_stream(self, handle);
-        Ok(())
+    fn set_stream(&mut self, id: StreamId, stream: StreamHandle) {
+        CudaDevice::set_stream(self, id, stream);
+    }
+
+    fn stream_identity(&mut self, handle: u64) -> Option<u64> {
+        CudaDevice::stream_identity(self, handle)
     }
 
     fn enable_peer(&mut self, peer: i32) -> Outcome<()> {
@@ -86,9 +90,12 @@ impl HeapDevice for CudaDevice {
 }
 
 impl HeapDevice for Phantom {
-    fn add_stream(&mut self, handle: u64) -> Outcome<()> {
-        self.device_mut().add_stream(handle);
-        Ok(())
+    fn set_stream(&mut self, id: StreamId, stream: StreamHandle) {
+        self.device_mut().set_stream(id, stream);
+    }
+
+    fn stream_identity(&mut self, handle: u64) -> Option<u64> {
+        self.device().stream_identity(handle)
     }
 
     fn enable_peer(&mut self, peer: i32) -> Outcome<()> {

@@ -1,8 +1,10 @@
 //! What a heap needs of its device besides memory: streams by the driver's handles, peers, other
 //! processes, and how often the driver was called.
 
+use girih_cuda::StreamHandle;
 use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_trace::StreamId;
 
 use crate::cuda;
 use crate::error::{Outcome, unsupported};
@@ -10,8 +12,14 @@ use crate::settings::{self, Mode, Settings};
 
 /// A device for a heap.
 pub trait HeapDevice: Device + Send {
-    /// Makes a stream known by the driver's handle. The first has id 0, the next 1, and so on.
-    fn add_stream(&mut self, handle: u64) -> Outcome<()>;
+    /// From now on `id` is this stream, of this device or of another.
+    fn set_stream(&mut self, id: StreamId, stream: StreamHandle);
+
+    /// A number that no other stream of the process has or will have, of a stream of this device that is
+    /// there now. None if the driver does not tell.
+    fn stream_identity(&mut self, _handle: u64) -> Option<u64> {
+        None
+    }
 
     /// Lets `peer` read and write the memory of this device, present and future.
     fn enable_peer(&mut self, peer: i32) -> Outcome<()>;
@@ -97,9 +105,7 @@ impl Simulated {
 }
 
 impl HeapDevice for Simulated {
-    fn add_stream(&mut self, _handle: u64) -> Outcome<()> {
-        Ok(())
-    }
+    fn set_stream(&mut self, _id: StreamId, _stream: StreamHandle) {}
 
     fn enable_peer(&mut self, _peer: i32) -> Outcome<()> {
         Ok(())

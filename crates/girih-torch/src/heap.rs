@@ -26,6 +26,7 @@ use crate::device::HeapDevice;
 use crate::error::{HeapError, Outcome, bug};
 use crate::lock::{Lock, Poisoned};
 use crate::settings::Settings;
+use crate::streams::StreamKey;
 
 /// The heap of one device. One lock around a policy and its device.
 pub struct Heap {
@@ -77,13 +78,23 @@ impl Heap {
         self.with(|state| state.free(address))
     }
 
-    /// Says that the stream of that handle uses the block too. False if no block of this heap
-    /// begins there.
+    /// Says that the stream of that handle, of the device of that number, uses the block too. False if
+    /// no block of this heap begins there.
     ///
     /// # Errors
     /// What the driver refused.
-    pub fn record_stream(&self, address: Address, stream: u64) -> Outcome<bool> {
+    pub fn record_stream(&self, address: Address, device: u32, stream: u64) -> Outcome<bool> {
+        let stream = StreamKey { device, handle: stream };
         self.with(|state| state.record_stream(address, stream))
+    }
+
+    /// Says that there is a stream of that handle now which the program may destroy: to be called before
+    /// each call that names it. It may be another than the one that had the handle before.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn see_stream(&self, stream: u64) -> Outcome<()> {
+        self.with(|state| state.see_stream(stream))
     }
 
     /// True if a live block of this heap begins at `address`.

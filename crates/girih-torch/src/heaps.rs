@@ -221,12 +221,13 @@ pub fn free(address: Address) -> Outcome<()> {
     find(address, |heap| heap.free(address))
 }
 
-/// Says that a stream uses a block too.
+/// Says that a stream of a device uses a block too.
 ///
 /// # Errors
-/// If no live block of any heap begins there; or what the driver refused.
-pub fn record_stream(address: Address, stream: u64) -> Outcome<()> {
-    find(address, |heap| heap.record_stream(address, stream))
+/// If no live block of any heap begins there, or if there is no such device; or what the driver refused.
+pub fn record_stream(address: Address, device: i32, stream: u64) -> Outcome<()> {
+    let device = number(device)? as u32;
+    find(address, |heap| heap.record_stream(address, device, stream))
 }
 
 /// The device of a live block.

@@ -16,6 +16,7 @@ use girih_trace::{Action, Event, PoolId, StackId, StreamId};
 use crate::abi::{self, Sink};
 use crate::error::{Outcome, unsupported};
 use crate::recorder::Recorder;
+use crate::streams::Streams;
 
 /// A table of what has small ids: the things in the order in which they came.
 pub(crate) struct Table<T> {
@@ -79,8 +80,7 @@ impl<T: Copy + PartialEq> Table<T> {
 /// See the [module](self).
 pub(crate) struct Journal {
     device: i32,
-    /// The driver's handles of streams.
-    pub(crate) streams: Table<u64>,
+    pub(crate) streams: Streams,
     /// PyTorch's ids of pools; the first is the default pool.
     pub(crate) pools: Table<(u64, u64)>,
     sink: Option<Sink>,
@@ -99,7 +99,7 @@ impl Journal {
         let listens = recorder.is_some();
         Journal {
             device,
-            streams: Table::new(Vec::new(), 0),
+            streams: Streams::new(device as u32),
             pools: Table::new(vec![(0, 0)], (0, 0)),
             sink: None,
             recorder,
@@ -134,7 +134,7 @@ impl Journal {
 
     /// The driver's handle of a stream.
     pub(crate) fn stream_handle(&self, stream: StreamId) -> u64 {
-        self.streams.thing(stream.0).unwrap_or(0)
+        self.streams.handle(stream.0)
     }
 
     /// PyTorch's id of a pool.

@@ -31,6 +31,7 @@ mod oom;
 pub mod plug;
 mod recorder;
 mod settings;
+mod streams;
 mod sync;
 mod units;
 

@@ -20,6 +20,7 @@
 use std::ffi::c_void;
 
 use crate::abi::{Pool, blocks, memory};
+use crate::heaps;
 
 /// Gives `size` bytes for work on `stream` of `device`; null if there are none.
 #[unsafe(no_mangle)]
@@ -80,5 +81,8 @@ pub unsafe extern "C" fn girih_plug_base(address: *mut c_void, size: *mut usize)
 /// The block is used by `stream` too. A pointer that is not Girih's is ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn girih_plug_record_stream(address: *mut c_void, stream: *mut c_void) {
-    blocks::girih_record_stream(address, stream as u64);
+    // It names no device: the block's.
+    if let Ok(device) = heaps::device_of(address as u64) {
+        blocks::girih_record_stream(address, device, stream as u64);
+    }
 }

@@ -101,6 +101,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         blocks.girih_alloc,
         blocks.girih_free,
         blocks.girih_record_stream,
+        blocks.girih_see_stream,
         blocks.girih_base,
         blocks.girih_device_of,
         memory.girih_empty_cache,

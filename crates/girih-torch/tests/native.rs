@@ -56,7 +56,7 @@ fn a_foreign_pointer_is_unknown_and_harms_nothing() {
     assert_eq!(free(0x1234_5600), Status::Unknown);
     assert_eq!(free(mine + 512), Status::Unknown, "only the first address frees");
     let foreign = 0x1234_5600 as *mut c_void;
-    assert_eq!(blocks::girih_record_stream(foreign, 7), Status::Unknown);
+    assert_eq!(blocks::girih_record_stream(foreign, 0, 7), Status::Unknown);
     assert_eq!(base(0x1234_5600), Err(Status::Unknown));
     assert_eq!(free(mine), Status::Ok);
 }

@@ -62,7 +62,7 @@ fn run(thread: u64, device: i32, shadow: &Shadow, next: &mpsc::Sender<Held>) -> 
         if random(&mut state).is_multiple_of(8) {
             let other = random(&mut state) % 3;
             let address = held.address as *mut std::ffi::c_void;
-            let status = girih_torch::abi::blocks::girih_record_stream(address, other);
+            let status = girih_torch::abi::blocks::girih_record_stream(address, 0, other);
             assert_eq!(status, Status::Ok);
         }
         mine.push(held);

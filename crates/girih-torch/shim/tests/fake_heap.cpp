@@ -147,12 +147,19 @@ girih_status girih_free(void* address) {
   return GIRIH_OK;
 }
 
-girih_status girih_record_stream(void* address, uint64_t stream) {
+girih_status girih_see_stream(int32_t, uint64_t stream) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  fake::heap().seen_streams.push_back(stream);
+  return GIRIH_OK;
+}
+
+girih_status girih_record_stream(void* address, int32_t device, uint64_t stream) {
   std::lock_guard<std::mutex> lock(g_mutex);
   if (g_blocks.count(address) == 0) {
     return fail(GIRIH_UNKNOWN, "no such block");
   }
   fake::heap().recorded_streams.push_back(stream);
+  fake::heap().recorded_devices.push_back(device);
   return GIRIH_OK;
 }
 

@@ -52,10 +52,16 @@ pub extern "C" fn girih_free(address: *mut c_void) -> Status {
     guard(|| heaps::free(address as u64))
 }
 
-/// The block is used by `stream` too.
+/// The block is used by `stream`, of `device`, too.
 #[unsafe(no_mangle)]
-pub extern "C" fn girih_record_stream(address: *mut c_void, stream: u64) -> Status {
-    guard(|| heaps::record_stream(address as u64, stream))
+pub extern "C" fn girih_record_stream(address: *mut c_void, device: i32, stream: u64) -> Status {
+    guard(|| heaps::record_stream(address as u64, device, stream))
+}
+
+/// There is a stream of this handle now which the program may destroy.
+#[unsafe(no_mangle)]
+pub extern "C" fn girih_see_stream(device: i32, stream: u64) -> Status {
+    guard(|| heaps::heap(device)?.see_stream(stream))
 }
 
 /// The first address and the bytes of the segment that `address` lies in.

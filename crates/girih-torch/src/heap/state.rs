@@ -1,5 +1,6 @@
 //! What the lock of a heap protects, and the operations on blocks.
 
+use girih_cuda::StreamHandle;
 use girih_runtime::PoolOptions;
 use girih_runtime::caching::Config;
 use girih_runtime::{Address, AllocError, Env, Policy, Request, Stats};
@@ -16,6 +17,7 @@ use crate::kept::{self, Gpu};
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
 use crate::settings::{Mode, Settings};
+use crate::streams::StreamKey;
 
 /// The inside of a heap.
 pub(crate) struct State {
@@ -82,20 +84,38 @@ impl State {
         (self.engine.policy_mut(), env)
     }
 
-    /// The id of a stream; the device is told of a new one.
+    /// The id of a stream of this device; the device is told of a new one.
     #[inline]
     pub(crate) fn stream(&mut self, handle: u64) -> Outcome<StreamId> {
-        let (id, is_new) = self.journal.streams.id(handle, "streams")?;
+        match self.journal.streams.recent(handle) {
+            Some(id) => Ok(StreamId(id)),
+            None => self.find_stream(StreamKey { device: self.ordinal, handle }, false),
+        }
+    }
+
+    /// The id of a stream. If it is new, `is_transient` says whether the program may destroy it.
+    #[cold]
+    fn find_stream(&mut self, stream: StreamKey, is_transient: bool) -> Outcome<StreamId> {
+        let (id, is_new) = self.journal.streams.id(stream)?;
         if is_new {
-            self.add_stream(handle)?;
+            let StreamKey { device, handle } = stream;
+            self.device.set_stream(StreamId(id), StreamHandle { device, handle, is_transient });
+            self.engine.set_stream_handles(self.journal.streams.handles());
         }
         Ok(StreamId(id))
     }
 
-    #[cold]
-    fn add_stream(&mut self, handle: u64) -> Outcome<()> {
-        self.device.add_stream(handle)?;
-        self.engine.set_stream_handles(self.journal.streams.all());
+    /// A stream of this device, there now, which the program may destroy. If it has the handle of one that
+    /// is gone it waits for all that was done before it came.
+    pub(super) fn see_stream(&mut self, handle: u64) -> Outcome<()> {
+        let id = self.find_stream(StreamKey { device: self.ordinal, handle }, true)?;
+        let Some(identity) = self.device.stream_identity(handle) else { return Ok(()) };
+        if self.journal.streams.note_identity(id.0, identity) {
+            let fence = self.device.record_fence()?;
+            let waited = self.device.wait_event(id, fence);
+            self.device.destroy_event(fence)?;
+            waited?;
+        }
         Ok(())
     }
 
@@ -136,9 +156,9 @@ impl State {
         Ok(true)
     }
 
-    pub(super) fn record_stream(&mut self, address: Address, stream: u64) -> Outcome<bool> {
+    pub(super) fn record_stream(&mut self, address: Address, stream: StreamKey) -> Outcome<bool> {
         let Some((_, block)) = self.blocks.find(address) else { return Ok(false) };
-        let stream = self.stream(stream)?;
+        let stream = self.find_stream(stream, false)?;
         let (policy, mut env) = self.parts();
         policy.record_stream(&mut env, block, stream)?;
         Ok(true)

@@ -88,7 +88,7 @@ impl State {
             )));
         };
         let mut trace = recorder.trace(self.ordinal);
-        trace.streams = self.journal.streams.all().to_vec();
+        trace.streams = self.journal.streams.handles().to_vec();
         trace.pools = self.journal.pools.all().to_vec();
         trace.settings.expandable_segments = self.config.expandable_segments;
         self.engine.policy().visit(&mut |segment, blocks| {

@@ -30,7 +30,7 @@ static int blocks(const struct table *girih) {
   MUST(girih->girih_init(64) == GIRIH_OK && girih->girih_is_initialized());
   MUST(girih->girih_alloc(60, 0, 0, pool, &address) == GIRIH_OK && address == NULL);
   MUST(girih->girih_alloc(60, 5 << 20, 0x1234567890ull, pool, &address) == GIRIH_OK);
-  MUST(girih->girih_record_stream(address, 7) == GIRIH_OK);
+  MUST(girih->girih_record_stream(address, 0, 7) == GIRIH_OK);
   MUST(girih->girih_base((char *)address + 9, &base, &size) == GIRIH_OK);
   MUST(base == address && size == 20 << 20);
   MUST(girih->girih_device_of(address, &device) == GIRIH_OK && device == 60);
