@@ -138,16 +138,60 @@ impl Caching {
 
     /// A block for a request that no hole fits, in no free set. None if the device or the limit has too
     /// little.
+    ///
+    /// # Errors
+    /// What the device refuses of new pages. What it refuses of a view, or of the waits for its bytes,
+    /// costs the view: new pages are mapped then.
     pub(super) fn take_stitched(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        self.unmap_retired_views(env)?;
+        let limit = self.limit(env).unwrap_or(u64::MAX);
+        if let Ok(taken) = self.take_with_views(env, search, limit) {
+            return Ok(taken);
+        }
+        if let Some(growth) = self.choose_growth(search, self.runs(search))
+            && self.held().saturating_add(growth.missing) <= limit
+        {
+            match self.grow(env, search, growth) {
+                Ok(Some(block)) => return self.take_off_shelf(env, search, block).map(Some),
+                Err(DeviceError::OutOfMemory { .. }) => {}
+                refused => return refused,
+            }
+        }
+        self.grow_anywhere(env, search, limit)
+    }
+
+    /// Maps new pages in a segment that is there, however large its pages are: where no addresses are left
+    /// for another one.
+    fn grow_anywhere(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        limit: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let Some(start) = self.runs(search).next() else { return Ok(None) };
+        let page = self.segment(start).map_or(0, |segment| segment.page);
+        let missing = self.pages_to_map(start, search.size, page) * page;
+        if self.held().saturating_add(missing) > limit {
+            return Ok(None);
+        }
+        let Some(block) = self.map_run(env, start, search.size)? else { return Ok(None) };
+        self.take_off_shelf(env, search, block).map(Some)
+    }
+
+    fn take_with_views(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        limit: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        // What is refused here is asked again the next time.
+        let _ = self.unmap_retired_views(env);
         if let Some((view, users)) = self.find_view(search) {
             return self.use_view(env, search, view, users).map(Some);
         }
-        let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.allowed(search).min(limit);
         let growth = self.choose_growth(search, self.runs(search));
         let may_grow = |growth: &Growth| self.held() + growth.missing <= allowed;
@@ -192,10 +236,7 @@ impl Caching {
             let (parts, missing) = self.gather(search);
             if missing == 0 {
                 let view = self.map_view(env, search, parts)?;
-                return match view {
-                    Some(view) => self.use_new_view(env, search, view).map(Some),
-                    None => Ok(None),
-                };
+                return self.use_new_view(env, search, view).map(Some);
             }
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
@@ -245,7 +286,10 @@ impl Caching {
     }
 
     /// Maps the pages of `growth`. Returns the free block that has become of the run; none if the
-    /// device has too little.
+    /// device has too little memory.
+    ///
+    /// # Errors
+    /// What the device refuses; [`DeviceError::OutOfMemory`] if it has no addresses for a new segment.
     fn grow(
         &mut self,
         env: &mut Env<'_>,
@@ -256,7 +300,7 @@ impl Caching {
             Some(start) => start,
             None => match self.reserve_segment(env, search, page)? {
                 Some(start) => start,
-                None => return Ok(None),
+                None => return Err(DeviceError::OutOfMemory { requested: size, free: 0 }),
             },
         };
         self.map_run(env, start, size)
