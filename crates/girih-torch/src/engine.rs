@@ -13,8 +13,8 @@ use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
 use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
 
-use crate::background::plan_file;
 use crate::device::HeapDevice;
+use crate::kept_plans::{self, plan_file};
 use crate::settings::{Mode, Settings};
 use crate::units::exact;
 
@@ -57,7 +57,13 @@ impl Engine {
             }
             Mode::Auto => {
                 let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
-                let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
+                let plan = kept.map(|path| match read_plan(&path, room) {
+                    Ok(plan) => {
+                        kept_plans::touch(&path);
+                        Ok(plan)
+                    }
+                    Err(error) => Err((path, error)),
+                });
                 learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
                         "device {ordinal}: the kept plan {} is not used: {error}. A new one will \
@@ -181,7 +187,7 @@ impl Engine {
 
     /// How often the plan was changed.
     pub(crate) fn switches(&self) -> u64 {
-        if let Engine::Auto(policy) = self { policy.switches().len() as u64 } else { 0 }
+        if let Engine::Auto(policy) = self { policy.switch_count() } else { 0 }
     }
 
     /// How well a plan is followed, if one is.

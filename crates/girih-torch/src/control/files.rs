@@ -1,7 +1,7 @@
 //! Files, whole or not at all: what is written appears under its name only once it is complete.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,31 +18,42 @@ pub(crate) fn write_whole(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), String>,
 ) -> Result<(), String> {
-    let unfinished = beside(path);
-    let written = write(&unfinished, fill)
+    let failed = |error: String| format!("cannot write {}: {error}", path.display());
+    let (file, unfinished) = create_beside(path).map_err(|error| failed(error.to_string()))?;
+    let written = write(file, fill)
         .and_then(|()| fs::rename(&unfinished, path).map_err(|error| error.to_string()));
     written.map_err(|error| {
         let _ = fs::remove_file(&unfinished);
-        format!("cannot write {}: {error}", path.display())
+        failed(error)
     })
 }
 
 fn write(
-    path: &Path,
+    file: File,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), String>,
 ) -> Result<(), String> {
-    let file = File::create_new(path).map_err(|error| error.to_string())?;
     let mut output = BufWriter::new(file);
     fill(&mut output)?;
     output.flush().map_err(|error| error.to_string())
 }
 
-/// A name in the same folder that no other process and no other call has.
-fn beside(path: &Path) -> PathBuf {
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{number}.unfinished", process::id()));
-    path.with_file_name(name)
+/// Tries to find a name that is not taken, at most.
+const NAMES: u32 = 1000;
+
+/// A new file in the same folder, under a name that no other process and no other call has. Processes of
+/// several machines or containers may have the same number, and one that died has left its file behind.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    for _ in 0..NAMES {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}-{number}.unfinished", process::id()));
+        let unfinished = path.with_file_name(name);
+        match File::create_new(&unfinished) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            file => return Ok((file?, unfinished)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
@@ -67,5 +78,17 @@ mod tests {
     fn a_folder_that_does_not_exist_is_named() {
         let error = write_whole(Path::new("/nowhere/at/all"), |_| Ok(())).unwrap_err();
         assert!(error.contains("/nowhere/at/all"), "{error}");
+    }
+
+    #[test]
+    fn what_a_dead_process_of_the_same_number_left_behind_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan");
+        for number in 0..NAMES / 2 {
+            let name = format!("plan.{}-{number}.unfinished", process::id());
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        write_whole(&path, |output| output.write_all(b"all").map_err(|e| e.to_string())).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"all");
     }
 }
