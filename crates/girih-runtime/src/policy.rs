@@ -315,6 +315,12 @@ pub trait Policy: Send {
         0
     }
 
+    /// False if a private pool does not exist, or not any more: it has no users and holds nothing. Its id
+    /// may then be another pool's.
+    fn has_pool(&self, _pool: PoolId) -> bool {
+        true
+    }
+
     /// Opens a scope of a private pool, which gets one more user: the caller releases the pool
     /// once for it, sooner or later (`beginAllocateToPool`). With `captures` a graph capture begins
     /// with it: until the scope is closed no event is recorded and none is asked.

@@ -106,6 +106,7 @@ wrapper! {
         fn releasable() -> u64;
         fn unmapped() -> u64;
         fn pool_users(pool: PoolId) -> u32;
+        fn has_pool(pool: PoolId) -> bool;
         fn memory_fraction() -> f64;
         fn max_split_size() -> u64;
         fn checkpoint(pool: PoolId) -> Result<Checkpoint, AllocError>;
@@ -192,7 +193,9 @@ mod tests {
         assert!(policy.has_room(&request), "what was freed would serve it");
         assert_eq!((policy.pool_users(pool), policy.memory_fraction()), (1, 0.5));
         policy.release_pool(&mut env, pool).unwrap();
+        assert!(policy.has_pool(pool), "it holds a segment");
         policy.empty_pool(&mut env, PoolId::DEFAULT).unwrap();
+        assert!(!policy.has_pool(pool), "nothing is left of it");
         policy.empty_cache(&mut env).unwrap();
         policy.check().unwrap();
         assert_eq!(policy.stats().reserved_bytes.all.current, 0);

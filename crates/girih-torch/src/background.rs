@@ -14,16 +14,17 @@
 //! marks and now and then. So planning cannot hold up an allocation, and a plan is switched to by a
 //! thread of the program, at a point that the policy chooses.
 
-use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use girih_plan::Plan;
 use girih_runtime::auto::Job;
 
-use crate::control::{save_plan, timed};
+use crate::control::timed;
+use crate::heap::add_warning;
+use crate::kept_plans;
 
 /// How much less than others the planning thread wants the processor: the loader of the data and
 /// the launching of kernels come first.
@@ -46,6 +47,10 @@ struct Slot {
     /// Seconds that planning took, all jobs together.
     seconds: f64,
     warnings: Vec<String>,
+    /// The plan that is to be kept next.
+    to_keep: Option<Arc<Plan>>,
+    /// A thread keeps plans.
+    is_keeping: bool,
 }
 
 impl Background {
@@ -66,33 +71,50 @@ impl Background {
         self.spawn("plan", move || run(job, &slot), "the run goes on without a plan");
     }
 
-    /// Keeps the plan for the next launch, on a thread of its own.
+    /// Keeps the plan for the next launch, on a thread of its own. One that was to be kept and was not yet
+    /// is forgotten: there is one thread at most, however slow the disk is.
     pub(crate) fn keep(&self, plan: Arc<Plan>) {
         let Some(file) = self.file.clone() else { return };
+        {
+            let mut left = lock(&self.slot);
+            left.to_keep = Some(plan);
+            if std::mem::replace(&mut left.is_keeping, true) {
+                return;
+            }
+        }
         let slot = Arc::clone(&self.slot);
         let work = move || {
-            if let Err(error) = keep(&plan, &file) {
-                let warning = format!("the plan is not kept for the next run: {error}");
-                lock(&slot).warnings.push(warning);
+            while let Some(plan) = next_to_keep(&slot) {
+                if let Err(error) = kept_plans::keep(&plan, &file) {
+                    let warning = format!("the plan is not kept for the next run: {error}");
+                    add_warning(&mut lock(&slot).warnings, warning);
+                }
             }
         };
-        self.spawn("keep", work, "the plan is not kept for the next run");
+        if !self.spawn("keep", work, "the plan is not kept for the next run") {
+            lock(&self.slot).is_keeping = false;
+        }
     }
 
     /// Throws away the plan that is kept: it was given up.
     pub(crate) fn throw_away(&self) {
         if let Some(file) = &self.file {
+            lock(&self.slot).to_keep = None;
             // If it cannot be removed, the next launch gives it up as well.
             let _ = std::fs::remove_file(file);
         }
     }
 
-    fn spawn(&self, what: &str, work: impl FnOnce() + Send + 'static, otherwise: &str) {
+    /// Runs `work` on a thread. False if there is none to be had; then a user is told what goes on
+    /// `otherwise`.
+    fn spawn(&self, what: &str, work: impl FnOnce() + Send + 'static, otherwise: &str) -> bool {
         let thread = thread::Builder::new().name(format!("girih-{what}-{}", self.device));
-        if let Err(error) = thread.spawn(work) {
+        let started = thread.spawn(work);
+        if let Err(error) = &started {
             let warning = format!("no thread could be started ({error}); {otherwise}");
-            lock(&self.slot).warnings.push(warning);
+            add_warning(&mut lock(&self.slot).warnings, warning);
         }
+        started.is_ok()
     }
 
     /// The plan of the job that is done, once.
@@ -113,15 +135,6 @@ impl Background {
     }
 }
 
-/// The file of a key and a device in a folder of plans.
-pub(crate) fn plan_file(folder: &Path, key: &str, device: impl Display) -> PathBuf {
-    // FNV-1a: the same on every machine and in every release.
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    folder.join(format!("{hash:016x}-{device}.plan"))
-}
-
 /// What the thread does.
 fn run(job: Job, slot: &Mutex<Slot>) {
     // A refusal costs nothing but the priority.
@@ -130,7 +143,8 @@ fn run(job: Job, slot: &Mutex<Slot>) {
     let mut left = lock(slot);
     left.seconds += seconds;
     let Ok(plan) = planned else {
-        left.warnings.push(
+        add_warning(
+            &mut left.warnings,
             "planning failed, which is a bug of Girih; the run goes on without a plan".to_owned(),
         );
         return;
@@ -138,28 +152,15 @@ fn run(job: Job, slot: &Mutex<Slot>) {
     left.plan = Some(Arc::new(plan));
 }
 
-fn keep(plan: &Plan, file: &Path) -> Result<(), String> {
-    if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder)
-            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
-    }
-    save_plan(plan, file)
+/// The plan that is to be kept next; if there is none, the thread is over.
+fn next_to_keep(slot: &Mutex<Slot>) -> Option<Arc<Plan>> {
+    let mut left = lock(slot);
+    let plan = left.to_keep.take();
+    left.is_keeping = plan.is_some();
+    plan
 }
 
 fn lock(slot: &Mutex<Slot>) -> MutexGuard<'_, Slot> {
     // What it holds is written whole: a panic of another holder leaves it right.
     slot.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_with_the_same_key_share_a_file_and_devices_do_not() {
-        let file = |key, device| plan_file(Path::new("plans"), key, device);
-        assert_eq!(file("llama", 0), Path::new("plans/60e336d390896756-0.plan"));
-        assert_ne!(file("llama", 0), file("llama", 1));
-        assert_ne!(file("llama", 0), file("lama", 0));
-    }
 }

@@ -16,9 +16,9 @@ use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
 use serde::Serialize;
 
 pub(crate) use self::files::write_whole;
-use crate::background;
 use crate::heap::Heap;
 use crate::heaps;
+use crate::kept_plans;
 use crate::settings::Settings;
 
 /// Sets how the heaps behave, from a JSON object: see [`Settings::parse`].
@@ -143,7 +143,7 @@ pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
 /// The file in `folder` in which the mode `auto` keeps the plan of the run that `key` names, with
 /// `{device}` for the number of the device: as the mode `plan` takes it.
 pub fn plan_file(folder: &str, key: &str) -> String {
-    background::plan_file(Path::new(folder), key, "{device}").to_string_lossy().into_owned()
+    kept_plans::plan_file(Path::new(folder), key, "{device}").to_string_lossy().into_owned()
 }
 
 /// The process ends: frees do nothing from now on. To be called once CUDA is about to go.

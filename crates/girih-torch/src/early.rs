@@ -12,8 +12,9 @@
 
 use girih_trace::MarkKind;
 
-/// Marks that are kept at most.
+/// Marks that are kept at most, and bytes of their names.
 const MOST: usize = 256;
+const NAMES_MAX: usize = 1 << 16;
 
 /// The marks since the present iteration began.
 pub(crate) struct EarlyMarks {
@@ -38,8 +39,11 @@ impl EarlyMarks {
         if begins {
             self.marks.clear();
         }
-        if self.marks.len() == MOST {
-            self.marks.remove(1);
+        // A name that is too long says nothing: the kind does.
+        let name = if name.len() > NAMES_MAX / 2 { "" } else { name };
+        let mut bytes = name.len() + self.marks.iter().map(|(_, name)| name.len()).sum::<usize>();
+        while self.marks.len() > 1 && (self.marks.len() >= MOST || bytes > NAMES_MAX) {
+            bytes -= self.marks.remove(1).1.len();
         }
         self.marks.push((kind, name.to_owned()));
     }
@@ -79,5 +83,17 @@ mod tests {
         let kept = kept(&marks);
         assert_eq!(kept.len(), MOST);
         assert_eq!((kept[0].0, kept[MOST - 1].0), (MarkKind::Step, MarkKind::Backward));
+    }
+
+    #[test]
+    fn long_names_are_no_reason_to_keep_more() {
+        let name = "n".repeat(1 << 14);
+        let mut marks = vec![(MarkKind::Step, "7")];
+        marks.resize(100, (MarkKind::ForwardIn, name.as_str()));
+        let endless = "n".repeat(NAMES_MAX);
+        marks.push((MarkKind::Backward, &endless));
+        let kept = kept(&marks);
+        assert!(kept.iter().map(|(_, name)| name.len()).sum::<usize>() <= NAMES_MAX);
+        assert_eq!((kept[0].0, kept.last().unwrap().0), (MarkKind::Step, MarkKind::Backward));
     }
 }

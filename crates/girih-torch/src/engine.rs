@@ -15,6 +15,7 @@ use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Polic
 
 use crate::device::HeapDevice;
 use crate::kept::{self, Gpu};
+use crate::kept_plans;
 use crate::settings::{Mode, Settings};
 use crate::units::exact;
 
@@ -58,7 +59,13 @@ impl Engine {
             }
             Mode::Auto => {
                 let kept = kept::to_read(settings, gpu);
-                let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
+                let plan = kept.map(|path| match read_plan(&path, room) {
+                    Ok(plan) => {
+                        kept_plans::touch(&path);
+                        Ok(plan)
+                    }
+                    Err(error) => Err((path, error)),
+                });
                 learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
                         "device {ordinal}: the kept plan {} is not used: {error}. A new one will \
@@ -182,7 +189,7 @@ impl Engine {
 
     /// How often the plan was changed.
     pub(crate) fn switches(&self) -> u64 {
-        if let Engine::Auto(policy) = self { policy.switches().len() as u64 } else { 0 }
+        if let Engine::Auto(policy) = self { policy.switch_count() } else { 0 }
     }
 
     /// How well a plan is followed, if one is.

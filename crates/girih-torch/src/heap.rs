@@ -20,7 +20,7 @@ use girih_trace::MarkKind;
 
 pub(crate) use self::memory::check_fraction;
 pub use self::pools::HeapCheckpoint;
-pub(crate) use self::state::State;
+pub(crate) use self::state::{State, add_warning};
 use crate::abi::Sink;
 use crate::device::HeapDevice;
 use crate::error::{HeapError, Outcome, bug};

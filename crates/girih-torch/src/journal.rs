@@ -14,81 +14,23 @@ use girih_runtime::{Address, Log};
 use girih_trace::{Action, Event, PoolId, StackId, StreamId};
 
 use crate::abi::{self, Sink};
-use crate::error::{Outcome, unsupported};
+use crate::pool_ids::PoolIds;
 use crate::recorder::Recorder;
 use crate::streams::Streams;
-
-/// A table of what has small ids: the things in the order in which they came.
-pub(crate) struct Table<T> {
-    things: Vec<T>,
-    /// The one that was asked for last, and its id.
-    recent: (T, u16),
-}
-
-impl<T: Copy + PartialEq> Table<T> {
-    /// A table in which `first` has id 0 as soon as it is asked for.
-    fn new(things: Vec<T>, first: T) -> Table<T> {
-        Table { things, recent: (first, u16::MAX) }
-    }
-
-    /// The id of a thing that has one.
-    #[inline]
-    pub(crate) fn find(&self, thing: T) -> Option<u16> {
-        if self.recent.0 == thing && self.recent.1 != u16::MAX {
-            return Some(self.recent.1);
-        }
-        self.things.iter().position(|&known| known == thing).map(|id| id as u16)
-    }
-
-    /// The id of a thing; true if it is new. `name` is what an error calls it.
-    #[inline]
-    pub(crate) fn id(&mut self, thing: T, name: &str) -> Outcome<(u16, bool)> {
-        if self.recent.0 == thing && self.recent.1 != u16::MAX {
-            return Ok((self.recent.1, false));
-        }
-        self.id_slow(thing, name)
-    }
-
-    #[cold]
-    fn id_slow(&mut self, thing: T, name: &str) -> Outcome<(u16, bool)> {
-        let found = self.find(thing);
-        let id = found.map_or(self.things.len(), usize::from);
-        if id >= usize::from(u16::MAX) {
-            return Err(unsupported(format!(
-                "this process has used {id} different {name}, which is the most that Girih can \
-                 tell apart; use fewer of them again and again"
-            )));
-        }
-        if found.is_none() {
-            self.things.push(thing);
-        }
-        self.recent = (thing, id as u16);
-        Ok((id as u16, found.is_none()))
-    }
-
-    /// Every thing, by id.
-    pub(crate) fn all(&self) -> &[T] {
-        &self.things
-    }
-
-    /// The thing of an id that was given.
-    pub(crate) fn thing(&self, id: u16) -> Option<T> {
-        self.things.get(usize::from(id)).copied()
-    }
-}
 
 /// See the [module](self).
 pub(crate) struct Journal {
     device: i32,
     pub(crate) streams: Streams,
-    /// PyTorch's ids of pools; the first is the default pool.
-    pub(crate) pools: Table<(u64, u64)>,
+    /// PyTorch's ids of pools.
+    pub(crate) pools: PoolIds,
     sink: Option<Sink>,
     recorder: Option<Recorder>,
     /// True if there is a sink or a recorder.
     listens: bool,
-    /// How many segments, or runs of pages, had come before the one that begins at an address.
-    registrations: BTreeMap<Address, u32>,
+    /// Of each segment, or run of pages, that is held, by its address: where it ends, and how many had come
+    /// before it.
+    registrations: BTreeMap<Address, (Address, u32)>,
     /// How many have come.
     registered: u32,
 }
@@ -100,7 +42,7 @@ impl Journal {
         Journal {
             device,
             streams: Streams::new(device as u32),
-            pools: Table::new(vec![(0, 0)], (0, 0)),
+            pools: PoolIds::new(listens),
             sink: None,
             recorder,
             listens,
@@ -113,7 +55,7 @@ impl Journal {
     /// (`registration_counter`): the processes of a run that ask for the same in the same order have the
     /// same numbers. A run of pages has that of its beginning, or of what came before it there.
     pub(crate) fn registration(&self, address: Address) -> u32 {
-        self.registrations.range(..=address).next_back().map_or(0, |(_, number)| *number)
+        self.registrations.range(..=address).next_back().map_or(0, |(_, run)| run.1)
     }
 
     /// Sends the events to another sink from now on, or to none.
@@ -139,7 +81,7 @@ impl Journal {
 
     /// PyTorch's id of a pool.
     pub(crate) fn pool_pair(&self, pool: PoolId) -> abi::Pool {
-        let (first, second) = self.pools.thing(pool.0).unwrap_or((0, 0));
+        let (first, second) = self.pools.pool(pool.0).unwrap_or((0, 0));
         abi::Pool { first, second }
     }
 
@@ -147,10 +89,29 @@ impl Journal {
     #[cold]
     fn register(&mut self, event: &Event) {
         if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
-            self.registrations.remove(&event.address);
+            self.forget(event.address, event.address.saturating_add(event.size));
         } else {
-            self.registrations.insert(event.address, self.registered);
+            let end = event.address.saturating_add(event.size);
+            self.registrations.insert(event.address, (end, self.registered));
             self.registered = self.registered.saturating_add(1);
+        }
+    }
+
+    /// Forgets what lies in a range that goes. Several runs may go as one, and a part of one; what is left
+    /// keeps its number.
+    fn forget(&mut self, start: Address, end: Address) {
+        let first =
+            self.registrations.range(..start).next_back().map_or(start, |(&first, _)| first);
+        let over = self.registrations.range(first..end).filter(|(_, run)| run.0 > start);
+        let over: Vec<(Address, (Address, u32))> = over.map(|(&at, &run)| (at, run)).collect();
+        for (address, (run_end, number)) in over {
+            self.registrations.remove(&address);
+            if address < start {
+                self.registrations.insert(address, (start, number));
+            }
+            if run_end > end {
+                self.registrations.insert(end, (run_end, number));
+            }
         }
     }
 
@@ -213,23 +174,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_given_in_the_order_of_coming_and_kept() {
-        let mut table = Table::new(Vec::new(), 0);
-        assert_eq!(table.id(7, "streams").unwrap(), (0, true));
-        assert_eq!(table.id(0, "streams").unwrap(), (1, true));
-        assert_eq!(table.id(0, "streams").unwrap(), (1, false));
-        assert_eq!(table.id(7, "streams").unwrap(), (0, false));
-        assert_eq!((table.find(7), table.find(9)), (Some(0), None));
-    }
-
-    #[test]
-    fn the_default_pool_has_the_first_id_before_anyone_asks() {
-        let mut journal = Journal::new(0, None);
-        assert_eq!(journal.pools.id((0, 1), "pools").unwrap(), (1, true));
-        assert_eq!(journal.pools.id((0, 0), "pools").unwrap(), (0, false));
-    }
-
-    #[test]
     fn segments_are_numbered_as_they_come_whatever_their_address() {
         let mut journal = Journal::new(0, None);
         let mut log = |action, address| {
@@ -247,13 +191,22 @@ mod tests {
     }
 
     #[test]
-    fn too_many_are_refused_with_their_number() {
-        let mut table = Table::new(Vec::new(), 0_u32);
-        for thing in 0..u32::from(u16::MAX) {
-            table.id(thing, "streams").unwrap();
+    fn runs_that_go_together_or_in_part_leave_no_more_than_what_is_held() {
+        let mut journal = Journal::new(0, None);
+        let mut log = |action, address, size| {
+            let stack = girih_trace::StackId::NONE;
+            let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+            journal.record(Event { action, address, size, time_us: 0, stack, stream, pool });
+        };
+        for round in 1..1000 {
+            // Two requests map, and one call unmaps both.
+            log(Action::SegmentMap, 8192 * round, 2048);
+            log(Action::SegmentMap, 8192 * round + 2048, 4096);
+            log(Action::SegmentUnmap, 8192 * round, 6144);
         }
-        let error = table.id(70_000, "streams").unwrap_err().to_string();
-        assert!(error.contains("65535 different streams"), "{error}");
-        assert_eq!(table.id(3, "streams").unwrap(), (3, false), "those that are known still are");
+        log(Action::SegmentMap, 512, 8192);
+        log(Action::SegmentUnmap, 1024, 1024);
+        assert_eq!(journal.registrations.len(), 2, "what is left of the last");
+        assert_eq!([512, 2048, 8000].map(|address| journal.registration(address)), [1998; 3]);
     }
 }

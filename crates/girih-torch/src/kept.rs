@@ -13,7 +13,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::background::plan_file;
+use crate::kept_plans::plan_file;
 use crate::settings::{Mode, Settings};
 
 /// A device: the number by which the process knows it, and its UUID if there is one.

@@ -23,12 +23,14 @@ mod heap;
 pub mod heaps;
 mod journal;
 mod kept;
+mod kept_plans;
 #[expect(unsafe_code, reason = "a lock hands out what it protects")]
 mod lock;
 #[cfg(test)]
 mod lock_tests;
 mod oom;
 pub mod plug;
+mod pool_ids;
 mod recorder;
 mod settings;
 mod streams;

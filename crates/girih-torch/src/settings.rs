@@ -53,6 +53,9 @@ impl Mode {
     }
 }
 
+/// Bytes of the host that the recording of a device may take, if nobody chooses: 50 million events.
+const RECORD_BYTES: u64 = 2_000_000_000;
+
 /// A simulated device in the place of a GPU, for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -85,6 +88,8 @@ pub struct Settings {
     pub plans_by_gpu: bool,
     /// True if what happens is kept, for [`save_trace`](crate::control::save_trace).
     pub record: bool,
+    /// Bytes of the host that the recording of a device may take.
+    pub record_bytes: u64,
     /// Bytes of the phantom device; None for as many as it can have.
     pub phantom_capacity: Option<u64>,
     /// How the mode `gmlake` behaves.
@@ -105,6 +110,7 @@ struct Written {
     key: String,
     plans_by_gpu: bool,
     record: Option<bool>,
+    record_bytes: Option<u64>,
     phantom_capacity: Option<u64>,
     stitch: Option<bool>,
     gmlake_limit: Option<u64>,
@@ -129,6 +135,7 @@ impl Settings {
     /// | `plan_dir` | where `auto` keeps its plans |
     /// | `key` | what the run is, for `auto` |
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
+    /// | `record_bytes` | bytes of the host that the recording of a device may take, 2 GB without it; what comes after is counted and not kept |
     /// | `phantom_capacity` | bytes of the phantom device |
     /// | `stitch` | whether holes are stitched under `auto` and `plan` (they are) |
     /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
@@ -145,7 +152,8 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { phantom_capacity, stitch, gmlake_limit, sim, plans_by_gpu, .. } = written;
+        let Written { record_bytes, phantom_capacity, stitch, gmlake_limit, .. } = written;
+        let Written { sim, plans_by_gpu, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
         if let Some(torch) = torch {
             config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
@@ -170,6 +178,7 @@ impl Settings {
                 .to_owned());
         }
         let record = record.unwrap_or(false) || mode.records();
+        let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
         Ok(Settings {
             mode,
             config,
@@ -178,6 +187,7 @@ impl Settings {
             key,
             plans_by_gpu,
             record,
+            record_bytes,
             phantom_capacity,
             gmlake,
             sim,

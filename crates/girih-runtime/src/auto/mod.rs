@@ -16,6 +16,9 @@
 //!
 //! Where the program marks no steps, the beginning of an iteration is found in the sequence of its
 //! requests, and recordings are tried for repetition at growing intervals.
+//!
+//! To take up a plan, and to drop one, is for the better and never needed. What the device refuses there
+//! is tried again when the next iteration begins, and fails neither a request nor a mark.
 
 mod job;
 mod recorder;
@@ -72,8 +75,13 @@ pub struct Auto {
     next: Option<Arc<Plan>>,
     /// The plan that has shown that it fits.
     proven: Option<Arc<Plan>>,
+    /// The first changes of plans, and how many there were.
     switches: Vec<Switch>,
+    switch_count: u64,
 }
+
+/// Changes of plans that are kept: a run that always varies changes them for ever.
+const SWITCHES_MAX: usize = 1024;
 
 impl Auto {
     /// A policy that begins with `fallback`, which is also to serve what no plan foresees: best
@@ -104,6 +112,7 @@ impl Auto {
             next: None,
             proven: None,
             switches: Vec::new(),
+            switch_count: 0,
         }
     }
 
@@ -143,9 +152,14 @@ impl Auto {
         self.proven.take()
     }
 
-    /// The changes of plans so far.
+    /// The changes of plans so far, the first 1,024 of them.
     pub fn switches(&self) -> &[Switch] {
         &self.switches
+    }
+
+    /// How many changes of plans there were.
+    pub fn switch_count(&self) -> u64 {
+        self.switch_count
     }
 
     /// What follows the plans.
@@ -195,7 +209,7 @@ impl Wrapper for Auto {
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         if request.pool == PoolId::DEFAULT {
-            self.before_request(env, &request)?;
+            self.before_request(env, &request);
         }
         self.with(env, |planned, env| planned.allocate(env, request))
     }
@@ -207,8 +221,9 @@ impl Wrapper for Auto {
                 // What was found without the marks may have been microbatches.
                 self.lay_aside();
                 self.is_stale = self.is_out;
+                self.recorder.begin_iterations();
             }
-            self.begin_iteration(env)?;
+            self.begin_iteration(env);
         } else {
             self.turn.mark(mark.kind);
         }

@@ -1,4 +1,4 @@
-//! What the run asked for, kept so that it can be planned.
+//! What the run asked for, kept so that it can be planned, within a window.
 //!
 //! The recorder keeps the allocations and frees of the run from its first request on, until there is
 //! a plan. Afterwards it keeps only iterations that did not fit the plan. Where iterations are left
@@ -10,53 +10,113 @@
 //!  fits                                  yes     yes     no      yes     no
 //!  recording  opening  step 0  step 1            seam  step 4    seam  step 6
 //! ```
+//!
+//! The *window* bounds what is kept, and so what is planned: [`WINDOW_BYTES`] together, and of each kind
+//! of iteration the latest [`ITERATIONS_MAX`]. It is enforced wherever something is recorded. The oldest
+//! misfit goes first, then the oldest other iteration; what it did to the blocks that were there before
+//! or are there after goes into the seam of the next one. Two things have no part that could go:
+//!
+//! - An iteration that is longer than half of the window is not recorded.
+//! - What comes before the first iteration has all of the window until a mark tells where iterations
+//!   begin, and half of it then. What is longer is forgotten, and the recording begins anew.
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use girih_trace::{Action, Event, Mark, MarkKind, PoolId, StackId, StreamId};
+use girih_trace::{Action, Event, MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
-use super::recording::Recording;
+use super::recording::{Entry, Kind, Part, Recording, net};
 use crate::device::Address;
 use crate::planned::Live;
 use crate::policy::Log;
 
-/// A recording that has become longer than this many events begins anew: 80 MB.
-const EVENTS_MAX: usize = 2_000_000;
+/// Bytes that are recorded at most: 2 million allocations and frees, as many as come in four steps of a
+/// quarter of a million requests each.
+const WINDOW_BYTES: usize = 48 << 20;
+/// Iterations without a plan that are kept, and as many of those that did not fit one. A plan of a few
+/// is as good as one of all; of many it takes long to make.
+const ITERATIONS_MAX: usize = 32;
 
 /// A recording under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Recorder {
-    /// The kept events, which never change: copies of the recording share them.
-    kept: Vec<Arc<Vec<Event>>>,
-    /// How many events that is, and the marks before their end.
-    kept_events: usize,
-    kept_marks: usize,
-    /// The events since, which may still be dropped.
-    events: Vec<Event>,
-    marks: Vec<Mark>,
+    /// The most entries, those of seams and marks among them.
+    window: usize,
+    /// What is kept, and its entries. What is left out before the part that comes next is owed to it.
+    parts: Vec<Part>,
+    kept: usize,
+    owed: Vec<Entry>,
+    /// The part under way, which may still be dropped.
+    seam: Vec<Entry>,
+    entries: Vec<Entry>,
+    marks: Vec<(u32, MarkKind)>,
     is_on: bool,
     /// Events are missing since the kept ones.
     has_gap: bool,
-    /// The events of the seams.
-    seams: Vec<Range<usize>>,
     /// What is alive after the first `noted` of the kept parts.
     open: FxHashMap<Address, Live>,
     noted: usize,
     /// The recording does not reach back to the first request.
     is_late: bool,
+    /// It is known where iterations begin.
+    is_marked: bool,
+    /// What came before the first iteration was too long, and nothing is recorded any more.
+    has_overflowed: bool,
+}
+
+impl Default for Recorder {
+    fn default() -> Recorder {
+        Recorder::with_window(WINDOW_BYTES)
+    }
 }
 
 impl Recorder {
+    fn with_window(bytes: usize) -> Recorder {
+        Recorder {
+            window: bytes / size_of::<Entry>(),
+            parts: Vec::new(),
+            kept: 0,
+            owed: Vec::new(),
+            seam: Vec::new(),
+            entries: Vec::new(),
+            marks: Vec::new(),
+            is_on: false,
+            has_gap: false,
+            open: FxHashMap::default(),
+            noted: 0,
+            is_late: false,
+            is_marked: false,
+            has_overflowed: false,
+        }
+    }
+
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.is_on
     }
 
+    /// True if everything was forgotten since it was too long: it must begin anew.
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.has_overflowed
+    }
+
     /// Begins with nothing. `is_late` if requests came before.
     pub(super) fn restart(&mut self, is_late: bool) {
-        *self = Recorder { is_on: true, is_late, ..Recorder::default() };
+        self.forget();
+        (self.is_on, self.is_late) = (true, is_late);
+    }
+
+    /// Stops and forgets everything.
+    pub(super) fn forget(&mut self) {
+        let (window, is_marked) = (self.window, self.is_marked);
+        *self = Recorder { window, is_marked, ..Recorder::default() };
+    }
+
+    /// The program marks where iterations begin: what was recorded up to now is the opening.
+    pub(super) fn begin_iterations(&mut self) {
+        self.is_marked = true;
+        if self.len() > self.window / 2 {
+            self.forget();
+            (self.is_late, self.has_gap) = (true, true);
+        }
     }
 
     /// Goes on with an iteration that may be dropped. `live` gives what is alive now; it is asked
@@ -65,123 +125,189 @@ impl Recorder {
         if self.is_on && !self.has_gap {
             return;
         }
-        (self.is_on, self.has_gap) = (true, false);
+        (self.is_on, self.has_gap, self.has_overflowed) = (true, false, false);
         self.note_kept();
-        let live = live();
-        let now: FxHashMap<Address, Live> =
-            live.iter().map(|block| (block.address, *block)).collect();
-        let mut gone: Vec<Live> =
-            self.open.values().filter(|old| now.get(&old.address) != Some(old)).copied().collect();
-        let mut come: Vec<Live> =
-            live.into_iter().filter(|new| self.open.get(&new.address) != Some(new)).collect();
-        gone.sort_unstable_by_key(|block| block.address);
-        come.sort_unstable_by_key(|block| block.address);
-        let start = self.len();
-        for block in &gone {
-            self.push(Action::FreeCompleted, block);
-        }
-        come.iter().for_each(|block| self.push(Action::Alloc, block));
-        self.seams.push(start..self.len());
+        let known = self.open.values().map(|&block| Entry { block, is_alloc: false });
+        let live = live().into_iter().map(|block| Entry { block, is_alloc: true });
+        self.seam = net(known.chain(live));
+        self.make_room();
     }
 
+    /// Entries of the part under way.
+    fn tail(&self) -> usize {
+        self.owed.len() + self.seam.len() + self.entries.len() + self.marks.len()
+    }
+
+    /// Entries of all.
     fn len(&self) -> usize {
-        self.kept_events + self.events.len()
+        self.kept + self.tail()
     }
 
     /// Stops, and forgets what came since the last kept iteration.
     pub(super) fn stop(&mut self) {
         self.drop_iteration();
+        self.entries = Vec::new();
         self.is_on = false;
-    }
-
-    /// Stops and forgets everything.
-    pub(super) fn forget(&mut self) {
-        *self = Recorder::default();
     }
 
     /// Forgets what came since the last kept iteration.
     pub(super) fn drop_iteration(&mut self) {
-        self.events.clear();
-        self.marks.truncate(self.kept_marks);
-        self.seams.retain(|seam| seam.end <= self.kept_events);
+        self.seam.clear();
+        self.entries.clear();
+        self.marks.clear();
         self.has_gap = true;
     }
 
-    /// Keeps what came up to now.
-    pub(super) fn keep(&mut self) {
-        if !self.events.is_empty() {
-            self.kept_events += self.events.len();
-            self.kept.push(Arc::new(std::mem::take(&mut self.events)));
+    /// Keeps what came up to now, as a part of this kind. False if there is nothing.
+    pub(super) fn keep(&mut self, kind: Kind) -> bool {
+        if !self.is_on || self.entries.is_empty() {
+            return false;
         }
-        self.kept_marks = self.marks.len();
+        // What is owed is known to be alive or gone already.
+        let is_noted = !self.owed.is_empty();
+        if is_noted {
+            self.note_kept();
+            note(&mut self.open, self.seam.iter().chain(&self.entries));
+        }
+        // What was left out at two places is left out at one.
+        let seam = self.owed.drain(..).chain(self.seam.drain(..));
+        let part = Part {
+            kind,
+            seam: net(seam),
+            entries: self.entries.as_slice().into(),
+            marks: self.marks.as_slice().into(),
+        };
+        self.entries.clear();
+        self.marks.clear();
+        self.kept += part.len();
+        self.parts.push(part);
+        self.noted += usize::from(is_noted);
+        let of_kind = self.parts.iter().filter(|part| part.kind == kind).count();
+        if kind != Kind::Opening && of_kind > ITERATIONS_MAX {
+            self.evict(kind);
+        }
+        true
+    }
+
+    /// Leaves the oldest part of a kind out. What is left of it goes into the next seam. False if there
+    /// is none.
+    fn evict(&mut self, kind: Kind) -> bool {
+        let Some(place) = self.parts.iter().position(|part| part.kind == kind) else {
+            return false;
+        };
+        self.note_kept();
+        let part = self.parts.remove(place);
+        self.noted = self.parts.len();
+        self.kept -= part.len();
+        let next = self.parts.get_mut(place).map(|part| &mut part.seam);
+        let is_kept = next.is_some();
+        let seam = next.unwrap_or(&mut self.owed);
+        let before = seam.len();
+        let entries = part.seam.into_iter().chain(part.entries.iter().copied());
+        *seam = net(entries.chain(std::mem::take(seam)));
+        if is_kept {
+            self.kept = self.kept + seam.len() - before;
+        }
+        true
+    }
+
+    /// Makes room for one entry more, if there is none.
+    #[inline]
+    fn make_room(&mut self) {
+        let is_too_long = self.is_marked && self.tail() >= self.window / 2;
+        if is_too_long || self.len() >= self.window {
+            self.overflow();
+        }
+    }
+
+    #[cold]
+    fn overflow(&mut self) {
+        if self.is_marked && self.tail() >= self.window / 2 {
+            // This iteration cannot be planned. The next one may be shorter.
+            self.stop();
+            if self.owed.len() >= self.window / 4 {
+                self.forget();
+                (self.is_late, self.has_gap) = (true, true);
+            }
+            return;
+        }
+        while self.len() >= self.window {
+            if !self.evict(Kind::Misfit) && !self.evict(Kind::Iteration) {
+                self.forget();
+                (self.is_late, self.has_overflowed) = (true, true);
+                return;
+            }
+        }
     }
 
     /// Finds what is alive after the kept events.
     fn note_kept(&mut self) {
-        for event in self.kept[self.noted..].iter().flat_map(|part| part.iter()) {
-            match event.action {
-                Action::Alloc => {
-                    let Event { address, size: requested, stream, .. } = *event;
-                    self.open.insert(address, Live { address, requested, stream });
-                }
-                Action::FreeCompleted => drop(self.open.remove(&event.address)),
-                _ => {}
-            }
+        for part in &self.parts[self.noted..] {
+            note(&mut self.open, part.seam.iter().chain(part.entries.iter()));
         }
-        self.noted = self.kept.len();
+        self.noted = self.parts.len();
     }
 
-    fn push(&mut self, action: Action, block: &Live) {
-        let Live { address, requested: size, stream } = *block;
-        let (stack, pool) = (StackId::NONE, PoolId::DEFAULT);
-        self.events.push(Event { address, size, time_us: 0, stack, stream, pool, action });
+    /// Records an entry.
+    #[inline]
+    fn push(&mut self, entry: Entry) {
+        self.make_room();
+        if self.is_on {
+            self.entries.push(entry);
+        }
     }
 
     /// Notes a mark. Those of modules are too many, and of no use to a plan.
     pub(super) fn mark(&mut self, kind: MarkKind) {
         use MarkKind::{BackwardIn, ForwardIn, ForwardOut, Other};
         if self.is_on && !matches!(kind, ForwardIn | ForwardOut | BackwardIn | Other) {
-            let before = self.len() as u32;
-            self.marks.push(Mark { before, time_us: 0, kind, name: String::new() });
+            self.make_room();
+            let mark = (self.entries.len() as u32, kind);
+            if self.is_on && self.marks.last() != Some(&mark) {
+                self.marks.push(mark);
+            }
         }
-    }
-
-    /// True if it is too long to go on.
-    pub(super) fn is_full(&self) -> bool {
-        self.len() > EVENTS_MAX
     }
 
     /// The recording up to now, to be planned. Costs a copy of what is not kept yet, however long it
     /// is.
     pub(super) fn recording(&self) -> Recording {
-        let tail = Arc::new(self.events.clone());
-        Recording {
-            parts: self.kept.iter().cloned().chain([tail]).collect(),
-            seams: self.seams.clone(),
-            marks: self.marks.clone(),
-            is_late: self.is_late,
-        }
+        let tail = Part {
+            kind: Kind::Iteration,
+            seam: net(self.owed.iter().chain(&self.seam).copied()),
+            entries: self.entries.as_slice().into(),
+            marks: self.marks.as_slice().into(),
+        };
+        let parts = self.parts.iter().cloned().chain([tail]).collect();
+        Recording { parts, is_late: self.is_late }
     }
 
     /// The latest requests recorded, the newest first, `count` at most.
     pub(super) fn latest(&self, count: usize) -> Vec<(u64, StreamId)> {
-        let parts = self.kept.iter().map(|part| part.as_slice()).chain([self.events.as_slice()]);
-        let parts: Vec<&[Event]> = parts.collect();
-        let events = parts.iter().rev().flat_map(|part| part.iter().rev());
-        let requests = events.filter(|event| event.action == Action::Alloc);
-        requests.map(|event| (event.size, event.stream)).take(count).collect()
+        Recording::latest(&self.parts, &self.entries, count)
     }
 
     /// A log that writes to `log` and records.
     pub(super) fn tee<'a>(&'a mut self, log: &'a mut dyn Log) -> Tee<'a> {
-        Tee { log, events: &mut self.events }
+        Tee { log, recorder: self }
+    }
+}
+
+/// Lets entries come and go.
+fn note<'a>(open: &mut FxHashMap<Address, Live>, entries: impl Iterator<Item = &'a Entry>) {
+    for Entry { block, is_alloc } in entries {
+        if *is_alloc {
+            open.insert(block.address, *block);
+        } else {
+            open.remove(&block.address);
+        }
     }
 }
 
 /// A log that records what a plan is made from, and passes everything on.
 pub(super) struct Tee<'a> {
     log: &'a mut dyn Log,
-    events: &'a mut Vec<Event>,
+    recorder: &'a mut Recorder,
 }
 
 impl Log for Tee<'_> {
@@ -191,7 +317,7 @@ impl Log for Tee<'_> {
         // completed, whenever that was asked for.
         let is_planned = matches!(event.action, Action::Alloc | Action::FreeCompleted);
         if is_planned && event.pool == PoolId::DEFAULT {
-            self.events.push(event);
+            self.recorder.push(Entry::of(&event));
         }
         self.log.record(event);
     }
@@ -199,7 +325,9 @@ impl Log for Tee<'_> {
 
 #[cfg(test)]
 mod tests {
-    use girih_trace::Lifetimes;
+    use std::collections::BTreeMap;
+
+    use girih_trace::{Lifetimes, Trace};
 
     use super::*;
 
@@ -208,25 +336,40 @@ mod tests {
     }
 
     fn alloc(recorder: &mut Recorder, address: u64, size: u64) {
-        recorder.push(Action::Alloc, &live(address, size));
+        recorder.push(Entry { block: live(address, size), is_alloc: true });
     }
 
     fn free(recorder: &mut Recorder, address: u64, size: u64) {
-        recorder.push(Action::FreeCompleted, &live(address, size));
+        recorder.push(Entry { block: live(address, size), is_alloc: false });
+    }
+
+    /// A recorder whose window has room for so many entries.
+    fn small(entries: usize) -> Recorder {
+        let mut recorder = Recorder::with_window(entries * size_of::<Entry>());
+        recorder.restart(false);
+        recorder
+    }
+
+    fn trace(recorder: &Recorder) -> Trace {
+        recorder.recording().into_trace()
+    }
+
+    fn sizes(recorder: &Recorder) -> Vec<u64> {
+        let lives = Lifetimes::of(&trace(recorder));
+        lives.requests.iter().map(|request| request.size).collect()
     }
 
     #[test]
     fn a_seam_makes_up_for_what_was_left_out() {
-        let mut recorder = Recorder::default();
-        recorder.restart(false);
+        let mut recorder = small(100);
         alloc(&mut recorder, 512, 10);
         alloc(&mut recorder, 1024, 20);
-        recorder.keep();
+        recorder.keep(Kind::Opening);
         recorder.stop();
         // Meanwhile the block at 1024 was freed, and another one came in its place.
         recorder.resume(|| vec![live(512, 10), live(1024, 30)]);
         free(&mut recorder, 1024, 30);
-        let lives = Lifetimes::of(&recorder.recording().into_trace());
+        let lives = Lifetimes::of(&trace(&recorder));
         let sizes: Vec<u64> = lives.requests.iter().map(|request| request.size).collect();
         assert_eq!((lives.older, lives.unclosed, sizes), (0, 0, vec![10, 20, 30]));
         assert_eq!(lives.requests[0].death, girih_trace::Tick::NEVER);
@@ -234,28 +377,148 @@ mod tests {
 
     #[test]
     fn what_a_seam_finds_and_nothing_frees_is_left_out() {
-        let mut recorder = Recorder::default();
-        recorder.restart(false);
+        let mut recorder = small(100);
         alloc(&mut recorder, 512, 10);
-        recorder.keep();
+        recorder.keep(Kind::Opening);
         recorder.stop();
         recorder.resume(|| vec![live(512, 10), live(1024, 20), live(2048, 30)]);
         free(&mut recorder, 1024, 20);
-        let lives = Lifetimes::of(&recorder.recording().into_trace());
-        let sizes: Vec<u64> = lives.requests.iter().map(|request| request.size).collect();
-        assert_eq!(sizes, [10, 20]);
+        assert_eq!(sizes(&recorder), [10, 20]);
     }
 
     #[test]
     fn an_iteration_that_is_dropped_leaves_no_trace() {
-        let mut recorder = Recorder::default();
-        recorder.restart(false);
+        let mut recorder = small(100);
         alloc(&mut recorder, 512, 10);
-        recorder.keep();
-        let before = recorder.recording().into_trace();
+        recorder.keep(Kind::Opening);
+        let before = trace(&recorder);
         alloc(&mut recorder, 1024, 20);
         recorder.mark(MarkKind::Step);
         recorder.drop_iteration();
-        assert_eq!(recorder.recording().into_trace(), before);
+        assert_eq!(trace(&recorder), before);
+    }
+
+    /// An iteration that asks for `sizes` and frees all of it.
+    fn iteration(recorder: &mut Recorder, kind: Kind, sizes: &[u64]) {
+        recorder.mark(MarkKind::Step);
+        for &size in sizes {
+            alloc(recorder, 512 * size, size);
+            free(recorder, 512 * size, size);
+        }
+        recorder.keep(kind);
+    }
+
+    #[test]
+    fn the_oldest_misfit_goes_first_and_then_the_oldest_other_iteration() {
+        let mut recorder = small(36);
+        recorder.begin_iterations();
+        alloc(&mut recorder, 512, 1);
+        recorder.keep(Kind::Opening);
+        iteration(&mut recorder, Kind::Iteration, &[20, 21]);
+        iteration(&mut recorder, Kind::Iteration, &[22, 23]);
+        for size in 30..34 {
+            iteration(&mut recorder, Kind::Misfit, &[size, size, size]);
+        }
+        // Three iterations of 5 and 7 entries are no more, one of 7 is there.
+        assert_eq!(sizes(&recorder), [1, 20, 21, 22, 23, 31, 31, 31, 32, 32, 32, 33, 33, 33]);
+        iteration(&mut recorder, Kind::Iteration, &[40, 41, 42, 43, 44, 45, 46]);
+        iteration(&mut recorder, Kind::Iteration, &[50, 51, 52, 53, 54, 55, 56]);
+        let left = [1, 22, 23, 40, 41, 42, 43, 44, 45, 46, 50, 51, 52, 53, 54, 55, 56];
+        assert_eq!(sizes(&recorder), left);
+        assert_eq!(trace(&recorder).marks.len(), 3);
+    }
+
+    #[test]
+    fn of_each_kind_the_latest_iterations_are_kept() {
+        let mut recorder = small(100_000);
+        recorder.begin_iterations();
+        for size in 1..=3 * ITERATIONS_MAX as u64 {
+            iteration(&mut recorder, Kind::Iteration, &[size]);
+            iteration(&mut recorder, Kind::Misfit, &[1000 + size]);
+        }
+        let latest = 2 * ITERATIONS_MAX as u64 + 1..=3 * ITERATIONS_MAX as u64;
+        let expected: Vec<u64> = latest.flat_map(|size| [size, 1000 + size]).collect();
+        assert_eq!(sizes(&recorder), expected);
+    }
+
+    #[test]
+    fn an_iteration_that_is_too_long_is_not_recorded_and_the_next_one_is() {
+        let mut recorder = small(100);
+        recorder.begin_iterations();
+        alloc(&mut recorder, 512, 1);
+        recorder.keep(Kind::Opening);
+        let long: Vec<u64> = (100..10_000).collect();
+        iteration(&mut recorder, Kind::Iteration, &long);
+        assert!(!recorder.is_on() && sizes(&recorder) == [1]);
+        recorder.resume(|| vec![live(512, 1)]);
+        iteration(&mut recorder, Kind::Iteration, &[7]);
+        assert_eq!(sizes(&recorder), [1, 7]);
+    }
+
+    #[test]
+    fn before_the_first_mark_what_is_too_long_begins_anew() {
+        let mut recorder = small(100);
+        (1..=49).for_each(|size| alloc(&mut recorder, 512 * size, size));
+        assert!(!recorder.has_overflowed());
+        (50..=120).for_each(|size| alloc(&mut recorder, 512 * size, size));
+        assert!(recorder.has_overflowed() && !recorder.is_on() && sizes(&recorder).is_empty());
+        recorder.restart(true);
+        (1..=60).for_each(|size| alloc(&mut recorder, 512 * size, size));
+        recorder.begin_iterations();
+        assert!(sizes(&recorder).is_empty(), "it was more than half of the window");
+    }
+
+    /// A program at random and a recorder with a small window: whatever goes, what is left is a trace,
+    /// at whose end is alive what is alive, and never more than the window.
+    #[test]
+    fn whatever_goes_the_window_is_kept_and_the_recording_stays_a_trace() {
+        let mut overflows = 0;
+        for seed in 0..40u64 {
+            let mut state = seed;
+            let mut below = |bound: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
+                (state >> 33) % bound
+            };
+            let mut recorder = small(300);
+            let mut alive: BTreeMap<u64, Live> = BTreeMap::new();
+            for step in 0..200 {
+                for _ in 0..below(if step % 37 == 0 { 400 } else { 30 }) {
+                    let address = 512 * (1 + below(60));
+                    if let Some(block) = alive.remove(&address) {
+                        if recorder.is_on() {
+                            recorder.push(Entry { block, is_alloc: false });
+                        }
+                    } else {
+                        let block = live(address, 1 + below(5));
+                        alive.insert(address, block);
+                        if recorder.is_on() {
+                            recorder.push(Entry { block, is_alloc: true });
+                        }
+                    }
+                    assert!(recorder.len() <= 300, "seed {seed}, step {step}");
+                }
+                overflows += u32::from(!recorder.is_on());
+                match below(4) {
+                    0 => recorder.drop_iteration(),
+                    1 => _ = recorder.keep(Kind::Misfit),
+                    2 if below(8) == 0 => recorder.stop(),
+                    _ => _ = recorder.keep(Kind::Iteration),
+                }
+                if step == 3 {
+                    recorder.begin_iterations();
+                }
+                recorder.resume(|| alive.values().copied().collect());
+                recorder.mark(MarkKind::Step);
+                assert!(recorder.len() <= 300, "seed {seed}, step {step}");
+                let trace = trace(&recorder);
+                let lives = Lifetimes::of(&trace);
+                assert_eq!((lives.older, lives.unclosed), (0, 0), "seed {seed}, step {step}");
+                // What a seam finds and nothing frees is left out, and nothing else.
+                let left = lives.requests.iter().filter(|r| r.death == girih_trace::Tick::NEVER);
+                let left = left.map(|request| trace.events[request.birth.index()].address);
+                assert!(left.into_iter().all(|address| alive.contains_key(&address)));
+            }
+        }
+        assert!(overflows > 40, "{overflows} were too long");
     }
 }

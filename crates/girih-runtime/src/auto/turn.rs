@@ -19,11 +19,12 @@ use girih_plan::Plan;
 use girih_trace::MarkKind;
 
 use super::recorder::Recorder;
+use super::recording::Kind;
 use super::scout::Scout;
-use super::{Auto, Planning, Switch};
+use super::{Auto, Planning, SWITCHES_MAX, Switch};
 use crate::caching::SLACK;
 use crate::planned::{Following, Planned, credit};
-use crate::policy::{AllocError, Env, Policy, Request};
+use crate::policy::{Env, Policy, Request};
 use crate::strikes::Strikes;
 
 /// The first plan is taken up if it saves so much of what is held, one byte in so many. Stitched holes
@@ -249,21 +250,21 @@ pub(super) fn fits(found: u64, missed: u64) -> bool {
 
 impl Auto {
     /// An iteration begins, and another one has ended.
-    pub(super) fn begin_iteration(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+    pub(super) fn begin_iteration(&mut self, env: &mut Env<'_>) {
         let [now, before] = self.turn.asked;
         (self.turn.was_same, self.turn.asked) = (now == before, [0, now]);
         if self.planning == Planning::NextIteration {
             self.plan_now();
         }
         if self.planned.is_following() {
-            self.end_followed(env)?;
+            self.end_followed(env);
         } else {
             self.end_recorded();
         }
         if self.planning == Planning::AtOnce {
             self.plan_now();
         }
-        self.take_turn(env)?;
+        self.take_turn(env);
         let is_recorded = !self.planned.is_following() || self.turn.watched > 0;
         if is_recorded {
             let planned = &self.planned;
@@ -277,22 +278,15 @@ impl Auto {
         turn.shortages = shortages(&self.planned);
         turn.followed = if self.planned.is_following() { turn.followed + 1 } else { 0 };
         turn.steps += 1;
-        Ok(())
     }
 
     /// Switches to the next plan, unless a scout has still to go along it or did not find its way.
-    fn take_turn(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+    fn take_turn(&mut self, env: &mut Env<'_>) {
         match &mut self.turn.scout {
             None => self.switch(env),
-            Some(scout) if !scout.has_set_out() => {
-                scout.set_out();
-                Ok(())
-            }
+            Some(scout) if !scout.has_set_out() => scout.set_out(),
             Some(scout) if scout.fits() => self.switch(env),
-            Some(_) => {
-                self.lay_aside();
-                Ok(())
-            }
+            Some(_) => self.lay_aside(),
         }
     }
 
@@ -308,18 +302,15 @@ impl Auto {
 
     /// An iteration has ended that no plan was followed in: two that are alike make a plan.
     fn end_recorded(&mut self) {
-        if self.recorder.is_full() {
-            self.recorder.restart(true);
-            self.turn.not_before = self.turn.steps + FIRST_PLAN;
-        }
-        self.recorder.keep();
+        let kind = if self.turn.steps == 0 { Kind::Opening } else { Kind::Iteration };
+        let is_kept = self.recorder.keep(kind);
         let shortages = shortages(&self.planned);
         let turn = &mut self.turn;
         turn.presses.note(turn.steps > 0 && shortages - turn.shortages > STRAINED);
         let count = turn.requests - turn.began_at;
         let is_alike = count.abs_diff(turn.last) * 5 <= count.max(turn.last);
         let is_due = turn.steps >= turn.not_before && !self.is_out && self.next.is_none();
-        if is_alike && is_due {
+        if is_alike && is_due && is_kept {
             self.is_wanted = true;
             turn.hold_back(turn.steps, 1);
         }
@@ -327,20 +318,19 @@ impl Auto {
 
     /// An iteration has ended in which a plan was followed: it joins the recording if it did not
     /// fit.
-    fn end_followed(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+    fn end_followed(&mut self, env: &mut Env<'_>) {
         let turn = &mut self.turn;
         let is_strained = turn.is_strained(calls_for_memory(&self.planned));
         let fits = turn.fits(&self.planned.following());
         if self.recorder.is_on() {
             // What comes before the first iteration belongs to every recording.
             if turn.steps == 0 {
-                self.recorder.keep();
+                self.recorder.keep(Kind::Opening);
             } else if fits {
                 self.recorder.drop_iteration();
                 turn.watched -= turn.watched.min(1);
             } else {
-                self.recorder.keep();
-                turn.has_misfits = true;
+                turn.has_misfits |= self.recorder.keep(Kind::Misfit);
             }
         }
         if !fits && turn.steps > 0 {
@@ -361,44 +351,40 @@ impl Auto {
         }
         if is_strained {
             self.turn.strains = Strikes::default();
-            self.planned.give_up(env)?;
+            // What is refused leaves the plan as it is, and its strains are counted anew.
+            let _ = self.planned.give_up(env);
         }
-        Ok(())
     }
 
     /// What a request of the default pool tells where the program marks nothing.
     #[inline]
-    pub(super) fn before_request(
-        &mut self,
-        env: &mut Env<'_>,
-        request: &Request,
-    ) -> Result<(), AllocError> {
+    pub(super) fn before_request(&mut self, env: &mut Env<'_>, request: &Request) {
         self.turn.note(request);
         if self.turn.boundary.is_none() {
-            return self.find_way(env, request);
-        }
-        if let Some(scout) = &mut self.turn.scout {
+            self.find_way(env, request);
+        } else if let Some(scout) = &mut self.turn.scout {
             scout.see(request);
         }
-        Ok(())
     }
 
     #[inline(never)]
-    fn find_way(&mut self, env: &mut Env<'_>, request: &Request) -> Result<(), AllocError> {
+    fn find_way(&mut self, env: &mut Env<'_>, request: &Request) {
+        if self.recorder.has_overflowed() {
+            self.record_anew();
+        }
         let turn = &mut self.turn;
         if let Some(scout) = &mut turn.scout {
             if let (true, Some(plan)) = (scout.is_lost(), &self.next) {
                 scout.locate(plan, &self.recorder.latest(RECENT));
             }
             if scout.arrives(request) {
-                if scout.fits() { self.switch(env)? } else { self.lay_aside() }
+                if scout.fits() { self.switch(env) } else { self.lay_aside() }
             }
         } else if self.planned.misses() >= turn.look_at {
             self.look();
         } else if turn.requests >= turn.not_before && self.recorder.is_on() && !self.is_out {
             self.try_recording();
         }
-        Ok(())
     }
 
     /// The recording has grown by a third: perhaps it repeats now. Under a plan that has proven
@@ -410,11 +396,9 @@ impl Auto {
             if turn.requests >= turn.proven_at {
                 self.recorder.forget();
             }
-        } else if self.recorder.is_full() {
-            self.record_anew();
         } else {
             turn.has_misfits = false;
-            self.recorder.keep();
+            self.recorder.keep(Kind::Opening);
             self.is_wanted = true;
             if self.planning != Planning::ByOwner {
                 self.plan_now();
@@ -459,31 +443,35 @@ impl Auto {
         }
     }
 
-    /// Follows the next plan, if there is one that has room. While a graph is captured it waits.
-    fn switch(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+    /// Follows the next plan, if there is one that has room. While a graph is captured it waits, and if
+    /// the device refuses what comes with it, it waits as well.
+    fn switch(&mut self, env: &mut Env<'_>) {
         if self.planned.is_capturing() {
-            return Ok(());
+            return;
         }
-        let Some(plan) = self.next.clone() else { return Ok(()) };
+        let Some(plan) = self.next.clone() else { return };
         if self.turn.scout.is_none() {
             self.prove(&plan);
         }
         if !self.planned.is_following() && !self.has_room(&plan) {
             self.lay_aside();
-            return Ok(());
+            return;
         }
         let most = self.most_under(&plan);
-        if !self.with(env, |planned, env| planned.follow_within(env, plan, most))? {
-            return Ok(());
+        if !self.with(env, |planned, env| planned.follow_within(env, plan, most)).unwrap_or(false) {
+            return;
         }
         let turn = &mut self.turn;
-        self.switches.push(Switch { step: turn.steps, requests: turn.requests });
+        self.switch_count += 1;
+        if self.switches.len() < SWITCHES_MAX {
+            self.switches.push(Switch { step: turn.steps, requests: turn.requests });
+        }
         (self.next, turn.scout, self.is_wanted) = (None, None, false);
         turn.began = self.planned.following();
         (turn.followed, turn.strains) = (0, Strikes::default());
         turn.is_proven = false;
         turn.look_at = turn.began.misses + MISSES;
-        if self.switches.len() == 1 {
+        if self.switch_count == 1 {
             // Until now there was nothing to follow; from now on plans replace each other.
             turn.held_back = 1;
         }
@@ -495,7 +483,6 @@ impl Auto {
             turn.proven_at = turn.requests + PROOF * iteration;
             turn.has_misfits = false;
         }
-        Ok(())
     }
 }
 

@@ -110,7 +110,6 @@ impl Caching {
             self.stats.oversize_segments.increase(1);
         }
         self.stats.num_device_alloc += 1;
-        self.pools.owner_mut(home.pool).segments += 1;
         self.cut(id, segment, adopted);
         Ok(())
     }
@@ -163,7 +162,6 @@ impl Caching {
                 return Err(self.out_of_memory(env, run.size, run.size));
             }
             rest = self.blocks[id].next;
-            self.pools.owner_mut(search.home.pool).segments += 1;
             self.remove_free(id);
             self.cut(id, run, adopted);
         }

@@ -234,8 +234,17 @@ impl Caching {
         if size < search.size {
             return Ok(None);
         }
-        let base = match env.device.reserve(size) {
-            Ok(base) => base,
+        let (base, size) = match env.device.reserve(size) {
+            Ok(base) => (base, size),
+            Err(DeviceError::OutOfMemory { .. }) if self.config.stitches => {
+                // For this request the addresses may be enough.
+                let size = search.size.next_multiple_of(page);
+                match env.device.reserve(size) {
+                    Ok(base) => (base, size),
+                    Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
             Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -373,10 +382,8 @@ impl Caching {
 
         let is_small = block.home.is_small();
         self.stats.reserved_bytes.decrease(is_small, size);
-        let owner = self.pools.owner_mut(block.home.pool);
-        owner.segments = owner.segments.saturating_sub(1);
         self.stats.num_device_free += 1;
-        let owner = owner.id;
+        let owner = self.pools.owner(block.home.pool).id;
         env.log(Action::SegmentUnmap, address, size, block.home.stream, owner);
         Ok(())
     }

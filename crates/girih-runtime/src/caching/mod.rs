@@ -212,7 +212,13 @@ impl Policy for Caching {
         let capture = self.is_capturing()
             || (request.pool != PoolId::DEFAULT && self.scopes_capture(request.pool));
         if !capture {
-            self.complete_frees(env)?;
+            if let Err(error) = self.complete_frees(env)
+                && !self.config.stitches
+            {
+                // PyTorch's allocator fails here. Where holes are stitched, what waits can wait for the
+                // next request.
+                return Err(error.into());
+            }
             self.order.settle(env.device, &mut self.limbo, request.stream);
         }
         if request.size >= rounding::MAX_REQUEST {
@@ -224,7 +230,7 @@ impl Policy for Caching {
         let home = self.home(pool, request.stream);
         let search = self.search(size, home);
         let found = match self.find_best_fit(&search) {
-            Some(found) if self.is_ready(env, &search, found.block)? => found,
+            Some(found) if self.is_ready(env, &search, found.block).unwrap_or(false) => found,
             _ => {
                 let block = self.take_from_device(env, &search, capture, request.size)?;
                 Found { block, place: None }
@@ -320,6 +326,10 @@ impl Policy for Caching {
         place.map_or(0, |place| self.pools.owners[place].users)
     }
 
+    fn has_pool(&self, pool: PoolId) -> bool {
+        self.pools.find(pool).is_some()
+    }
+
     fn begin_pool(&mut self, pool: PoolId, captures: bool) {
         self.pools.add_user(pool);
         let counts = captures || self.scopes_capture(pool);
@@ -340,6 +350,9 @@ impl Policy for Caching {
         {
             let owner = &mut self.pools.owners[place];
             owner.users = owner.users.saturating_sub(1);
+            if owner.users == 0 && self.holds_nothing(place) {
+                self.pools.remove(place);
+            }
         }
         Ok(())
     }

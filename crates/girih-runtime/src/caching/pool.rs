@@ -36,9 +36,6 @@ pub(super) struct Owner {
     pub(super) options: PoolOptions,
     /// Captures and `MemPool` objects that use the pool; 0 makes it freeable.
     pub(super) users: u32,
-    /// `cudaMalloc_count`: goes up once for each allocation that took memory, down for each
-    /// segment that went back.
-    pub(super) segments: u32,
     /// False for a vacant place.
     pub(super) exists: bool,
 }
@@ -112,7 +109,7 @@ impl Pools {
 
     fn insert(&mut self, id: PoolId) -> usize {
         let options = PoolOptions::default();
-        let owner = Owner { id, options, users: 1, segments: 0, exists: true };
+        let owner = Owner { id, options, users: 1, exists: true };
         let place = self.vacant.pop().unwrap_or(self.owners.len());
         self.places.insert(id, place);
         if place == self.owners.len() {
@@ -134,11 +131,6 @@ impl Pools {
     /// The owner of a pool.
     pub(super) fn owner(&self, pool: u32) -> &Owner {
         &self.owners[pool as usize / 2]
-    }
-
-    /// The owner of a pool.
-    pub(super) fn owner_mut(&mut self, pool: u32) -> &mut Owner {
-        &mut self.owners[pool as usize / 2]
     }
 
     pub(super) fn get(&self, pool: u32) -> &Pool {
@@ -200,6 +192,11 @@ impl Pools {
     pub(super) fn free_blocks(&self, pool: u32) -> impl Iterator<Item = BlockId> {
         let shelves = self.pools[pool as usize].shelves.iter();
         shelves.flat_map(|(_, shelf)| self.shelves[*shelf as usize].iter()).map(|entry| entry.block)
+    }
+
+    /// True if a pool has a free or an unmapped block.
+    pub(super) fn has_free(&self, pool: u32) -> bool {
+        !self.get(pool).unmapped.is_empty() || self.free_blocks(pool).next().is_some()
     }
 
     /// Number of free blocks of all pools.

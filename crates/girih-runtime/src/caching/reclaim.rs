@@ -155,18 +155,20 @@ impl Caching {
         let small = 2 * place as u32;
         self.release_pool_blocks(env, small)?;
         self.release_pool_blocks(env, small + 1)?;
-        // The count of segments alone is no proof: it falls once for every run of pages that is
-        // unmapped, and rises once for an allocation that maps several.
-        let is_gone = !self.has_blocks(small);
-        if owner.users == 0 && self.pools.owners[place].segments == 0 && is_gone {
+        if owner.users == 0 && self.holds_nothing(place) {
             self.pools.remove(place);
         }
         Ok(())
     }
 
-    /// True if any block belongs to the pool or to its sibling.
-    fn has_blocks(&self, pool: u32) -> bool {
-        self.blocks.iter().any(|(_, block)| block.home.pool / 2 == pool / 2)
+    /// True if no block belongs to an owner. Blocks are counted, and not what took memory and what gave it
+    /// back (`cudaMalloc_count`): pages of several requests go back in one call, and the count stays
+    /// above 0 for ever.
+    pub(super) fn holds_nothing(&self, place: usize) -> bool {
+        let small = 2 * place as u32;
+        !self.pools.has_free(small)
+            && !self.pools.has_free(small + 1)
+            && !self.blocks.iter().any(|(_, block)| block.home.pool / 2 == place as u32)
     }
 
     /// Gives back the whole free segments of a pool, in the order of its free set, then the free
@@ -188,9 +190,7 @@ impl Caching {
         env.device.free(block.address)?;
         self.remove_free(id);
         self.blocks.remove(id);
-        let owner = self.pools.owner_mut(block.home.pool);
-        owner.segments = owner.segments.saturating_sub(1);
-        let owner = owner.id;
+        let owner = self.pools.owner(block.home.pool).id;
         env.log(Action::SegmentFree, block.address, block.size, block.home.stream, owner);
         let is_small = block.home.is_small();
         self.stats.num_device_free += 1;

@@ -129,7 +129,6 @@ impl Caching {
             let rejected = rejects && may_stitch && is_too_much(env.device);
             return Ok(if rejected { Taken::Rejected } else { Taken::Nothing });
         };
-        self.pools.owner_mut(search.home.pool).segments += 1;
         Ok(Taken::Block(block))
     }
 

@@ -138,22 +138,77 @@ impl Caching {
 
     /// A block for a request that no hole fits, in no free set. None if the device or the limit has too
     /// little.
+    ///
+    /// # Errors
+    /// What the device refuses of new pages. What it refuses of a view, or of the waits for its bytes,
+    /// costs the view: new pages are mapped then.
     pub(super) fn take_stitched(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
-        self.unmap_retired_views(env)?;
-        if env.device.is_capturing(search.home.stream)? {
-            // A graph that nobody has told of: it would have a view's addresses for ever.
-            return self.grow_for_all(env, search);
+        let limit = self.limit(env).unwrap_or(u64::MAX);
+        // A graph that nobody has told of would have a view's addresses for ever.
+        if !env.device.is_capturing(search.home.stream)?
+            && let Ok(taken) = self.take_with_views(env, search, limit)
+        {
+            return Ok(taken);
         }
+        self.grow_for_all(env, search, limit)
+    }
+
+    /// New pages for all that a request lacks, though holes would do: where a view is refused, or cannot
+    /// wait for those who may still use its bytes.
+    #[cold]
+    fn grow_for_all(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        limit: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if let Some(growth) = self.choose_growth(search, self.runs(search))
+            && self.held().saturating_add(growth.missing) <= limit
+        {
+            match self.grow(env, search, growth) {
+                Ok(Some(block)) => return self.take_off_shelf(env, search, block),
+                Err(DeviceError::OutOfMemory { .. }) => {}
+                refused => return refused,
+            }
+        }
+        self.grow_anywhere(env, search, limit)
+    }
+
+    /// Maps new pages in a segment that is there, however large its pages are: where no addresses are left
+    /// for another one.
+    fn grow_anywhere(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        limit: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let Some(start) = self.runs(search).next() else { return Ok(None) };
+        let page = self.segment(start).map_or(0, |segment| segment.page);
+        let missing = self.pages_to_map(start, search.size, page) * page;
+        if self.held().saturating_add(missing) > limit {
+            return Ok(None);
+        }
+        let Some(block) = self.map_run(env, start, search.size)? else { return Ok(None) };
+        self.take_off_shelf(env, search, block)
+    }
+
+    fn take_with_views(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        limit: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        // What is refused here is asked again the next time.
+        let _ = self.unmap_retired_views(env);
         if let Some((view, latest)) = self.find_view(search)
             && self.wait_for(env, latest, search.home.stream)?
         {
             return Ok(Some(self.use_view(search, view)));
         }
-        let limit = self.limit(env).unwrap_or(u64::MAX);
         let allowed = self.allowed(search).min(limit);
         let growth = self.choose_growth(search, self.runs(search));
         let may_grow = |growth: &Growth| self.held() + growth.missing <= allowed;
@@ -199,10 +254,10 @@ impl Caching {
             if missing == 0 {
                 let latest = self.latest_use_of_parts(&parts, search.home.stream);
                 if !self.wait_for(env, latest, search.home.stream)? {
-                    return self.grow_for_all(env, search);
+                    return self.grow_for_all(env, search, limit);
                 }
                 let view = self.map_view(env, search, parts)?;
-                return Ok(view.map(|view| self.use_view(search, view)));
+                return Ok(Some(self.use_view(search, view)));
             }
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
@@ -216,23 +271,6 @@ impl Caching {
                 return self.take_off_shelf(env, search, block);
             }
         }
-    }
-
-    /// New pages for all that a request lacks, though holes would do: for one that cannot wait for those who
-    /// may still use them.
-    #[cold]
-    fn grow_for_all(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-    ) -> Result<Option<BlockId>, DeviceError> {
-        let limit = self.limit(env).unwrap_or(u64::MAX);
-        let Some(growth) = self.choose_growth(search, self.runs(search)) else { return Ok(None) };
-        if self.held().saturating_add(growth.missing) > limit {
-            return Ok(None);
-        }
-        let Some(block) = self.grow(env, search, growth)? else { return Ok(None) };
-        self.take_off_shelf(env, search, block)
     }
 
     /// Of the runs of free and unmapped blocks that begin at `starts`, the one with the fewest bytes to
@@ -269,7 +307,10 @@ impl Caching {
     }
 
     /// Maps the pages of `growth`. Returns the free block that has become of the run; none if the
-    /// device has too little.
+    /// device has too little memory.
+    ///
+    /// # Errors
+    /// What the device refuses; [`DeviceError::OutOfMemory`] if it has no addresses for a new segment.
     fn grow(
         &mut self,
         env: &mut Env<'_>,
@@ -280,7 +321,7 @@ impl Caching {
             Some(start) => start,
             None => match self.reserve_segment(env, search, page)? {
                 Some(start) => start,
-                None => return Ok(None),
+                None => return Err(DeviceError::OutOfMemory { requested: size, free: 0 }),
             },
         };
         self.map_run(env, start, size)

@@ -4,11 +4,12 @@
 //! (`lending`); while it is idle they serve others, and it can be used again as soon as all of them
 //! are free, or its first ones, for a request that is smaller. Nothing tells it so: it looks.
 //!
-//! Addresses are plenty, but each page that is mapped once more costs the driver memory. So there is
-//! a budget of them ([`Config::view_pages_max`](super::Config)), and those views go that were not used
-//! for longest. A kernel may still run that uses them; they are unmapped when an event on their stream
-//! is done. A page that goes back to the device takes the views over it with it, or cuts one in use
-//! short.
+//! Each page that is mapped once more costs the driver memory, and addresses are plenty but not without
+//! end. So there is a budget of both ([`Config::view_pages_max`](super::Config), [`ADDRESSES_MAX`], or what
+//! the device has if that is less), and those views go that were not used for longest. A kernel may still
+//! run that uses them; they are unmapped when an event on their stream is done. As long as none can go, no
+//! view is made, and a request that needs one is given new pages. A page that goes back to the device takes
+//! the views over it with it, or cuts one in use short.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,6 +22,9 @@ use crate::policy::{BlockId, Env};
 
 /// A view may serve a request that is so many times smaller.
 const WIDER: u64 = 2;
+/// Bytes of addresses that all views together may have: a quarter of the 128 TiB of a process on x86. An
+/// expandable segment reserves 9/8 of the device, 159 GiB of an H200.
+const ADDRESSES_MAX: u64 = 32 << 40;
 
 /// Bytes of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,6 +117,8 @@ pub(super) struct Views {
     by_size: BTreeMap<u64, Vec<u32>>,
     /// Pages that are mapped in all of them.
     pages: u64,
+    /// Bytes of their reservations, those of the retired ones among them.
+    addresses: u64,
     /// Counts uses.
     clock: u64,
     /// Those that go as soon as nobody uses them any more.
@@ -177,11 +183,8 @@ impl Views {
         Some(view)
     }
 
-    /// The idle view that was not used for longest, if there are too many mappings.
-    fn least_recent_beyond(&self, budget: u64) -> Option<usize> {
-        if self.pages <= budget {
-            return None;
-        }
+    /// The idle view that was not used for longest.
+    fn least_recent(&self) -> Option<usize> {
         let views = self.views.iter().enumerate();
         let idle = views.filter_map(|(place, view)| Some((place, view.as_ref()?)));
         let idle = idle.filter(|(_, view)| view.is_idle());
@@ -190,21 +193,29 @@ impl Views {
 }
 
 impl Caching {
-    /// Maps the pages of `parts` side by side. None if no addresses are left.
+    /// Maps the pages of `parts` side by side.
+    ///
+    /// # Errors
+    /// What the device refuses, or [`DeviceError::OutOfMemory`] where the budgets are spent: of pages,
+    /// because views that were let go wait for their streams; of addresses, because all are in use.
     pub(super) fn map_view(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         parts: Vec<Part>,
-    ) -> Result<Option<u32>, DeviceError> {
-        self.retire_views();
+    ) -> Result<u32, DeviceError> {
         let (handles, offset) = self.pages_under(&parts);
         let size = handles.iter().map(|(_, page)| page).sum();
+        self.retire_views(size)?;
         let base = match env.device.reserve(size) {
-            Ok(base) => base,
-            Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
-            Err(error) => return Err(error),
+            Err(DeviceError::OutOfMemory { requested, free }) => {
+                // There are fewer addresses than was thought. The next view may find more.
+                self.retire_least_recent();
+                return Err(DeviceError::OutOfMemory { requested, free });
+            }
+            base => base?,
         };
+        self.views.addresses += size;
         let mut mapped = 0;
         let mut map = || {
             for &(handle, page) in &handles {
@@ -218,14 +229,11 @@ impl Caching {
                 self.limbo.unmap(env.device, base, mapped);
             }
             self.limbo.unreserve(env.device, base, size);
-            return if matches!(error, DeviceError::OutOfMemory { .. }) {
-                Ok(None)
-            } else {
-                Err(error)
-            };
+            self.views.addresses -= size;
+            return Err(error);
         }
         self.stats.num_stitches += 1;
-        Ok(Some(self.views.insert(View {
+        Ok(self.views.insert(View {
             reserved: Part { address: base, size },
             mapped: size,
             address: base + offset,
@@ -236,7 +244,7 @@ impl Caching {
             freed: 0,
             used: 0,
             lent: 0,
-        })))
+        }))
     }
 
     /// The pages on which parts lie, in order, with their bytes; and how far into the first of them
@@ -291,6 +299,7 @@ impl Caching {
         let Part { address, size } = view.reserved;
         self.limbo.unmap(env.device, address, view.mapped);
         self.limbo.unreserve(env.device, address, size);
+        self.views.addresses -= size;
     }
 
     /// Makes a view in use one of the bytes alone that it is lent.
@@ -307,12 +316,35 @@ impl Caching {
         view
     }
 
-    /// Lets the views that were not used for longest go, as long as there are too many mappings.
-    fn retire_views(&mut self) {
-        while let Some(place) = self.views.least_recent_beyond(self.config.view_pages_max) {
-            let view = self.views.remove(place);
-            self.views.retired.extend(view);
+    /// Lets the views that were not used for longest go, as long as there are too many mappings, or too few
+    /// addresses for `size` bytes more. Their pages and addresses come back once nobody uses them.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] if too much has not come back yet.
+    fn retire_views(&mut self, size: u64) -> Result<(), DeviceError> {
+        let pages_max = self.config.view_pages_max;
+        loop {
+            let leaving: u64 = self.views.retired.iter().map(|view| view.reserved.size).sum();
+            let addresses = (self.views.addresses - leaving).saturating_add(size);
+            let is_beyond = self.views.pages > pages_max || addresses > ADDRESSES_MAX;
+            if !is_beyond || !self.retire_least_recent() {
+                break;
+            }
         }
+        let retired: u64 = self.views.retired.iter().map(|view| view.pages).sum();
+        let addresses = self.views.addresses.saturating_add(size);
+        if retired > pages_max || addresses > ADDRESSES_MAX {
+            return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
+        }
+        Ok(())
+    }
+
+    /// Lets the view go that was not used for longest. False if all are in use.
+    fn retire_least_recent(&mut self) -> bool {
+        let Some(place) = self.views.least_recent() else { return false };
+        let view = self.views.remove(place);
+        self.views.retired.extend(view);
+        true
     }
 
     /// Unmaps the views that were let go, in order, up to the first that is still in use.
@@ -333,6 +365,11 @@ impl Caching {
     pub(super) fn check_views(&self) -> Result<(), String> {
         let views: Vec<&View> = self.views.views.iter().flatten().collect();
         let pages: u64 = views.iter().map(|view| view.pages).sum();
+        let retired = self.views.retired.iter().map(|view| view.reserved.size);
+        let addresses: u64 = views.iter().map(|view| view.reserved.size).chain(retired).sum();
+        if addresses != self.views.addresses {
+            return Err(format!("{addresses} bytes of addresses, not {}", self.views.addresses));
+        }
         if pages != self.views.pages {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }

@@ -17,7 +17,8 @@
 //! The plan may change in the middle of a run, and there may be none (`switch`).
 //!
 //! A plan is a hint. A place is given only if no live block has any of its bytes, and a stream gets
-//! bytes of another only after it (`order`).
+//! bytes of another only after it (`order`). What the device refuses on the way to a place costs the
+//! place: the fallback serves the request.
 
 mod block;
 mod cells;
@@ -340,22 +341,26 @@ impl Policy for Planned {
             self.order.settle(env.device, &mut self.limbo, request.stream);
         }
         if self.is_counting {
-            self.catch_up(env)?;
+            // What is refused is due before the next request as well.
+            let _ = self.catch_up(env);
         }
         if !self.is_following || request.pool != PoolId::DEFAULT {
             return self.fall_back(env, request, None);
         }
         let entry = self.follower.follow(request.size, request.stream);
         if let Some(entry) = entry
-            && let Some(granted) = self.take_place(env, &request, entry)?
+            && let Ok(Some(granted)) = self.take_place(env, &request, entry)
         {
             self.following.note(true, request.size);
             return Ok(granted);
         }
-        self.judge(env)?;
-        let granted = match self.take_idle(env, &request)? {
-            Some(granted) => granted,
-            None => self.fall_back(env, request, entry.filter(|_| self.is_following))?,
+        // A plan that cannot be dropped now is judged again after the next miss.
+        let _ = self.judge(env);
+        let granted = match self.take_idle(env, &request) {
+            Ok(Some(granted)) => granted,
+            Ok(None) | Err(_) => {
+                self.fall_back(env, request, entry.filter(|_| self.is_following))?
+            }
         };
         let is_hit = self.is_in_its_place(granted.block);
         self.following.note(is_hit, request.size);
@@ -438,7 +443,8 @@ impl Policy for Planned {
         if mark.kind == MarkKind::Step {
             self.is_marked = true;
             if self.growth.is_opening() && self.captures == 0 {
-                self.end_opening(env)?;
+                // What is refused stays where it is until somebody needs it.
+                let _ = self.end_opening(env);
             }
             self.begin_iteration(env);
         }
@@ -455,6 +461,10 @@ impl Policy for Planned {
 
     fn pool_users(&self, pool: PoolId) -> u32 {
         self.fallback.pool_users(pool)
+    }
+
+    fn has_pool(&self, pool: PoolId) -> bool {
+        self.fallback.has_pool(pool)
     }
 
     fn begin_pool(&mut self, pool: PoolId, captures: bool) {

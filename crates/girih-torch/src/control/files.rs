@@ -18,13 +18,13 @@ pub(crate) fn write_whole(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), String>,
 ) -> Result<(), String> {
-    let cannot = |error| format!("cannot write {}: {error}", path.display());
-    let (unfinished, file) = create_beside(path).map_err(|error| cannot(error.to_string()))?;
+    let failed = |error: String| format!("cannot write {}: {error}", path.display());
+    let (file, unfinished) = create_beside(path).map_err(|error| failed(error.to_string()))?;
     let written = write(file, fill)
         .and_then(|()| fs::rename(&unfinished, path).map_err(|error| error.to_string()));
     written.map_err(|error| {
         let _ = fs::remove_file(&unfinished);
-        cannot(error)
+        failed(error)
     })
 }
 
@@ -37,21 +37,23 @@ fn write(
     output.flush().map_err(|error| error.to_string())
 }
 
-/// A new file in the same folder, which no other process and no other call has.
-///
-/// A process of another machine or container may have our number, and a dead one may have left its
-/// file: then the next name is tried.
-fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    loop {
+/// Tries to find a name that is not taken, at most.
+const NAMES: u32 = 1000;
+
+/// A new file in the same folder, under a name that no other process and no other call has. Processes of
+/// several machines or containers may have the same number, and one that died has left its file behind.
+fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    for _ in 0..NAMES {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}-{number}.unfinished", process::id()));
         let unfinished = path.with_file_name(name);
         match File::create_new(&unfinished) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            created => return created.map(|file| (unfinished, file)),
+            file => return Ok((file?, unfinished)),
         }
     }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
@@ -91,5 +93,17 @@ mod tests {
     fn a_folder_that_does_not_exist_is_named() {
         let error = write_whole(Path::new("/nowhere/at/all"), |_| Ok(())).unwrap_err();
         assert!(error.contains("/nowhere/at/all"), "{error}");
+    }
+
+    #[test]
+    fn what_a_dead_process_of_the_same_number_left_behind_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan");
+        for number in 0..NAMES / 2 {
+            let name = format!("plan.{}-{number}.unfinished", process::id());
+            fs::write(folder.path().join(name), "half").unwrap();
+        }
+        write_whole(&path, |output| output.write_all(b"all").map_err(|e| e.to_string())).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"all");
     }
 }

@@ -155,8 +155,7 @@ pub(super) fn of(heap: &Heap) -> Result<Report, String> {
 
 fn look(state: &mut State) -> Report {
     let info = state.device.memory_info();
-    let fresh = state.background.take_warnings();
-    state.warnings.extend(fresh);
+    state.background.take_warnings().into_iter().for_each(|warning| state.warn(warning));
     let policy = state.engine.policy();
     let (stats, fraction) = (policy.stats(), policy.memory_fraction());
     let following = state.engine.following().map_or_else(Following::default, |f| Following {

@@ -17,7 +17,9 @@ impl Heap {
         self.with(|state| {
             let Some(pool) = state.journal.pools.find(pool) else { return Ok(()) };
             let (policy, mut env) = state.parts();
-            Ok(policy.empty_pool(&mut env, girih_trace::PoolId(pool))?)
+            let emptied = policy.empty_pool(&mut env, girih_trace::PoolId(pool));
+            state.forget_pools();
+            Ok(emptied?)
         })
     }
 

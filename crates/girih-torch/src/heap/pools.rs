@@ -8,6 +8,8 @@ use crate::error::{Outcome, unknown, unsupported};
 
 /// The blocks of a pool at one moment, to be brought back later.
 pub struct HeapCheckpoint {
+    /// PyTorch's id of the pool: the small one may be another's by then.
+    pool: (u64, u64),
     pub(super) checkpoint: Checkpoint,
 }
 
@@ -58,7 +60,14 @@ impl Heap {
         self.with(|state| {
             let pool = state.known_pool(pool)?;
             let (policy, mut env) = state.parts();
-            Ok(policy.release_pool(&mut env, pool)?)
+            policy.release_pool(&mut env, pool)?;
+            if policy.pool_users(pool) == 0 {
+                state.leaving.insert(pool);
+                if !state.engine.policy().has_pool(pool) {
+                    state.forget_pools();
+                }
+            }
+            Ok(())
         })
     }
 
@@ -149,8 +158,8 @@ impl Heap {
     /// If there is no such pool.
     pub fn checkpoint(&self, pool: (u64, u64)) -> Outcome<HeapCheckpoint> {
         self.with(|state| {
-            let pool = state.known_pool(pool)?;
-            Ok(HeapCheckpoint { checkpoint: state.engine.policy().checkpoint(pool)? })
+            let known = state.known_pool(pool)?;
+            Ok(HeapCheckpoint { pool, checkpoint: state.engine.policy().checkpoint(known)? })
         })
     }
 
@@ -162,6 +171,13 @@ impl Heap {
     /// If the memory is not held any more. Nothing has changed then.
     pub fn restore(&self, checkpoint: &HeapCheckpoint) -> Outcome<(Vec<Address>, Vec<Address>)> {
         self.with(|state| {
+            if state.known_pool(checkpoint.pool)? != checkpoint.checkpoint.pool {
+                return Err(unknown(format!(
+                    "memory pool {:?} of device {} is gone, and another one has its name: a \
+                     checkpoint of the former cannot be brought back",
+                    checkpoint.pool, state.ordinal
+                )));
+            }
             let (policy, mut env) = state.parts();
             let restored = policy.restore(&mut env, &checkpoint.checkpoint)?;
             for &(_, address) in &restored.freed {

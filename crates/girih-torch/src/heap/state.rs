@@ -1,5 +1,7 @@
 //! What the lock of a heap protects, and the operations on blocks.
 
+use std::collections::BTreeSet;
+
 use girih_cuda::StreamHandle;
 use girih_runtime::PoolOptions;
 use girih_runtime::caching::Config;
@@ -30,6 +32,8 @@ pub(crate) struct State {
     pub(crate) blocks: Addresses,
     /// How the private pools behave, by [`PoolId`].
     pub(super) pool_options: Vec<PoolOptions>,
+    /// Private pools without users, which are gone once they hold nothing.
+    pub(super) leaving: BTreeSet<PoolId>,
     /// The counters at the last `reset_accumulated`: what came and went before does not count.
     pub(crate) baseline: Stats,
     /// Planning beside the run.
@@ -48,6 +52,16 @@ pub(crate) struct State {
     watches_fit: bool,
 }
 
+/// Warnings that are kept until somebody takes them.
+const WARNINGS_MAX: usize = 64;
+
+/// Adds a warning to those that nobody has taken yet. If there are too many, or the same, it is left out.
+pub(crate) fn add_warning(warnings: &mut Vec<String>, warning: String) {
+    if warnings.len() < WARNINGS_MAX && !warnings.contains(&warning) {
+        warnings.push(warning);
+    }
+}
+
 /// Requests after which planning is looked after where the program makes no marks.
 const LOOK_EVERY: u32 = 4096;
 
@@ -64,9 +78,13 @@ impl State {
             config: settings.config.clone(),
             engine,
             device,
-            journal: Journal::new(ordinal as i32, settings.record.then(Recorder::new)),
+            journal: Journal::new(
+                ordinal as i32,
+                settings.record.then(|| Recorder::new(settings.record_bytes)),
+            ),
             blocks: Addresses::new(),
             pool_options: Vec::new(),
+            leaving: BTreeSet::new(),
             baseline: Stats::default(),
             background: Background::new(ordinal, kept),
             plans_given_up: 0,
@@ -122,7 +140,33 @@ impl State {
     /// The id of a pool, which gets one if it has none.
     #[inline]
     pub(crate) fn pool(&mut self, pool: (u64, u64)) -> Outcome<PoolId> {
-        Ok(PoolId(self.journal.pools.id(pool, "memory pools")?.0))
+        match self.journal.pools.known(pool) {
+            Some(id) => Ok(PoolId(id)),
+            None => self.add_pool(pool),
+        }
+    }
+
+    #[cold]
+    fn add_pool(&mut self, pool: (u64, u64)) -> Outcome<PoolId> {
+        if self.journal.pools.is_full() {
+            self.forget_pools();
+        }
+        Ok(PoolId(self.journal.pools.add(pool)?))
+    }
+
+    /// Lets the ids of pools go that are gone: they had no users any more, and hold nothing now.
+    pub(super) fn forget_pools(&mut self) {
+        let policy = self.engine.policy();
+        self.leaving.retain(|&pool| {
+            let is_gone = !policy.has_pool(pool);
+            if is_gone {
+                self.journal.pools.remove(pool.0);
+                if let Some(options) = self.pool_options.get_mut(usize::from(pool.0)) {
+                    *options = PoolOptions::default();
+                }
+            }
+            !is_gone && policy.pool_users(pool) == 0
+        });
     }
 
     #[inline]
@@ -201,6 +245,11 @@ impl State {
         self.look_at_fit();
     }
 
+    /// Keeps what a user should be told, unless too much was not yet, or the same.
+    pub(crate) fn warn(&mut self, warning: String) {
+        add_warning(&mut self.warnings, warning);
+    }
+
     /// Tells the user once if the plan file is of another run.
     fn look_at_fit(&mut self) {
         if !self.watches_fit {
@@ -211,7 +260,7 @@ impl State {
         let is_given_up = self.engine.plan().is_none() || self.engine.switches() > 0;
         if is_given_up || (hits + misses >= u64::from(LOOK_EVERY) && misses > hits) {
             self.watches_fit = false;
-            self.warnings.push(format!(
+            self.warn(format!(
                 "device {}: the plan does not fit this run: {misses} of {} requests had no place \
                  in it and were served as by expandable segments. Was it made of another model, \
                  batch or rank? This run learns a plan of its own; the next one should begin with \

@@ -386,7 +386,7 @@ fn beyond_the_budget_the_least_recently_used_view_goes_and_not_before_its_stream
 }
 
 #[test]
-fn a_view_whose_calls_fail_leaves_everything_as_it_was() {
+fn a_view_whose_calls_fail_costs_new_pages_and_neither_the_request_nor_anything_later() {
     let prepared = || {
         let mut machine = stitching(64 * GIB);
         let side = machine.used(400 * MIB, SIDE);
@@ -394,28 +394,57 @@ fn a_view_whose_calls_fail_leaves_everything_as_it_was() {
         machine.free_used(side, SIDE);
         machine
     };
+    // What is held while the request is, and what is left of the device's objects after it.
+    let serve = |machine: &mut Machine| {
+        let view = machine.used(1200 * MIB, MAIN);
+        let held = machine.reserved();
+        machine.free_used(view, MAIN);
+        let again = machine.used(1200 * MIB, MAIN);
+        assert_eq!(machine.reserved(), held, "the second time nothing is needed");
+        machine.free_used(again, MAIN);
+        machine.empty_cache();
+        (held, machine.device.live())
+    };
     let mut machine = prepared();
     let before = machine.device.calls();
-    machine.used(1200 * MIB, MAIN);
+    let view = machine.used(1200 * MIB, MAIN);
     let calls = machine.device.calls() - before;
     assert!(calls > 200, "{calls} calls");
+    machine.free_used(view, MAIN);
+    let (held, left) = serve(&mut machine);
+    assert_eq!(held, 2000 * MIB);
     for call in 1..=calls {
-        let mut machine = prepared();
-        let live = machine.device.live();
-        machine.device.inject(Fault::nth(before + call));
-        if let Ok(view) = machine.ask(1200 * MIB, MAIN, 0) {
-            assert_eq!(call, calls, "an event that is not destroyed now is destroyed later");
-            machine.free(view);
-        } else if machine.policy.stats().num_stitches == 0 {
-            // A fence that was recorded stays, to be waited for the next time.
-            let now = machine.device.live();
-            assert!(now.events <= 1, "call {call} of {calls}");
-            assert_eq!(LiveObjects { events: 0, ..now }, live, "call {call} of {calls}");
+        for out_of_memory in [false, true] {
+            let mut machine = prepared();
+            let kind = FaultKind::Nth(before + call);
+            machine.device.inject(Fault { kind, out_of_memory });
+            let (held, now) = serve(&mut machine);
+            let what = format!("call {call} of {calls}, out of memory: {out_of_memory}");
+            assert!((2000 * MIB..=3200 * MIB).contains(&held), "{what}: {held} bytes held");
+            assert_eq!(now, left, "{what}");
         }
-        let view = machine.used(1200 * MIB, MAIN);
-        assert_eq!(machine.reserved(), 2000 * MIB, "call {call} of {calls}");
-        machine.free_used(view, MAIN);
     }
+}
+
+#[test]
+fn where_no_addresses_are_left_a_request_is_given_new_pages_in_what_is_reserved() {
+    let mut machine = stitching(64 * GIB);
+    holes(&mut machine, 20);
+    let view = machine.used(788 * MIB, MAIN);
+    machine.free_used(view, MAIN);
+    let held = machine.reserved();
+    let kind = FaultKind::Every(Call::Reserve);
+    machine.device.inject(Fault { kind, out_of_memory: true });
+    // The view that is there is too small, and neither a new one can be had nor a segment of other pages.
+    let pages = machine.used(796 * MIB, MAIN);
+    assert_eq!(machine.policy.stats().num_stitches, 1);
+    assert!(machine.reserved() > held && machine.reserved() <= held + 796 * MIB);
+    machine.free_used(pages, MAIN);
+    // The view was let go, for its addresses, and goes once its stream is done.
+    let reservations = machine.device.live().reservations;
+    let again = machine.used(1500 * MIB, MAIN);
+    machine.free_used(again, MAIN);
+    assert_eq!(machine.device.live().reservations, reservations - 1);
 }
 
 #[test]
