@@ -51,6 +51,7 @@ use self::layout::{Layout, Reserved};
 use self::order::Order;
 use self::region::Region;
 use self::switch::{Review, Strain};
+use crate::caching::Config;
 use crate::page_pool::PagePool;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{
@@ -480,6 +481,10 @@ impl Policy for Planned {
 
     fn max_split_size(&self) -> u64 {
         self.fallback.max_split_size()
+    }
+
+    fn configure(&mut self, env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {
+        self.with_fallback(env, |fallback, env| fallback.configure(env, config))
     }
 
     fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
