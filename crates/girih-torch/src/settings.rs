@@ -53,6 +53,21 @@ impl Mode {
     }
 }
 
+/// A release of torch: major and minor number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Release(pub u32, pub u32);
+
+impl Release {
+    /// The newest release that is known, taken where none is named.
+    pub const NEWEST: Release = Release(2, 15);
+
+    /// Of a version (`2.11.0+cu130`); none if that is no version.
+    pub fn of(version: &str) -> Option<Release> {
+        let mut numbers = version.split('.').map(|number| number.parse().ok());
+        Some(Release(numbers.next()??, numbers.next()??))
+    }
+}
+
 /// A simulated device in the place of a GPU, for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,6 +83,8 @@ pub struct Settings {
     pub mode: Mode,
     /// The settings of the caching allocator, for the modes that have one inside.
     pub config: Config,
+    /// The release of torch that the heaps serve.
+    pub release: Release,
     /// The plan file of the mode `plan`. `{device}` in it stands for the device's number.
     pub plan: Option<PathBuf>,
     /// Where `auto` keeps its plans; none are kept without it.
@@ -114,7 +131,7 @@ impl Settings {
     /// |:--|:--|
     /// | `mode` | `native`, `expandable`, `stitch`, `gmlake`, `profile`, `phantom`, `plan`, `auto` (the default) |
     /// | `conf` | settings as in `PYTORCH_CUDA_ALLOC_CONF` |
-    /// | `torch` | the version of torch, whose order of equal blocks is followed |
+    /// | `torch` | the version of torch, whose order of equal blocks and whose texts are followed |
     /// | `plan` | the plan file of the mode `plan` |
     /// | `plan_dir` | where `auto` keeps its plans |
     /// | `key` | what the run is, for `auto` |
@@ -136,8 +153,10 @@ impl Settings {
         let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
         let Written { phantom_capacity, stitch, gmlake_limit, sim, .. } = written;
         let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
+        let mut release = Release::NEWEST;
         if let Some(torch) = torch {
-            config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
+            let known = Release::of(&torch).zip(TieOrder::of_torch(&torch));
+            (release, config.tie_order) = known.ok_or_else(|| {
                 format!("the settings of Girih: torch is {torch:?}, must be a version like 2.11.0")
             })?;
         }
@@ -159,7 +178,18 @@ impl Settings {
                 .to_owned());
         }
         let record = record.unwrap_or(false) || mode.records();
-        Ok(Settings { mode, config, plan, plan_dir, key, record, phantom_capacity, gmlake, sim })
+        Ok(Settings {
+            mode,
+            config,
+            release,
+            plan,
+            plan_dir,
+            key,
+            record,
+            phantom_capacity,
+            gmlake,
+            sim,
+        })
     }
 }
 

@@ -13,13 +13,14 @@ use crate::error::{HeapError, Outcome};
 use crate::journal::Journal;
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
-use crate::settings::{Mode, Settings};
+use crate::settings::{Mode, Release, Settings};
 
 /// The inside of a heap.
 pub(crate) struct State {
     pub(crate) ordinal: u32,
     pub(crate) mode: Mode,
     pub(crate) config: Config,
+    release: Release,
     pub(crate) engine: Engine,
     pub(crate) device: Box<dyn HeapDevice>,
     pub(crate) journal: Journal,
@@ -55,6 +56,7 @@ impl State {
             ordinal,
             mode: settings.mode,
             config: settings.config.clone(),
+            release: settings.release,
             engine,
             device,
             journal: Journal::new(ordinal as i32, settings.record.then(Recorder::new)),
@@ -206,6 +208,7 @@ impl State {
             device: self.ordinal as i32,
             mode: self.mode,
             config: &self.config,
+            release: self.release,
             info: self.device.memory_info(),
             stream: self.journal.stream_handle(request.stream),
         };
