@@ -24,8 +24,8 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 mod native {
     #[pymodule_export]
     use super::{
-        abi, configure, finish, keep_in_one_handle, mark, plan, plan_file, report, save_trace,
-        shim_sources, take_warnings,
+        abi, change_settings, configure, finish, keep_in_one_handle, mark, plan, plan_file, report,
+        save_trace, shim_sources, take_warnings,
     };
 }
 
@@ -40,6 +40,13 @@ fn abi() -> u32 {
 #[pyfunction]
 fn configure(py: Python<'_>, options: &str) -> PyResult<()> {
     py.detach(|| control::configure(options)).map_err(PyValueError::new_err)
+}
+
+/// Changes the settings of the caching allocator while the program runs. What the mode does not let
+/// it change is a ValueError.
+#[pyfunction]
+fn change_settings(py: Python<'_>, text: &str) -> PyResult<()> {
+    py.detach(|| control::change_settings(text)).map_err(PyValueError::new_err)
 }
 
 /// Tells every heap that the program has come to a point. `kind` is a name of the marks file

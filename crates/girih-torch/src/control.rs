@@ -28,6 +28,15 @@ pub fn configure(options_json: &str) -> Result<(), String> {
     heaps::configure(Settings::parse(options_json)?)
 }
 
+/// Changes the settings of the caching allocator while the program runs, in the words of
+/// `PYTORCH_CUDA_ALLOC_CONF`: see [`Settings::changed`].
+///
+/// # Errors
+/// If the mode has no such setting; then nothing has changed.
+pub fn change_settings(text: &str) -> Result<(), String> {
+    heaps::change_settings(text).map_err(|error| error.to_string())
+}
+
 /// Tells every heap that a step, a phase or a module begins or ends. `kind` is a name of the marks
 /// file (`step`, `forward`, `optimizer`, ...); another becomes an annotation. `name` is the
 /// microbatch, the module, or the text; it may be empty. A heap that is made later in the same step
@@ -84,7 +93,8 @@ pub fn take_warnings() -> Vec<String> {
             Ok(warnings)
         })
     };
-    heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default()).collect()
+    let of_heaps = heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default());
+    heaps::take_warnings().into_iter().chain(of_heaps).collect()
 }
 
 /// Writes what was recorded of a device to a trace file. Returns the number of events.

@@ -50,11 +50,7 @@ impl Engine {
             Mode::Gmlake => {
                 Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
             }
-            Mode::Profile | Mode::Phantom => {
-                // Without mapped memory, these modes work on every device.
-                let config = Config { expandable_segments: false, ..settings.config.clone() };
-                Engine::Direct(Box::new(Direct::new(Caching::new(config))))
-            }
+            Mode::Profile | Mode::Phantom => Engine::Direct(Box::new(Direct::new(*caching()))),
             Mode::Auto => {
                 let kept = kept_plan_file(settings, ordinal).filter(|path| path.exists());
                 let plan = kept.map(|path| read_plan(&path, room).map_err(|error| (path, error)));
