@@ -25,7 +25,7 @@ fn pages_of_large_requests_have_the_size_that_was_chosen() {
     let (large, small) = (machine.alloc(5 * MIB), machine.alloc(MIB));
     assert_eq!(mapped(&machine), [8 * MIB, 2 * MIB]);
     machine.free_all([large, small]);
-    machine.with(|policy, env| policy.empty_cache(env)).unwrap();
+    machine.with(Policy::empty_cache).unwrap();
     assert_eq!(machine.device.memory_info().free, GIB);
 }
 
@@ -76,7 +76,7 @@ fn blocks_are_oversize_by_the_limit_of_the_moment() {
         assert_eq!(oversize(&machine), counted, "{text}");
     }
     machine.free_all(blocks);
-    machine.with(|policy, env| policy.empty_cache(env)).unwrap();
+    machine.with(Policy::empty_cache).unwrap();
     assert_eq!(oversize(&machine), (0, 0));
 }
 
