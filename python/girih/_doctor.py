@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
@@ -19,7 +20,13 @@ from typing import Any, Literal
 
 from girih import _install, _process, _settings, _shim
 from girih._errors import GirihError
-from girih._toolchain import OLDEST_TORCH, find_compiler, find_cuda_headers, torch_of
+from girih._toolchain import (
+    OLDEST_TORCH,
+    find_compiler,
+    find_cuda_headers,
+    release_of,
+    torch_of,
+)
 from girih._version import VERSION
 
 _CHILD_SECONDS_MAX = 300
@@ -201,8 +208,16 @@ def _shim_builds(torch: Any) -> Iterator[Finding]:
     yield Finding("shim", "good", f"{how}: {built.path}")
 
 
+def _torch_release() -> tuple[int, int]:
+    """The release of the torch that is installed; (0, 0) without one. It is not imported."""
+    try:
+        return release_of(importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        return (0, 0)
+
+
 def _settings_in_the_way() -> Iterator[Finding]:
-    conf = _settings.torch_conf()
+    conf = _settings.torch_conf(_torch_release())
     if "cudaMallocAsync" in conf:
         yield Finding(
             "PYTORCH conf",

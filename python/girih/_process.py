@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from girih import _hooks, _integrations, _key, _modules, _paths, _terminate
+from girih import _hooks, _integrations, _key, _modules, _paths, _run_time, _terminate
 from girih._errors import GirihError, GirihWarning, UnavailableError
 from girih._imports import when_imported
 from girih._install import install
@@ -234,7 +234,10 @@ def _put_under_torch(settings: Settings) -> str:
         _native.configure(settings.with_plan(key).for_heaps(key=key, torch=version))
     except ValueError as error:
         raise GirihError(str(error)) from error
-    return install(torch)
+    show_warnings()
+    door = install(torch)
+    _run_time.follow(torch, door, _native.change_settings)
+    return door
 
 
 def _refuse_late(torch: Any) -> None:

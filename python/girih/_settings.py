@@ -15,6 +15,7 @@ from typing import Any
 
 from girih import _paths, _ranks
 from girih._errors import GirihError
+from girih._toolchain import release_of
 
 MODES: dict[str, str] = {
     "auto": "caches, watches, plans when two iterations agree, and follows the plan",
@@ -43,8 +44,9 @@ class Settings:
     the plan that a run in the mode `auto` has kept in `plan_dir`, if this is None."""
     plan_dir: str | None = None
     """Where plans are kept and looked for; None for nowhere."""
-    conf: str = ""
-    """Settings of the caching modes, in the words of PYTORCH_CUDA_ALLOC_CONF."""
+    conf: str | None = None
+    """Settings of the caching modes, in the words of PYTORCH_CUDA_ALLOC_CONF; None for what was
+    written there for PyTorch."""
     trace: str | None = None
     """Where the recording of this process goes at its end."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -87,10 +89,11 @@ class Settings:
             )
         return dataclasses.replace(self, plan=plan)
 
-    def for_heaps(self, *, key: str, torch: str) -> str:
+    def for_heaps(self, *, key: str, torch: str, environ: Mapping[str, str] = os.environ) -> str:
         """The JSON object that configures the heaps.
 
-        `key` names program and rank, `torch` is the release: small choices differ by it.
+        `key` names program and rank, `torch` is the release: small choices differ by it, and so
+        does where PyTorch looks for its settings.
         """
         heaps = {name: value for name, value in self.options.items() if name not in _PYTHON_OPTIONS}
         return json.dumps(
@@ -98,6 +101,7 @@ class Settings:
             | {
                 "mode": self.mode,
                 "conf": self.conf,
+                "torch_conf": torch_conf(release_of(torch), environ),
                 "plan": self.plan,
                 "plan_dir": self.plan_dir,
                 "key": key,
@@ -118,23 +122,25 @@ def make(
     options: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Settings from what a user wrote. What was left out comes from where PyTorch looks too."""
+    """Settings from what a user wrote."""
     if plan_dir is None or plan_dir is True:
         plan_dir = cache_dir(environ) / "plans"
     return Settings(
         mode=mode,
         plan=None if plan is None else _paths.absolute(plan, environ),
         plan_dir=None if plan_dir is False else str(Path(plan_dir).absolute()),
-        conf=torch_conf(environ) if conf is None else conf,
+        conf=conf,
         trace=None if trace is None else str(Path(trace).absolute()),
         options=dict(options or {}),
     )
 
 
-def torch_conf(environ: Mapping[str, str] = os.environ) -> str:
-    """The allocator settings that were written for PyTorch."""
-    # PYTORCH_ALLOC_CONF is the name from torch 2.9 on, and goes first there.
-    return environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+def torch_conf(release: tuple[int, int], environ: Mapping[str, str] = os.environ) -> str:
+    """The allocator settings that were written for PyTorch, as this release of it finds them."""
+    # The last name came with 2.10, and is looked at last. A variable that is set to nothing counts.
+    later = ("PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if release >= (2, 10) else ()
+    texts = (environ.get(name) for name in ("PYTORCH_CUDA_ALLOC_CONF", *later))
+    return next((text for text in texts if text is not None), "")
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:

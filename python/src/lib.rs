@@ -24,8 +24,8 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 mod native {
     #[pymodule_export]
     use super::{
-        abi, check_settings, configure, finish, keep_in_one_handle, mark, plan, plan_file, report,
-        save_trace, shim_sources, take_warnings,
+        abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,
+        plan_file, report, save_trace, shim_sources, take_warnings,
     };
 }
 
@@ -46,6 +46,13 @@ fn configure(py: Python<'_>, options: &str) -> PyResult<()> {
 #[pyfunction]
 fn check_settings(py: Python<'_>, options: &str) -> PyResult<()> {
     py.detach(|| control::check_settings(options)).map_err(PyValueError::new_err)
+}
+
+/// Changes the settings of the caching allocator while the program runs. What the mode does not let
+/// it change is a ValueError.
+#[pyfunction]
+fn change_settings(py: Python<'_>, text: &str) -> PyResult<()> {
+    py.detach(|| control::change_settings(text)).map_err(PyValueError::new_err)
 }
 
 /// Tells every heap that the program has come to a point. `kind` is a name of the marks file

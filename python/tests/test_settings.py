@@ -35,10 +35,43 @@ def test_an_environment_without_a_mode_says_nothing():
     assert _settings.from_environ({"GIRIH_CONF": "x"}) is None
 
 
+def heaps_of(settings, torch: str, **environ: str):
+    return json.loads(settings.for_heaps(key="k", torch=torch, environ=environ))
+
+
 def test_what_was_written_for_pytorch_holds_unless_something_else_is_said():
+    text = "expandable_segments:True"
+    inherited = heaps_of(_settings.make(), "2.11.0", PYTORCH_CUDA_ALLOC_CONF=text)
+    assert (inherited["conf"], inherited["torch_conf"]) == (None, text)
+    assert heaps_of(_settings.make(conf=""), "2.11.0", PYTORCH_CUDA_ALLOC_CONF=text)["conf"] == ""
+
+
+def test_a_launcher_leaves_pytorchs_settings_where_they_are():
     environ = HOME | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert _settings.make(environ=environ).conf == "expandable_segments:True"
-    assert _settings.make(conf="", environ=environ).conf == ""
+    _settings.to_environ(_settings.make(environ=environ), environ)
+    assert "GIRIH_CONF" not in environ
+    _settings.to_environ(_settings.make(conf="", environ=environ), environ)
+    assert environ["GIRIH_CONF"] == ""
+
+
+@pytest.mark.parametrize("torch", ["2.6.0", "2.7.1", "2.8.0", "2.9.1"])
+def test_before_2_10_pytorch_looks_at_one_variable(torch):
+    old = {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}
+    others = {"PYTORCH_HIP_ALLOC_CONF": "b:1", "PYTORCH_ALLOC_CONF": "c:1"}
+    assert heaps_of(_settings.make(), torch, **old, **others)["torch_conf"] == "a:1"
+    assert heaps_of(_settings.make(), torch, **others)["torch_conf"] == ""
+
+
+@pytest.mark.parametrize("torch", ["2.10.0", "2.11.0+cu130", "2.15.0", "3.0"])
+def test_from_2_10_on_the_oldest_name_goes_first(torch):
+    names = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+    for first in range(3):
+        environ = {name: f"{name}:1" for name in names[first:]}
+        found = heaps_of(_settings.make(), torch, **environ)["torch_conf"]
+        assert found == f"{names[first]}:1"
+    # Set to nothing it is set.
+    empty = {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "c:1"}
+    assert heaps_of(_settings.make(), torch, **empty)["torch_conf"] == ""
 
 
 def test_an_unknown_mode_is_refused_with_those_that_there_are():

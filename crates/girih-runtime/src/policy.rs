@@ -3,6 +3,7 @@
 use girih_trace::{Action, BlockState, Event, Mark, PoolId, StackId, StreamId};
 use thiserror::Error;
 
+use crate::caching::Config;
 use crate::device::{Address, Device, DeviceError};
 use crate::stats::Stats;
 
@@ -356,6 +357,17 @@ pub trait Policy: Send {
     /// (`max_split_size_mb`).
     fn max_split_size(&self) -> u64 {
         u64::MAX
+    }
+
+    /// Changes the settings of the caching allocator inside between two operations
+    /// (`_accelerator_setAllocatorSettings`). The memory limit, the order of equal blocks and what
+    /// PyTorch has no setting for stay as they are, and so does memory that is held. A policy
+    /// without a caching allocator ignores it.
+    ///
+    /// # Errors
+    /// What the device refused on the way; the settings hold all the same.
+    fn configure(&mut self, _env: &mut Env<'_>, _config: &Config) -> Result<(), AllocError> {
+        Ok(())
     }
 
     /// What a private pool holds now (`getCheckpointState`).

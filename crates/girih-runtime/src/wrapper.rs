@@ -15,6 +15,7 @@
 
 use girih_trace::{Mark, PoolId, StreamId};
 
+use crate::caching::Config;
 use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
     Restored, SegmentView,
@@ -131,6 +132,7 @@ wrapper! {
         fn mark(mark: &Mark) -> Result<(), AllocError>;
         fn release_pool(pool: PoolId) -> Result<(), AllocError>;
         fn empty_pool(pool: PoolId) -> Result<(), AllocError>;
+        fn configure(config: &Config) -> Result<(), AllocError>;
         fn restore(checkpoint: &Checkpoint) -> Result<Restored, AllocError>;
     }
 }
@@ -140,7 +142,7 @@ mod tests {
     use girih_trace::{Action, Event, MarkKind};
 
     use super::*;
-    use crate::caching::{Caching, Config};
+    use crate::caching::Caching;
     use crate::sim::SimDevice;
 
     /// Counts operations, and changes nothing.

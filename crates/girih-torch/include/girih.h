@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 2
+#define GIRIH_ABI 3
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -95,6 +95,29 @@ girih_status girih_memory_fraction(int32_t device, double *fraction);
 girih_status girih_largest_free(int32_t device, uint64_t *size);
 /* `peer` may access the memory of `device`, present and future. */
 girih_status girih_enable_peer(int32_t device, int32_t peer);
+
+/* ---- settings ---- */
+
+/* Changes the settings of the caching allocator, of all heaps present and future. `text` is in the
+ * words of PYTORCH_CUDA_ALLOC_CONF: splitting, rounding and garbage collection return to their
+ * defaults first, what else it does not name stays, and what is not known is left out. Memory that is
+ * held stays as it is. GIRIH_UNSUPPORTED if the mode has no such setting: then nothing has changed. */
+girih_status girih_change_settings(const char *text);
+
+typedef struct girih_settings {
+  /* UINT64_MAX without a limit. */
+  uint64_t max_split_size;
+  /* 0 is off. */
+  double garbage_collection_threshold;
+  /* By power of two from 1 MiB on; 0 is off. */
+  uint32_t roundup_power2_divisions[16];
+  /* Segments are expandable, or stitched. */
+  bool expandable_segments;
+} girih_settings;
+/* The settings that hold now. */
+girih_status girih_get_settings(girih_settings *settings);
+/* The text that was set last. Never null; valid until the next call of this thread. */
+const char *girih_settings_text(void);
 
 /* ---- pools ---- */
 

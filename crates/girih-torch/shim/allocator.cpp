@@ -152,9 +152,7 @@ void* GirihAllocator::take(c10::DeviceIndex device, size_t size, cudaStream_t st
 
 void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   if (request.size >= kOneExbibyte) {
-    throw_out_of_memory(
-        "CUDA out of memory. Tried to allocate " + std::to_string(request.size) +
-        " bytes, which is more than 1 EiB: the size is likely to have overflowed.");
+    throw_out_of_memory("CUDA out of memory. Tried to allocate more than 1EB memory.");
   }
   if ((flags_now & kScopes) != 0) {
     request.pool = scopes_.pool_for(request.device, request.stream);

@@ -5,6 +5,8 @@
 // CUDA starts, for a block is freed by whoever gave it and statistics do not move over.
 #include "allocator.h"
 
+#include "settings.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -49,6 +51,7 @@ void install() {
     allocator.enable(false);
   }
   std::atexit(&note_exit);
+  follow_settings();
   torch_cuda::allocator.store(&allocator);
   // 1 is above the priority of torch's own, which is there already.
   c10::SetAllocator(c10::DeviceType::CUDA, &allocator, 1);

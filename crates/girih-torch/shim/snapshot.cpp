@@ -6,6 +6,7 @@
 #include "allocator.h"
 
 #include "error.h"
+#include "settings.h"
 
 #include <c10/util/Exception.h>
 
@@ -43,36 +44,6 @@ void visit_segments(c10::DeviceIndex device, Visit visit) {
   }
 }
 
-AllocatorConfigInfo config_info() {
-#if GIRIH_TORCH_FROM(2, 10)
-  using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
-#else
-  using Config = torch_cuda::CUDAAllocatorConfig;
-#endif
-  using CudaConfig = torch_cuda::CUDAAllocatorConfig;
-  AllocatorConfigInfo info{};
-  info.garbage_collection_threshold = Config::garbage_collection_threshold();
-  info.max_split_size = Config::max_split_size();
-  info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
-#if GIRIH_TORCH_FROM(2, 10)
-  info.expandable_segments = Config::use_expandable_segments();
-#else
-  info.expandable_segments = Config::expandable_segments();
-#endif
-  info.release_lock_on_malloc = CudaConfig::release_lock_on_cudamalloc();
-  info.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();
-#if GIRIH_TORCH_FROM(2, 9)
-  info.graph_capture_record_stream_reuse = CudaConfig::graph_capture_record_stream_reuse();
-#endif
-  info.last_allocator_settings = Config::last_allocator_settings();
-  info.roundup_power2_divisions = Config::roundup_power2_divisions();
-#if GIRIH_TORCH_FROM(2, 13)
-  info.max_round_threshold = Config::pinned_max_round_threshold();
-  info.max_cached_size = Config::pinned_max_cached_size();
-#endif
-  return info;
-}
-
 } // namespace
 
 SnapshotInfo GirihAllocator::take_snapshot(girih_pool pool, bool include_traces) {
@@ -93,7 +64,7 @@ SnapshotInfo GirihAllocator::take_snapshot(girih_pool pool, bool include_traces)
     history_.note_snapshot(device, active, pool);
   }
   snapshot.external_annotations = history_.annotations(clock);
-  snapshot.config_metadata = config_info();
+  snapshot.config_metadata = settings_info();
   return snapshot;
 }
 

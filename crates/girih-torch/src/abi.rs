@@ -5,7 +5,8 @@
 //! and the heap that it came from refuses all further work.
 //!
 //! One file for each part of the header: `types` what both sides share, `error` the thread's last
-//! error, `blocks` life and blocks, `memory` what is held, `pools` pools and checkpoints, `view`
+//! error, `blocks` life and blocks, `memory` what is held, `settings` what a program
+//! changes, `pools` pools and checkpoints, `view`
 //! statistics and layout, `sink` events, `ipc` other processes.
 
 #![expect(unsafe_code, reason = "a C interface has names of its own and takes pointers")]
@@ -15,6 +16,7 @@ mod error;
 pub mod ipc;
 pub mod memory;
 pub mod pools;
+pub mod settings;
 mod sink;
 mod types;
 pub mod view;
@@ -22,10 +24,10 @@ pub mod view;
 pub use self::error::{girih_last_error, girih_last_oom};
 pub use self::ipc::IPC_BYTES;
 pub use self::sink::{Sink, SinkFunction, girih_set_sink};
-pub use self::types::{Block, Event, Oom, Pool, Segment, Stat, Stats, Status, Visitor};
+pub use self::types::{Block, Event, Oom, Pool, Segment, Settings, Stat, Stats, Status, Visitor};
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 
 /// The interface that this library has.
 #[unsafe(no_mangle)]

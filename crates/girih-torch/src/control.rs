@@ -38,6 +38,15 @@ pub fn check_settings(options_json: &str) -> Result<(), String> {
     Settings::parse(options_json).map(drop)
 }
 
+/// Changes the settings of the caching allocator while the program runs, in the words of
+/// `PYTORCH_CUDA_ALLOC_CONF`: see [`Settings::changed`].
+///
+/// # Errors
+/// If the mode has no such setting; then nothing has changed.
+pub fn change_settings(text: &str) -> Result<(), String> {
+    heaps::change_settings(text).map_err(|error| error.to_string())
+}
+
 /// Tells every heap that a step, a phase or a module begins or ends. `kind` is a name of the marks
 /// file (`step`, `forward`, `optimizer`, ...); another becomes an annotation. `name` is the
 /// microbatch, the module, or the text; it may be empty. A heap that is made later in the same step
@@ -88,6 +97,8 @@ pub fn report_of(heap: &Heap) -> Result<String, String> {
 /// What users should be told and were not yet: each sentence comes once, though several devices
 /// have it.
 pub fn take_warnings() -> Vec<String> {
+    /// Warnings that a process is told; whoever has read so many needs no more.
+    const TOLD_MAX: usize = 1000;
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let take = |heap: &Heap| {
         heap.with(|state| {
@@ -96,10 +107,11 @@ pub fn take_warnings() -> Vec<String> {
             Ok(warnings)
         })
     };
-    let warnings = heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default());
+    let of_heaps = heaps::all().flat_map(|(_, heap)| take(heap).unwrap_or_default());
+    let warnings = heaps::take_warnings().into_iter().chain(of_heaps);
     // What it holds is written whole: a panic of another holder leaves it right.
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    warnings.filter(|warning| told.insert(warning.clone())).collect()
+    warnings.filter(|warning| told.len() < TOLD_MAX && told.insert(warning.clone())).collect()
 }
 
 /// Writes what was recorded of a device to a trace file. Returns the number of events.

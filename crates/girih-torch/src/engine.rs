@@ -52,11 +52,7 @@ impl Engine {
             Mode::Gmlake => {
                 Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
             }
-            Mode::Profile | Mode::Phantom => {
-                // Without mapped memory, these modes work on every device.
-                let config = Config { expandable_segments: false, ..settings.config.clone() };
-                Engine::Direct(Box::new(Direct::new(Caching::new(config))))
-            }
+            Mode::Profile | Mode::Phantom => Engine::Direct(Box::new(Direct::new(*caching()))),
             Mode::Auto => {
                 let kept = kept::to_read(settings, gpu);
                 let plan = kept.map(|path| match read_plan(&path, room) {

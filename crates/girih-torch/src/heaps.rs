@@ -22,7 +22,7 @@ use girih_trace::MarkKind;
 
 use crate::abi::Sink;
 use crate::early::EarlyMarks;
-use crate::error::{Outcome, unknown};
+use crate::error::{Outcome, unknown, unsupported};
 use crate::heap::{Heap, check_fraction};
 use crate::settings::Settings;
 
@@ -44,13 +44,25 @@ static ONLY: AtomicUsize = AtomicUsize::new(NONE);
 const NONE: usize = usize::MAX;
 const SEVERAL: usize = usize::MAX - 1;
 /// What a heap that is made begins with. Held while one is made, so that none misses a change.
-static EARLY: Mutex<Early> = Mutex::new(Early { sink: None, marks: EarlyMarks::new() });
+static EARLY: Mutex<Early> =
+    Mutex::new(Early { sink: None, marks: EarlyMarks::new(), changed: None, warnings: Vec::new() });
 
 struct Early {
     /// Where events go.
     sink: Option<Sink>,
     /// What the program has marked in the present iteration.
     marks: EarlyMarks,
+    /// The settings as the program has changed them last, if it has.
+    changed: Option<Settings>,
+    /// What a user should be told of changed settings.
+    warnings: Vec<String>,
+}
+
+impl Early {
+    /// The settings that hold now.
+    fn settings(&self) -> &Settings {
+        self.changed.as_ref().unwrap_or_else(|| settings())
+    }
 }
 
 thread_local! {
@@ -66,10 +78,37 @@ thread_local! {
 pub(crate) fn configure(settings: Settings) -> Result<(), String> {
     let too_late = "Girih is configured already; its settings can be chosen once, before the first \
                     request for GPU memory";
-    SETTINGS.set(settings).map_err(|_| too_late.to_owned())
+    let warnings = settings.warnings.clone();
+    SETTINGS.set(settings).map_err(|_| too_late.to_owned())?;
+    early().warnings.extend(warnings);
+    Ok(())
 }
 
-/// The settings, which can no longer change.
+/// Changes the settings of the caching allocator, of the heaps that there are and of those to come:
+/// see [`Settings::changed`].
+///
+/// # Errors
+/// If the mode has no such setting: then nothing has changed. Or after a panic inside a heap.
+pub(crate) fn change_settings(text: &str) -> Outcome<()> {
+    let mut early = early();
+    let changed = early.settings().changed(text).map_err(unsupported)?;
+    early.warnings.extend(changed.warnings.iter().cloned());
+    let config = changed.config.clone();
+    early.changed = Some(changed);
+    each(|heap| heap.configure(&config))
+}
+
+/// What `look` makes of the settings that hold now.
+pub(crate) fn with_settings<T>(look: impl FnOnce(&Settings) -> T) -> T {
+    look(early().settings())
+}
+
+/// What a user should be told of settings and was not yet.
+pub(crate) fn take_warnings() -> Vec<String> {
+    std::mem::take(&mut early().warnings)
+}
+
+/// The settings of the beginning, which can no longer change.
 pub(crate) fn settings() -> &'static Settings {
     SETTINGS.get_or_init(Settings::default)
 }
@@ -153,7 +192,7 @@ fn make(device: i32) -> Outcome<&'static Heap> {
     let number = number(device)?;
     let (early, place) = (early(), &HEAPS[number]);
     if place.get().is_none() {
-        let heap = Heap::new(device as u32, settings())?;
+        let heap = Heap::new(device as u32, early.settings())?;
         heap.set_sink(early.sink)?;
         let fraction = f64::from_bits(FRACTIONS[number].load(Ordering::Relaxed));
         if !fraction.is_nan() {

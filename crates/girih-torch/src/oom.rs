@@ -1,18 +1,25 @@
 //! Out of memory, as a user reads it: what was asked for, who holds the memory, what is free and
 //! why it did not serve, and what would help. One screen.
 //!
-//! The first words are PyTorch's own: programs look for them to try again with a smaller batch.
+//! The first sentence is PyTorch's own: programs search it, to try again with a smaller batch or to
+//! read its numbers. Girih's reasons follow.
+
+mod sentence;
 
 use std::fmt::Write as _;
 
 use girih_runtime::caching::Config;
-use girih_runtime::caching::rounding::{SMALL_SIZE, round_size};
+use girih_runtime::caching::rounding::{MAX_REQUEST, SMALL_SIZE, round_size};
 use girih_runtime::waste::{Viewpoint, Waste, waste};
 use girih_runtime::{AllocError, MemoryInfo, Policy, Request};
-use girih_trace::BlockState;
+use girih_trace::{BlockState, PoolId};
 
-use crate::settings::Mode;
+use self::sentence::Sentence;
+use crate::settings::{Mode, Release};
 use crate::units::{exact, short};
+
+/// PyTorch's sentence for a size of 1 EiB and more, which the shim throws itself.
+const MORE_THAN_AN_EXBIBYTE: &str = "CUDA out of memory. Tried to allocate more than 1EB memory.";
 
 /// A request that got nothing, in numbers and as a text.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,6 +49,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) device: i32,
     pub(crate) mode: Mode,
     pub(crate) config: &'a Config,
+    /// The release of torch whose text it is.
+    pub(crate) release: Release,
     pub(crate) info: MemoryInfo,
     /// The driver's handle of the request's stream.
     pub(crate) stream: u64,
@@ -64,6 +73,7 @@ pub(crate) fn explain(
         needed,
         limit,
         allocated: stats.allocated_bytes.all.current,
+        in_private_pools: in_private_pools(policy),
         reserved: stats.reserved_bytes.all.current,
         waste: look(policy, request, scene.config),
         largest: largest_free(policy),
@@ -94,6 +104,18 @@ pub(crate) fn largest_free(policy: &dyn Policy) -> u64 {
     largest
 }
 
+/// Bytes that the program has in use in private pools.
+fn in_private_pools(policy: &dyn Policy) -> u64 {
+    let mut bytes = 0;
+    policy.visit(&mut |segment, blocks| {
+        if segment.pool != PoolId::DEFAULT {
+            let in_use = blocks.iter().filter(|block| block.state == BlockState::Allocated);
+            bytes += in_use.map(|block| block.size).sum::<u64>();
+        }
+    });
+    bytes
+}
+
 /// The waste with the eyes of the request.
 fn look(policy: &dyn Policy, request: Request, config: &Config) -> Waste {
     let rounded = |size| round_size(size, &config.roundup_power2_divisions);
@@ -112,6 +134,7 @@ struct Story<'a> {
     needed: u64,
     limit: u64,
     allocated: u64,
+    in_private_pools: u64,
     reserved: u64,
     waste: Waste,
     largest: u64,
@@ -126,13 +149,31 @@ impl Story<'_> {
     }
 
     fn tell(&mut self) {
-        let Scene { device, info, stream, .. } = *self.scene;
+        if self.request.size >= MAX_REQUEST {
+            // A size that has overflowed: there is nothing to explain.
+            self.text.push_str(MORE_THAN_AN_EXBIBYTE);
+            return;
+        }
+        let Scene { device, mode, config, release, info, stream } = *self.scene;
+        let is_plain = mode == Mode::Native && !config.expandable_segments;
+        let sentence = Sentence {
+            needed: self.needed,
+            device,
+            total: info.total,
+            free: info.free,
+            allowed: (self.limit < u64::MAX).then_some(self.limit),
+            allocated: self.allocated,
+            in_private_pools: self.in_private_pools,
+            reserved: self.reserved,
+            advice: is_plain.then_some(release),
+        };
+        self.line(format_args!("{sentence}"));
         self.line(format_args!(
-            "CUDA out of memory. Tried to allocate {} on device {device}, stream {stream:#x}.",
-            exact(self.request.size)
+            "Girih was asked for {} on stream {stream:#x}. The device has {}:",
+            exact(self.request.size),
+            exact(info.total)
         ));
         let elsewhere = info.total.saturating_sub(info.free).saturating_sub(self.reserved);
-        self.line(format_args!("The device has {}:", exact(info.total)));
         self.row(info.free, "free");
         self.row(elsewhere, "held outside Girih: other processes, the CUDA context, NCCL, cuBLAS");
         self.row(self.reserved, "held by Girih's heap, and of this");
@@ -292,7 +333,8 @@ mod tests {
         let request = request(asked, 0);
         let error = policy.allocate(&mut env, request).unwrap_err();
         let info = device.memory_info();
-        let scene = Scene { device: 1, mode, config: &config, info, stream: 0 };
+        let release = Release(2, 11);
+        let scene = Scene { device: 1, mode, config: &config, release, info, stream: 0 };
         explain(&policy, request, &error, &scene).text
     }
 

@@ -1,11 +1,16 @@
 //! How the heaps of this process behave: what a user, or the Python package for him, chose.
 //!
-//! Settings come as one JSON object, are checked as a whole, and do not change after the first
-//! request. A key that is not known is an error: a typing mistake must not be ignored in silence.
+//! Settings come as one JSON object and are checked as a whole, before the first request. A key that
+//! is not known is an error: a typing mistake must not be ignored in silence. What was written for
+//! PyTorch, in its own variable, is PyTorch's to refuse; what Girih does not know of it is left out,
+//! and the user is told.
+//!
+//! Later a program may change the settings of the caching allocator alone, as it may PyTorch's
+//! ([`Settings::changed`]).
 
 use std::path::PathBuf;
 
-use girih_runtime::caching::{Config, TieOrder};
+use girih_runtime::caching::{Config, ConfigError, TieOrder};
 use girih_runtime::gmlake;
 use serde::Deserialize;
 
@@ -47,6 +52,11 @@ impl Mode {
         }
     }
 
+    /// True for the modes in which a program decides whether segments are expandable.
+    pub(crate) fn leaves_segments_to_the_program(self) -> bool {
+        matches!(self, Mode::Native | Mode::Expandable)
+    }
+
     /// True for the modes whose purpose is the recording.
     fn records(self) -> bool {
         matches!(self, Mode::Profile | Mode::Phantom)
@@ -55,6 +65,21 @@ impl Mode {
 
 /// Bytes of the host that the recording of a device may take, if nobody chooses: 50 million events.
 const RECORD_BYTES: u64 = 2_000_000_000;
+
+/// A release of torch: major and minor number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Release(pub u32, pub u32);
+
+impl Release {
+    /// The newest release that is known, taken where none is named.
+    pub const NEWEST: Release = Release(2, 15);
+
+    /// Of a version (`2.11.0+cu130`); none if that is no version.
+    pub fn of(version: &str) -> Option<Release> {
+        let mut numbers = version.split('.').map(|number| number.parse().ok());
+        Some(Release(numbers.next()??, numbers.next()??))
+    }
+}
 
 /// A simulated device in the place of a GPU, for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -78,6 +103,10 @@ pub struct Settings {
     pub mode: Mode,
     /// The settings of the caching allocator, for the modes that have one inside.
     pub config: Config,
+    /// The text that `config` was read from last.
+    pub conf: String,
+    /// The release of torch that the heaps serve.
+    pub release: Release,
     /// The plan file of the mode `plan`. `{device}` in it stands for the device's number.
     pub plan: Option<PathBuf>,
     /// Where `auto` keeps its plans; none are kept without it.
@@ -96,6 +125,8 @@ pub struct Settings {
     pub gmlake: gmlake::Config,
     /// A device without a GPU.
     pub sim: Option<Simulated>,
+    /// What a user should be told of the text.
+    pub warnings: Vec<String>,
 }
 
 /// The settings as they are written.
@@ -103,7 +134,8 @@ pub struct Settings {
 #[serde(deny_unknown_fields, default)]
 struct Written {
     mode: Mode,
-    conf: String,
+    conf: Option<String>,
+    torch_conf: Option<String>,
     torch: Option<String>,
     plan: Option<PathBuf>,
     plan_dir: Option<PathBuf>,
@@ -130,7 +162,8 @@ impl Settings {
     /// |:--|:--|
     /// | `mode` | `native`, `expandable`, `stitch`, `gmlake`, `profile`, `phantom`, `plan`, `auto` (the default) |
     /// | `conf` | settings as in `PYTORCH_CUDA_ALLOC_CONF` |
-    /// | `torch` | the version of torch, whose order of equal blocks is followed |
+    /// | `torch_conf` | what was written there for PyTorch: if there is no `conf`, it holds as far as it is known |
+    /// | `torch` | the version of torch, whose order of equal blocks and whose texts are followed |
     /// | `plan` | the plan file of the mode `plan` |
     /// | `plan_dir` | where `auto` keeps its plans |
     /// | `key` | what the run is, for `auto` |
@@ -151,21 +184,38 @@ impl Settings {
     }
 
     fn from_written(written: Written) -> Result<Settings, String> {
-        let Written { mode, conf, torch, plan, plan_dir, key, record, .. } = written;
+        let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
         let Written { record_bytes, phantom_capacity, stitch, gmlake_limit, .. } = written;
         let Written { sim, plans_by_gpu, .. } = written;
-        let mut config = Config::parse(&conf).map_err(|error| error.to_string())?;
+        let (conf, is_for_girih) =
+            conf.map_or_else(|| (torch_conf.unwrap_or_default(), false), |conf| (conf, true));
+        let mut config = Config::default();
+        let said = config.apply_known(&conf);
+        // Who names another backend does not want to be served by this one.
+        let is_wrong = |said: &&ConfigError| match said {
+            ConfigError::Value { key, .. } if key == "backend" => true,
+            said => is_for_girih && !said.is_remark(),
+        };
+        if let Some(error) = said.iter().find(is_wrong) {
+            return Err(error.to_string());
+        }
+        let mut release = Release::NEWEST;
         if let Some(torch) = torch {
-            config.tie_order = TieOrder::of_torch(&torch).ok_or_else(|| {
+            let known = Release::of(&torch).zip(TieOrder::of_torch(&torch));
+            (release, config.tie_order) = known.ok_or_else(|| {
                 format!("the settings of Girih: torch is {torch:?}, must be a version like 2.11.0")
             })?;
         }
         match mode {
             Mode::Native => {}
-            // Beside GMLake's blocks are PyTorch's segments, as in the published code.
-            Mode::Gmlake => config.expandable_segments = false,
-            _ => config.expandable_segments = true,
+            // Beside GMLake's blocks are PyTorch's segments, as in the published code; and without
+            // mapped memory the modes that record work on every device.
+            Mode::Gmlake | Mode::Profile | Mode::Phantom => config.expandable_segments = false,
+            Mode::Expandable | Mode::Stitch | Mode::Plan | Mode::Auto => {
+                config.expandable_segments = true;
+            }
         }
+        config.own_order = !matches!(mode, Mode::Native | Mode::Gmlake);
         config.stitches = match mode {
             Mode::Auto | Mode::Plan => stitch.unwrap_or(true),
             Mode::Stitch => true,
@@ -179,9 +229,12 @@ impl Settings {
         }
         let record = record.unwrap_or(false) || mode.records();
         let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
+        let warnings = warnings(mode, &config, &said);
         Ok(Settings {
             mode,
             config,
+            conf,
+            release,
             plan,
             plan_dir,
             key,
@@ -191,8 +244,48 @@ impl Settings {
             phantom_capacity,
             gmlake,
             sim,
+            warnings,
         })
     }
+
+    /// The settings after a program has set `text` at run time, in the words of
+    /// `PYTORCH_CUDA_ALLOC_CONF`, with warnings for this text alone. Splitting, rounding and garbage
+    /// collection return to their defaults first, as in PyTorch; the memory fraction is of the
+    /// beginning alone.
+    ///
+    /// # Errors
+    /// If it would turn expandable segments on or off in a mode in which Girih decides that.
+    pub fn changed(&self, text: &str) -> Result<Settings, String> {
+        let mut config = self.config.clone();
+        let said = config.apply_known(text);
+        config.memory_fraction = self.config.memory_fraction;
+        let is_expandable = self.config.expandable_segments;
+        if config.expandable_segments != is_expandable
+            && !self.mode.leaves_segments_to_the_program()
+        {
+            let (mode, word) = (self.mode.name(), if is_expandable { "True" } else { "False" });
+            return Err(format!(
+                "expandable_segments is {word} in Girih's mode `{mode}` and cannot change while the \
+                 program runs; the modes `native` and `expandable` let it. Nothing was changed."
+            ));
+        }
+        let warnings = warnings(self.mode, &config, &said);
+        Ok(Settings { config, conf: text.to_owned(), warnings, ..self.clone() })
+    }
+}
+
+/// What a user should be told of settings that were read, with what was said when they were.
+fn warnings(mode: Mode, config: &Config, said: &[ConfigError]) -> Vec<String> {
+    let mut warnings: Vec<String> = said.iter().map(|said| format!("{said}.")).collect();
+    let own_pages = config.expandable_page_size.is_some() || config.expandable_reserve.is_some();
+    if config.stitches && own_pages {
+        warnings.push(format!(
+            "allocator settings: expandable_segments_page_size and expandable_segments_reserve have \
+             no effect in the mode `{}`: where holes are stitched, Girih chooses pages and addresses.",
+            mode.name()
+        ));
+    }
+    warnings
 }
 
 /// The settings of GMLake: those of the paper, but for the limit that a user may choose.
@@ -253,6 +346,68 @@ mod tests {
         assert_eq!(chosen.gmlake.fragmentation_limit, 2 << 20);
         let expandable = of(r#"{"mode": "gmlake", "conf": "expandable_segments:True"}"#);
         assert!(!expandable.config.expandable_segments && !expandable.config.stitches);
+    }
+
+    #[test]
+    fn what_was_written_for_pytorch_holds_as_far_as_it_is_known() {
+        let text = "later_key:1,max_split_size_mb:64,release_lock_on_cudamalloc:True";
+        let of = |json: String| Settings::parse(&json);
+        let settings = of(format!(r#"{{"mode": "native", "torch_conf": "{text}"}}"#)).unwrap();
+        assert_eq!(settings.config.max_split_size, 64 << 20);
+        assert_eq!((settings.warnings.len(), settings.conf.as_str()), (2, text));
+        assert!(settings.warnings[0].contains("unknown key `later_key`"));
+        assert!(
+            settings.warnings[1].contains("release_lock_on_cudamalloc (byte 33) has no effect")
+        );
+        // For Girih it is a mistake, and it goes first.
+        let refused = of(format!(r#"{{"conf": "{text}"}}"#)).unwrap_err();
+        assert!(refused.contains("later_key"), "{refused}");
+        let both = of(format!(r#"{{"conf": "", "torch_conf": "{text}"}}"#)).unwrap();
+        assert_eq!(both.config.max_split_size, u64::MAX);
+        let other = of(r#"{"torch_conf": "backend:cudaMallocAsync"}"#.to_owned()).unwrap_err();
+        assert!(other.contains("leaves placement to CUDA"), "{other}");
+    }
+
+    #[test]
+    fn pages_of_a_chosen_size_are_of_the_modes_that_do_not_stitch() {
+        let conf = r#""conf": "expandable_segments_page_size:4194304"}"#;
+        let of = |mode: &str| Settings::parse(&format!(r#"{{"mode": "{mode}", {conf}"#)).unwrap();
+        assert_eq!(of("expandable").config.expandable_page_size, Some(4 << 20));
+        assert!(of("expandable").warnings.is_empty());
+        assert!(of("stitch").warnings[0].contains("Girih chooses pages"), "it is not fatal");
+    }
+
+    #[test]
+    fn a_program_changes_what_its_mode_leaves_to_it() {
+        let of = |mode: &str| Settings::parse(&format!(r#"{{"mode": "{mode}"}}"#)).unwrap();
+        let on = of("native").changed("expandable_segments:True").unwrap();
+        assert!(on.config.expandable_segments && on.conf == "expandable_segments:True");
+        assert!(on.changed("").unwrap().config.expandable_segments, "what is not named stays");
+        assert!(
+            !of("expandable")
+                .changed("expandable_segments:False")
+                .unwrap()
+                .config
+                .expandable_segments
+        );
+        for (mode, word, other) in [
+            ("auto", "True", "False"),
+            ("stitch", "True", "False"),
+            ("profile", "False", "True"),
+            ("gmlake", "False", "True"),
+        ] {
+            let now = of(mode);
+            let set = |word: &str| now.changed(&format!("expandable_segments:{word}"));
+            assert!(set(word).is_ok(), "{mode}");
+            let refused = set(other).unwrap_err();
+            let says = format!("is {word} in Girih's mode `{mode}` and cannot change");
+            assert!(refused.contains(&says), "{refused}");
+            let limit = now.changed("max_split_size_mb:64").unwrap().config.max_split_size;
+            assert_eq!(limit, 64 << 20, "{mode}");
+        }
+        let share = of("native").changed("per_process_memory_fraction:0.5,later:1").unwrap();
+        assert_eq!(share.config.memory_fraction, 1.0);
+        assert_eq!(share.warnings.len(), 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use girih_torch::abi::{self, blocks, ipc, memory, pools, view};
+use girih_torch::abi::{self, blocks, ipc, memory, pools, settings, view};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -109,6 +109,9 @@ fn functions() -> Vec<(&'static str, *const ())> {
         memory.girih_memory_fraction,
         memory.girih_largest_free,
         memory.girih_enable_peer,
+        settings.girih_change_settings,
+        settings.girih_get_settings,
+        settings.girih_settings_text,
         pools.girih_pool_create,
         pools.girih_pool_release,
         pools.girih_pool_use_count,
@@ -150,6 +153,10 @@ fn layout() -> Vec<(String, usize)> {
         "girih_pool" abi::Pool { first, second }
         "girih_oom" abi::Oom {
             device, requested, allocated, reserved, device_free, device_total
+        }
+        "girih_settings" abi::Settings {
+            max_split_size, garbage_collection_threshold, roundup_power2_divisions,
+            expandable_segments
         }
         "girih_stat" abi::Stat { current, peak, allocated, freed }
         "girih_stats" abi::Stats {
@@ -240,6 +247,7 @@ fn rust_type(c: &str) -> String {
         "girih_status" => "Status",
         "girih_pool" => "Pool",
         "girih_oom" => "Oom",
+        "girih_settings" => "Settings",
         "girih_stats" => "Stats",
         "girih_checkpoint" => "HeapCheckpoint",
         "girih_sink" => "Option<SinkFunction>",

@@ -1,7 +1,8 @@
 //! The settings of PyTorch's allocator, and the reader of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
 //! Source: `AllocatorConfig.cpp` and `CUDAAllocatorConfig.cpp`. The text is `key:value,key:value`;
-//! a value is a number, `True` or `False`, or for `roundup_power2_divisions` a list in brackets.
+//! a value is a number, `True` or `False`, or for some keys a list in brackets. The keys are those of
+//! all releases from 2.6 to 2.15 together, and `expandable_segments_page_size` of later ones.
 
 use thiserror::Error;
 
@@ -46,11 +47,37 @@ impl TieOrder {
     }
 }
 
+/// How many addresses an expandable segment reserves (`expandable_segments_reserve`).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Reserve {
+    /// A share of the device.
+    Share(f64),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+impl Reserve {
+    /// Bytes on a device of `total` bytes. What does not fit 64 bits becomes the most that does.
+    pub fn bytes(self, total: u64) -> u64 {
+        match self {
+            Reserve::Share(share) => (share * total as f64) as u64,
+            Reserve::Bytes(bytes) => bytes,
+        }
+    }
+}
+
 /// The settings that move a block.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// Segments grow page by page in a reservation (`expandable_segments`).
     pub expandable_segments: bool,
+    /// Bytes of a page of expandable segments for requests of more than 1 MiB
+    /// (`expandable_segments_page_size`); none is [`Config::large_segment_size`]. Stitched segments
+    /// have pages of their own choice.
+    pub expandable_page_size: Option<u64>,
+    /// Addresses that an expandable segment reserves, if fewer than 9/8 of the device; a request for
+    /// more gets nothing (`expandable_segments_reserve`). Not for stitched segments.
+    pub expandable_reserve: Option<Reserve>,
     /// Blocks of this size and more are never split (`max_split_size_mb`). Bytes; [`u64::MAX`] is
     /// no limit.
     pub max_split_size: u64,
@@ -88,6 +115,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             expandable_segments: false,
+            expandable_page_size: None,
+            expandable_reserve: None,
             max_split_size: u64::MAX,
             max_non_split_rounding: LARGE_SEGMENT,
             large_segment_size: LARGE_SEGMENT,
@@ -141,10 +170,27 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: String,
     },
+    /// A key that is right, and asks for something that is not done. Reading goes on.
+    #[error("allocator settings: {key} (byte {byte}) has no effect: {reason}")]
+    NoEffect {
+        /// The key.
+        key: String,
+        /// Where it begins.
+        byte: usize,
+        /// Why not.
+        reason: &'static str,
+    },
+}
+
+impl ConfigError {
+    /// True if nothing is wrong with the text.
+    pub fn is_remark(&self) -> bool {
+        matches!(self, ConfigError::NoEffect { .. })
+    }
 }
 
 /// Every key that is accepted.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 23] = [
     "backend",
     "max_split_size_mb",
     "max_non_split_rounding_mb",
@@ -153,10 +199,15 @@ const KEYS: [&str; 18] = [
     "garbage_collection_threshold",
     "per_process_memory_fraction",
     "expandable_segments",
+    "expandable_segments_page_size",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
     "throw_on_cudamalloc_oom",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
     "graph_capture_record_stream_reuse",
     "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
     "pinned_num_register_threads",
     "pinned_use_background_threads",
     "pinned_reserve_segment_size_mb",
@@ -183,28 +234,32 @@ impl Config {
     /// # Errors
     /// As [`Config::parse`].
     pub fn apply(&mut self, text: &str) -> Result<(), ConfigError> {
-        let fresh = Config::default();
-        let mut config = Config {
-            max_split_size: fresh.max_split_size,
-            roundup_power2_divisions: fresh.roundup_power2_divisions,
-            garbage_collection_threshold: fresh.garbage_collection_threshold,
-            ..self.clone()
-        };
-        let mut split_limits = Vec::new();
-        for setting in (Settings { text, at: 0 }) {
-            let setting = setting?;
-            if matches!(setting.key, "max_split_size_mb" | "max_non_split_rounding_mb") {
-                split_limits.push(setting);
-            } else {
-                config.set(&setting)?;
-            }
-        }
-        // These two are compared with the segment size, which may stand anywhere in the text.
-        for setting in &split_limits {
-            config.set(setting)?;
+        let mut config = self.clone();
+        let said = config.apply_known(text);
+        if let Some(error) = said.into_iter().find(|said| !said.is_remark()) {
+            return Err(error);
         }
         *self = config;
         Ok(())
+    }
+
+    /// As [`Config::apply`], for a text that PyTorch has read, or will: what cannot be read here is
+    /// left out. Gives what was left out and what has no effect, to be told to the user.
+    pub fn apply_known(&mut self, text: &str) -> Vec<ConfigError> {
+        let fresh = Config::default();
+        self.max_split_size = fresh.max_split_size;
+        self.roundup_power2_divisions = fresh.roundup_power2_divisions;
+        self.garbage_collection_threshold = fresh.garbage_collection_threshold;
+        let (mut said, mut split_limits) = (Vec::new(), Vec::new());
+        for setting in (Settings { text, at: 0 }) {
+            match setting {
+                Ok(setting) if setting.is_split_limit() => split_limits.push(setting),
+                setting => said.extend(setting.and_then(|setting| self.set(&setting)).err()),
+            }
+        }
+        // These two are compared with the segment size, which may stand anywhere in the text.
+        said.extend(split_limits.iter().filter_map(|setting| self.set(setting).err()));
+        said
     }
 
     fn set(&mut self, setting: &Setting<'_>) -> Result<(), ConfigError> {
@@ -234,9 +289,28 @@ impl Config {
             }
             "expandable_segments" => self.expandable_segments = setting.boolean()?,
             "throw_on_cudamalloc_oom" => self.throw_on_cudamalloc_oom = setting.boolean()?,
+            "expandable_segments_page_size" => {
+                let inside = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(2 * MIB);
+                let allowed = "a multiple of 2 MiB, in bytes";
+                self.expandable_page_size = Some(setting.number(inside, allowed)?);
+            }
+            "expandable_segments_reserve" => self.expandable_reserve = Some(setting.reserve()?),
+            "expandable_segments_reserve_by_class" => {
+                return setting.no_effect("classes of streams are known to PyTorch alone");
+            }
+            "release_lock_on_cudamalloc" | "release_lock_on_hipmalloc" if setting.boolean()? => {
+                return setting.no_effect("a heap keeps its lock while it calls the driver");
+            }
+            "graph_capture_record_stream_reuse" if setting.boolean()? => {
+                return setting.no_effect(
+                    "what other streams use is free again when the capture has ended, not before",
+                );
+            }
             "release_lock_on_cudamalloc"
-            | "graph_capture_record_stream_reuse"
-            | "pinned_use_cuda_host_register"
+            | "release_lock_on_hipmalloc"
+            | "graph_capture_record_stream_reuse" => {}
+            "pinned_use_cuda_host_register"
+            | "pinned_use_hip_host_register"
             | "pinned_use_background_threads"
             | "pinned_free_catch_all" => drop(setting.boolean()?),
             "pinned_num_register_threads" => {
@@ -265,6 +339,15 @@ struct Setting<'a> {
 }
 
 impl Setting<'_> {
+    /// True if the value must be above the segment size.
+    fn is_split_limit(&self) -> bool {
+        matches!(self.key, "max_split_size_mb" | "max_non_split_rounding_mb")
+    }
+
+    fn no_effect<T>(&self, reason: &'static str) -> Result<T, ConfigError> {
+        Err(ConfigError::NoEffect { key: self.key.to_owned(), byte: self.byte, reason })
+    }
+
     fn refuse<T>(&self, allowed: &str) -> Result<T, ConfigError> {
         Err(ConfigError::Value {
             key: self.key.to_owned(),
@@ -290,6 +373,22 @@ impl Setting<'_> {
         match self.value.parse() {
             Ok(number) if inside(&number) => Ok(number),
             _ => self.refuse(allowed),
+        }
+    }
+
+    /// A share of the device, or GiB with a `G` behind the number.
+    fn reserve(&self) -> Result<Reserve, ConfigError> {
+        let (number, is_bytes) = match self.value.strip_suffix('G') {
+            Some(number) => (number, true),
+            None => (self.value, false),
+        };
+        match number.parse::<f64>() {
+            Ok(number) if number > 0.0 && number.is_finite() => Ok(if is_bytes {
+                Reserve::Bytes((number * (1u64 << 30) as f64) as u64)
+            } else {
+                Reserve::Share(number)
+            }),
+            _ => self.refuse("a share of the device above 0, or a number of GiB like 40G"),
         }
     }
 
@@ -382,6 +481,47 @@ mod tests {
     fn empty_text_gives_the_defaults() {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         assert_eq!(Config::parse(" , ").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn the_keys_of_every_release_are_read() {
+        let config = Config::parse(
+            "expandable_segments_page_size:4194304,expandable_segments_reserve:40G,\
+             pinned_use_hip_host_register:False,release_lock_on_hipmalloc:False",
+        )
+        .unwrap();
+        assert_eq!(config.expandable_page_size, Some(4 * MIB));
+        assert_eq!(config.expandable_reserve, Some(Reserve::Bytes(40 << 30)));
+        let share = Config::parse("expandable_segments_reserve:0.5").unwrap().expandable_reserve;
+        assert_eq!(share.unwrap().bytes(80 << 30), 40 << 30);
+        for wrong in ["0", "-1G", "all", "inf", "nanG"] {
+            let text = format!("expandable_segments_reserve:{wrong}");
+            assert!(refused(&text).contains("a number of GiB like 40G"), "{wrong}");
+        }
+        assert!(refused("expandable_segments_page_size:3000000").contains("a multiple of 2 MiB"));
+    }
+
+    #[test]
+    fn what_pytorch_was_told_is_read_as_far_as_it_is_known() {
+        let mut config = Config::default();
+        let said = config.apply_known(
+            "from_a_later_release:3,max_split_size_mb:2,garbage_collection_threshold:0.5,x,\
+             release_lock_on_cudamalloc:True,expandable_segments_reserve_by_class:[a:0.5,b:40G]",
+        );
+        let text: Vec<String> = said.iter().map(ToString::to_string).collect();
+        assert_eq!(text.len(), 5, "{text:?}");
+        assert!(text[0].contains("unknown key `from_a_later_release`"), "{text:?}");
+        assert!(text[1].contains("`x` (byte 76) is not of the form key:value"), "{text:?}");
+        assert!(text[2].contains("release_lock_on_cudamalloc (byte 78) has no effect"), "{text:?}");
+        assert!(text[3].contains("by_class"), "{text:?}");
+        assert!(text[4].contains("max_split_size_mb is `2`"), "{text:?}");
+        assert_eq!(said.iter().filter(|said| said.is_remark()).count(), 2);
+        let expected = Config { garbage_collection_threshold: 0.5, ..Config::default() };
+        assert_eq!(config, expected);
+        // To ask for what is done anyway has nothing to be said of.
+        let same = "release_lock_on_cudamalloc:False,graph_capture_record_stream_reuse:False";
+        assert_eq!(config.apply_known(same), []);
+        assert!(Config::parse("graph_capture_record_stream_reuse:True").is_ok());
     }
 
     #[test]

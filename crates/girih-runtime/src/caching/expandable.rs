@@ -218,11 +218,12 @@ impl Caching {
 
     /// Bytes of a page of an expandable segment, where holes are not stitched.
     pub(super) fn page(&self, is_small: bool) -> u64 {
-        if is_small { SMALL_SEGMENT } else { self.config.large_segment_size }
+        let large = self.config.expandable_page_size.unwrap_or(self.config.large_segment_size);
+        if is_small { SMALL_SEGMENT } else { large }
     }
 
-    /// Reserves addresses for a pool and stream, 9/8 of the device, to be mapped in pages of `page`
-    /// bytes.
+    /// Reserves addresses for a pool and stream, 9/8 of the device or what the settings say, to be
+    /// mapped in pages of `page` bytes. None if that is less than what is looked for.
     pub(super) fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
@@ -230,7 +231,11 @@ impl Caching {
         page: u64,
     ) -> Result<Option<BlockId>, DeviceError> {
         let total = env.device.memory_info().total;
-        let size = total.saturating_add(total / 8).checked_next_multiple_of(page).unwrap_or(total);
+        let most = total.saturating_add(total / 8);
+        // Where holes are stitched, it is Girih that says what is reserved.
+        let wanted = self.config.expandable_reserve.filter(|_| !self.config.stitches);
+        let wanted = wanted.map_or(most, |reserve| reserve.bytes(total).min(most));
+        let size = wanted.checked_next_multiple_of(page).unwrap_or(total);
         if size < search.size {
             return Ok(None);
         }

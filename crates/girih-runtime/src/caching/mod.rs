@@ -37,6 +37,7 @@ mod free_set;
 mod lending;
 mod pool;
 mod reclaim;
+mod reconfigure;
 pub mod rounding;
 mod search;
 mod segments;
@@ -371,6 +372,11 @@ impl Policy for Caching {
 
     fn memory_fraction(&self) -> f64 {
         self.config.memory_fraction
+    }
+
+    fn configure(&mut self, _env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {
+        self.reconfigure(config);
+        Ok(())
     }
 
     fn max_split_size(&self) -> u64 {

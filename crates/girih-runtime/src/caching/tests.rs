@@ -2,9 +2,11 @@
 
 use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
+mod settings;
 mod stitching;
 
 use super::*;
+use crate::device::Device;
 use crate::policy::AllocError;
 use crate::sim::SimDevice;
 

@@ -53,6 +53,7 @@ use self::last_uses::LastUses;
 use self::layout::{Layout, Reserved};
 use self::region::Region;
 use self::switch::{Review, Strain};
+use crate::caching::Config;
 use crate::order::Order;
 use crate::page_pool::PagePool;
 use crate::pending::{Limbo, PendingFrees};
@@ -500,6 +501,10 @@ impl Policy for Planned {
 
     fn max_split_size(&self) -> u64 {
         self.fallback.max_split_size()
+    }
+
+    fn configure(&mut self, env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {
+        self.with_fallback(env, |fallback, env| fallback.configure(env, config))
     }
 
     fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {

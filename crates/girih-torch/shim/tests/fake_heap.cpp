@@ -214,6 +214,23 @@ girih_status girih_enable_peer(int32_t device, int32_t peer) {
   return GIRIH_OK;
 }
 
+girih_status girih_change_settings(const char* text) {
+  if (std::strstr(text, "expandable_segments:False") != nullptr) {
+    return fail(GIRIH_UNSUPPORTED, "the fake heap cannot change that");
+  }
+  fake::heap().texts.push_back(text);
+  return GIRIH_OK;
+}
+
+girih_status girih_get_settings(girih_settings* settings) {
+  *settings = fake::heap().settings;
+  return GIRIH_OK;
+}
+
+const char* girih_settings_text() {
+  return fake::heap().texts.empty() ? "of the beginning" : fake::heap().texts.back().c_str();
+}
+
 girih_status girih_pool_create(int32_t, girih_pool pool) {
   return log_pool("create", pool);
 }

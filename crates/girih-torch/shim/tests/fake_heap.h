@@ -33,6 +33,10 @@ struct Heap {
   int ipc_opened = 0;
   int ipc_closed = 0;
   bool listening = false;
+
+  // The settings, and each text that they were changed by. A mode that has expandable segments only.
+  girih_settings settings{UINT64_MAX, 0, {0, 0, 4}, true};
+  std::vector<std::string> texts;
 };
 
 Heap& heap();

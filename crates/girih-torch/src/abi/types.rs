@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use girih_runtime::caching::Config;
+use girih_runtime::caching::rounding::ROUNDUP_BUCKETS;
 use girih_runtime::{Counter, Counters};
 
 use crate::error::HeapError;
@@ -68,6 +70,31 @@ pub struct Oom {
     pub device_free: u64,
     /// Of the device.
     pub device_total: u64,
+}
+
+/// `girih_settings`: those of the caching allocator that a snapshot shows.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Settings {
+    /// Bytes from which on a block is not split; the largest number without a limit.
+    pub max_split_size: u64,
+    /// 0 is off.
+    pub garbage_collection_threshold: f64,
+    /// By power of two from 1 MiB on; 0 is off.
+    pub roundup_power2_divisions: [u32; ROUNDUP_BUCKETS],
+    /// Segments are expandable, or stitched.
+    pub expandable_segments: bool,
+}
+
+impl From<&Config> for Settings {
+    fn from(config: &Config) -> Settings {
+        Settings {
+            max_split_size: config.max_split_size,
+            garbage_collection_threshold: config.garbage_collection_threshold,
+            roundup_power2_divisions: config.roundup_power2_divisions,
+            expandable_segments: config.expandable_segments,
+        }
+    }
 }
 
 /// `girih_stat`: one counter.

@@ -1,5 +1,6 @@
 //! The memory that a heap holds: giving it back, limits, peers, other processes.
 
+use girih_runtime::caching::Config;
 use girih_runtime::{Address, BlockView, SegmentView};
 
 use super::Heap;
@@ -41,6 +42,24 @@ impl Heap {
     /// After a panic inside the heap.
     pub fn memory_fraction(&self) -> Outcome<f64> {
         self.with(|state| Ok(state.engine.policy().memory_fraction()))
+    }
+
+    /// Changes the settings of the caching allocator (`_accelerator_setAllocatorSettings`). The memory
+    /// fraction stays, and so do expandable segments where the mode decides on them.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub(crate) fn configure(&self, config: &Config) -> Outcome<()> {
+        self.with(|state| {
+            let mut config = config.clone();
+            if !state.mode.leaves_segments_to_the_program() {
+                config.expandable_segments = state.config.expandable_segments;
+            }
+            let (policy, mut env) = state.parts();
+            policy.configure(&mut env, &config)?;
+            state.config = config;
+            Ok(())
+        })
     }
 
     /// The largest block that is free or that the device could give now (`cacheInfo`). Bytes.

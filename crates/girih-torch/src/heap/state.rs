@@ -18,7 +18,7 @@ use crate::journal::Journal;
 use crate::kept::{self, Gpu};
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
-use crate::settings::{Mode, Settings};
+use crate::settings::{Mode, Release, Settings};
 use crate::streams::StreamKey;
 
 /// The inside of a heap.
@@ -26,6 +26,7 @@ pub(crate) struct State {
     pub(crate) ordinal: u32,
     pub(crate) mode: Mode,
     pub(crate) config: Config,
+    release: Release,
     pub(crate) engine: Engine,
     pub(crate) device: Box<dyn HeapDevice>,
     pub(crate) journal: Journal,
@@ -76,6 +77,7 @@ impl State {
             ordinal,
             mode: settings.mode,
             config: settings.config.clone(),
+            release: settings.release,
             engine,
             device,
             journal: Journal::new(
@@ -290,6 +292,7 @@ impl State {
             device: self.ordinal as i32,
             mode: self.mode,
             config: &self.config,
+            release: self.release,
             info: self.device.memory_info(),
             stream: self.journal.stream_handle(request.stream),
         };

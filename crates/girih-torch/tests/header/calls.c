@@ -59,6 +59,22 @@ static int memory(const struct table *girih) {
   return 0;
 }
 
+static int settings(const struct table *girih) {
+  girih_settings found;
+  const char *text = "max_split_size_mb:64,roundup_power2_divisions:[1:2,>:4],expandable_segments:True";
+  MUST(girih->girih_get_settings(&found) == GIRIH_OK && !found.expandable_segments);
+  MUST(found.max_split_size == UINT64_MAX && strlen(girih->girih_settings_text()) == 0);
+  MUST(girih->girih_change_settings(text) == GIRIH_OK);
+  MUST(strcmp(girih->girih_settings_text(), text) == 0);
+  MUST(girih->girih_get_settings(&found) == GIRIH_OK && found.expandable_segments);
+  MUST(found.max_split_size == 64 << 20 && found.garbage_collection_threshold == 0);
+  MUST(found.roundup_power2_divisions[0] == 2 && found.roundup_power2_divisions[15] == 4);
+  MUST(girih->girih_change_settings("expandable_segments:False") == GIRIH_OK);
+  MUST(girih->girih_get_settings(&found) == GIRIH_OK && !found.expandable_segments);
+  MUST(found.max_split_size == UINT64_MAX && found.roundup_power2_divisions[15] == 0);
+  return 0;
+}
+
 static int pools(const struct table *girih) {
   const girih_pool pool = {0, 5};
   void *address = NULL;
@@ -116,7 +132,8 @@ static int other_processes(const struct table *girih) {
 }
 
 int run(const struct table *girih) {
-  int (*const parts[])(const struct table *) = {blocks, memory, pools, views, other_processes};
+  int (*const parts[])(const struct table *) = {blocks, memory,          settings, pools,
+                                                  views,  other_processes};
   for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) {
     int line = parts[k](girih);
     if (line != 0) return line;
