@@ -171,7 +171,14 @@ void History::take(const girih_event& event) {
        with_context ? std::move(context) : nullptr,
        compile_context(),
        t_user_metadata});
-  // A tracker may take locks of its own; ours is free by now, the heap's is not.
+  tell(std::move(entry));
+}
+
+// A tracker may take locks of its own: those of the contexts and of the ring are free by now, the
+// heap's is not.
+void History::tell(TraceEntry entry) {
+  DeviceHistory& device = devices_[static_cast<size_t>(entry.device_)];
+  std::lock_guard<std::recursive_mutex> turn(device.telling);
   trackers_.call(entry);
   keep(std::move(entry));
 }
@@ -276,8 +283,7 @@ void History::annotate_block(EntryFields fields, const std::string& metadata) {
   fields.compile_context = compile_context();
   fields.user_metadata = metadata;
   TraceEntry entry = make_entry(std::move(fields));
-  trackers_.call(entry);
-  keep(std::move(entry));
+  tell(std::move(entry));
 }
 
 void History::note_snapshot(c10::DeviceIndex device, uint64_t active_bytes, girih_pool pool) {
@@ -296,8 +302,7 @@ void History::note_snapshot(c10::DeviceIndex device, uint64_t active_bytes, giri
        with_context ? recorder() : nullptr,
        compile_context(),
        t_user_metadata});
-  trackers_.call(entry);
-  keep(std::move(entry));
+  tell(std::move(entry));
 }
 
 // ---- what a snapshot tells ----

@@ -102,6 +102,12 @@ class History {
     Context context;
   };
   struct DeviceHistory {
+    // Held while an entry is told, and taken before the others. PyTorch tells the trackers of the
+    // entries of one device one at a time, so they need no lock for what they count by device; those
+    // of a snapshot or a note, which no heap tells, must wait for their turn. Recursive, for a tracker
+    // that hears of those may cause others.
+    std::recursive_mutex telling;
+    // Of all below.
     std::mutex mutex;
     Ring<TraceEntry> entries;
     std::unordered_map<uint64_t, Context> blocks;
@@ -113,6 +119,8 @@ class History {
   // Keeps or forgets the context of what the event is about, and returns the event's own.
   Context context_of(DeviceHistory& device, const girih_event& event, const Context& given);
   Context segment_end(DeviceHistory& device, const girih_event& event);
+  // The entry goes to the trackers, and to the ring.
+  void tell(TraceEntry entry);
   void keep(TraceEntry entry);
   void listen_if_wanted();
   bool wanted() const;

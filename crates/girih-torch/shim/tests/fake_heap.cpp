@@ -32,6 +32,7 @@ girih_sink g_sink = nullptr;
 void* g_sink_user = nullptr;
 thread_local std::string t_error = "nothing failed";
 thread_local girih_oom t_oom;
+thread_local bool t_fails_next = false;
 
 girih_status fail(girih_status status, const std::string& text) {
   t_error = text;
@@ -54,6 +55,7 @@ std::string pool_name(const char* call, girih_pool pool) {
 }
 
 girih_status log_pool(const char* call, girih_pool pool, const char* suffix = "") {
+  std::lock_guard<std::mutex> lock(g_mutex);
   fake::heap().pool_calls.push_back(pool_name(call, pool) + suffix);
   return GIRIH_OK;
 }
@@ -74,6 +76,10 @@ Heap& heap() {
 size_t live_blocks() {
   std::lock_guard<std::mutex> lock(g_mutex);
   return g_blocks.size();
+}
+
+void fail_next_of_this_thread() {
+  t_fails_next = true;
 }
 
 void forbid_frees() {
@@ -107,8 +113,9 @@ girih_status girih_alloc(
   fake::Heap& heap = fake::heap();
   const fake::Request request{device, size, stream, pool};
   heap.requests.push_back(request);
-  if (heap.failures > 0) {
-    --heap.failures;
+  if (heap.failures > 0 || t_fails_next) {
+    heap.failures -= t_fails_next ? 0 : 1;
+    t_fails_next = false;
     t_oom = {device, size, 1000, 2000, 3000, 4000};
     if (heap.failure == GIRIH_OUT_OF_MEMORY) {
       tell(GIRIH_OOM, t_oom.device_free, size, request);
@@ -190,6 +197,7 @@ void girih_last_oom(girih_oom* oom) {
 }
 
 girih_status girih_empty_cache(girih_pool) {
+  std::lock_guard<std::mutex> lock(g_mutex);
   ++fake::heap().empties;
   return GIRIH_OK;
 }
@@ -209,6 +217,7 @@ girih_status girih_largest_free(int32_t, uint64_t* size) {
 }
 
 girih_status girih_enable_peer(int32_t device, int32_t peer) {
+  std::lock_guard<std::mutex> lock(g_mutex);
   fake::heap().peer_calls.push_back(
       std::to_string(peer) + " sees " + std::to_string(device));
   return GIRIH_OK;
@@ -347,12 +356,14 @@ girih_status girih_ipc_export(void*, uint8_t* handle, size_t* handle_bytes, uint
 }
 
 girih_status girih_ipc_open(int32_t, const uint8_t*, size_t handle_bytes, void** address) {
+  std::lock_guard<std::mutex> lock(g_mutex);
   ++fake::heap().ipc_opened;
   *address = reinterpret_cast<void*>(0x1000 * handle_bytes);
   return GIRIH_OK;
 }
 
 girih_status girih_ipc_close(void*) {
+  std::lock_guard<std::mutex> lock(g_mutex);
   ++fake::heap().ipc_closed;
   return GIRIH_OK;
 }

@@ -42,6 +42,8 @@ struct Heap {
 Heap& heap();
 // The blocks that were given and not freed, over all devices.
 size_t live_blocks();
+// The next request of this thread fails, whatever other threads do meanwhile.
+void fail_next_of_this_thread();
 // From now on a free ends the process with an error.
 void forbid_frees();
 
