@@ -61,6 +61,16 @@ void warn_of_lost_block(void* address, const std::string& reason) noexcept {
   }
 }
 
+void warn_of_tracker(void* address, const std::string& reason) noexcept {
+  try {
+    TORCH_WARN_ONCE(
+        "A tracker of CUDA memory threw while the block at ", address, " was freed: ", reason,
+        " (The block is free. This warning is given once.)");
+  } catch (...) {
+    // As above.
+  }
+}
+
 } // namespace
 
 c10::DeviceIndex GirihAllocator::current_device() {
@@ -145,9 +155,9 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   if (C10_UNLIKELY(status != GIRIH_OK)) {
     address = after_failure(status, request);
   }
-  if (call.has_value() && History::Call::failed()) {
+  if (call.has_value() && call->failed()) {
     girih_free(address);
-    History::Call::rethrow();
+    call->rethrow();
   }
   trace_allocation(address);
   return address;
@@ -225,7 +235,9 @@ void GirihAllocator::release(void* address) {
       warn_of_lost_block(address, girih_last_error());
     }
   } catch (const std::exception& error) {
-    warn_of_lost_block(address, error.what());
+    warn_of_tracker(address, error.what());
+  } catch (...) {
+    warn_of_tracker(address, "not a std::exception");
   }
 }
 
@@ -260,8 +272,10 @@ girih_status GirihAllocator::give_back_watched(void* address, uint32_t flags_now
   trace_deallocation(address);
   const girih_status status = free_and_report(address);
   if ((flags_now & kHistory) != 0) {
-    History::Call::rethrow();
     history_.settle();
+  }
+  if (call.has_value()) {
+    call->rethrow();
   }
   return status;
 }

@@ -116,7 +116,7 @@ void GirihAllocator::empty_cache(girih_pool pool) {
   }
   History::Call call(history_, RecordContext::ALL);
   check(girih_empty_cache(pool));
-  History::Call::rethrow();
+  call.rethrow();
 }
 
 void GirihAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest_block) {
@@ -236,7 +236,7 @@ torch_cuda::CheckpointDelta GirihAllocator::setCheckpointPoolState(
     delta.dataptrs_allocd.emplace_back(
         address, address, &release, c10::Device(c10::DeviceType::CUDA, device));
   }
-  History::Call::rethrow();
+  call.rethrow();
   return delta;
 }
 

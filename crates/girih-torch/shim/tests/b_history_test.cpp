@@ -298,3 +298,40 @@ TEST("a tracker hears of every event, also while no history is kept") {
   get()->allocate(1);
   EXPECT_EQ(fake::live_blocks(), before);
 }
+
+TEST("what a tracker throws belongs to its own call, whatever becomes of that call") {
+  // Heard of when a request fails: the failure is the request's, and nothing of the tracker's is left.
+  static bool throws = false;
+  get()->attachAllocatorTraceTracker([](const TraceEntry&) {
+    if (throws) {
+      throw std::runtime_error("too late");
+    }
+  });
+  throws = true;
+  fake::heap().failures = 1;
+  EXPECT_THROWS(c10::OutOfMemoryError, "CUDA out of memory", get()->allocate(64));
+  // And outside all calls of PyTorch's, where nobody can be told.
+  fake::tell_of_a_mark();
+  throws = false;
+  const size_t before = fake::live_blocks();
+  const c10::DataPtr block = get()->allocate(64);
+  EXPECT(block.get() != nullptr);
+  EXPECT_EQ(fake::live_blocks(), before + 1);
+}
+
+TEST("a block is freed though a tracker throws, and the destructor does not") {
+  static bool throws = false;
+  get()->attachAllocatorTraceTracker([](const TraceEntry& entry) {
+    if (throws && entry.action_ == TraceEntry::FREE_COMPLETED) {
+      throw std::runtime_error("the tracker is full");
+    }
+  });
+  const size_t before = fake::live_blocks();
+  c10::DataPtr block = get()->allocate(64);
+  void* raw = get()->raw_alloc(64);
+  throws = true;
+  block.clear();
+  EXPECT_THROWS(std::runtime_error, "the tracker is full", get()->raw_delete(raw));
+  throws = false;
+  EXPECT_EQ(fake::live_blocks(), before);
+}

@@ -76,6 +76,11 @@ size_t live_blocks() {
   return g_blocks.size();
 }
 
+void tell_of_a_mark() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  tell(GIRIH_SEGMENT_UNMAP, 0x1000, kSegmentBytes, {});
+}
+
 void forbid_frees() {
   g_frees_forbidden = true;
 }

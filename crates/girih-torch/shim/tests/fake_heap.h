@@ -38,6 +38,8 @@ struct Heap {
 Heap& heap();
 // The blocks that were given and not freed, over all devices.
 size_t live_blocks();
+// An event that no call of PyTorch's causes, as a heap has one when the program marks a step.
+void tell_of_a_mark();
 // From now on a free ends the process with an error.
 void forbid_frees();
 
