@@ -25,6 +25,8 @@ struct Block {
 
 std::mutex g_mutex;
 std::map<void*, Block> g_blocks;
+// Segments whose block was freed, with the request of that block.
+std::map<void*, fake::Request> g_cached;
 girih_stats g_stats[kDevices];
 bool g_initialized = false;
 std::atomic<bool> g_frees_forbidden{false};
@@ -47,6 +49,13 @@ void tell(int32_t action, uint64_t address, uint64_t size, const fake::Request& 
 
 uint64_t number(const void* address) {
   return reinterpret_cast<uintptr_t>(address);
+}
+
+// The segment at `address`, whose last block was that of `request`, goes back to the device.
+void give_back(void* address, const fake::Request& request) {
+  tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
+  g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
+  std::free(address);
 }
 
 std::string pool_name(const char* call, girih_pool pool) {
@@ -143,12 +152,15 @@ girih_status girih_free(void* address) {
   const auto [request, granted] = found->second;
   tell(GIRIH_FREE_REQUESTED, number(address), request.size, request);
   tell(GIRIH_FREE_COMPLETED, number(address), request.size, request);
-  tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
   g_stats[request.device].allocated_bytes[0].current -= static_cast<int64_t>(granted);
-  g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
+  const fake::Request last = request;
   g_blocks.erase(found);
-  std::free(address);
   ++fake::heap().frees;
+  if (fake::heap().caches) {
+    g_cached[address] = last;
+  } else {
+    give_back(address, last);
+  }
   return GIRIH_OK;
 }
 
@@ -188,7 +200,12 @@ void girih_last_oom(girih_oom* oom) {
 }
 
 girih_status girih_empty_cache(girih_pool) {
+  std::lock_guard<std::mutex> lock(g_mutex);
   ++fake::heap().empties;
+  for (const auto& [address, request] : g_cached) {
+    give_back(address, request);
+  }
+  g_cached.clear();
   return GIRIH_OK;
 }
 
@@ -315,7 +332,16 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void* user) {
         {number(address), block.granted, block.request.size, true, true},
         {number(address) + block.granted, kSegmentBytes - block.granted, 0, false, false},
     };
-    visitor(user, &segment, blocks, 2);
+    visitor(user, &segment, blocks, block.granted < kSegmentBytes ? 2 : 1);
+  }
+  for (const auto& [address, request] : g_cached) {
+    if (request.device == device) {
+      const girih_segment segment{
+          number(address), kSegmentBytes, request.stream, request.pool, device, kRegistration, true,
+          true};
+      const girih_block free{number(address), kSegmentBytes, 0, false, false};
+      visitor(user, &segment, &free, 1);
+    }
   }
   return GIRIH_OK;
 }

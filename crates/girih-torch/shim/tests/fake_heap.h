@@ -23,6 +23,9 @@ struct Heap {
   girih_status failure = GIRIH_OUT_OF_MEMORY;
   std::string text = "the fake heap is full";
 
+  // Segments stay when their block is freed, until the cache is emptied.
+  bool caches = false;
+
   // What was asked, newest last.
   std::vector<Request> requests;
   std::vector<uint64_t> recorded_streams;
