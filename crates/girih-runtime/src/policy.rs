@@ -4,7 +4,7 @@ use girih_trace::{Action, BlockState, Event, Mark, PoolId, StackId, StreamId};
 use thiserror::Error;
 
 use crate::device::{Address, Device, DeviceError};
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// A block that a policy gave and that was not freed yet. Ids are reused after the block is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,6 +54,9 @@ pub enum AllocError {
         limit: u64,
         /// Bytes that the device had free.
         device_free: u64,
+        /// True if it was refused before anything was given back for it
+        /// (`throw_on_cudamalloc_oom`).
+        is_rejection: bool,
     },
     /// The device refused a call for another reason than memory. The policy is as it was before
     /// the operation.
@@ -89,7 +92,16 @@ impl AllocError {
             reserved: stats.reserved_bytes.all.current,
             limit: limit.unwrap_or(u64::MAX),
             device_free: env.device.memory_info().free,
+            is_rejection: false,
         }
+    }
+
+    /// The same error, of a request that was refused before anything was given back for it.
+    pub(crate) fn as_rejection(mut self) -> AllocError {
+        if let AllocError::OutOfMemory { is_rejection, .. } = &mut self {
+            *is_rejection = true;
+        }
+        self
     }
 
     /// The error of a part of a policy, with what all parts hold and may hold.
@@ -295,6 +307,12 @@ pub trait Policy: Send {
     /// if it does not exist.
     fn pool_users(&self, _pool: PoolId) -> u32 {
         0
+    }
+
+    /// Bytes held of the device for a private pool, since there is one of that id
+    /// (`reserved_bytes_by_private_pools`, torch 2.13 and later). None if it never held any.
+    fn reserved_of_pool(&self, _pool: PoolId) -> Option<Counters> {
+        None
     }
 
     /// Opens a scope of a private pool, which gets one more user: the caller releases the pool

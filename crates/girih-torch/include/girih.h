@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 2
+#define GIRIH_ABI 3
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -68,14 +68,24 @@ girih_status girih_record_stream(void *address, uint64_t stream);
 girih_status girih_base(const void *address, void **base, uint64_t *size);
 /* The device of a live block. */
 girih_status girih_device_of(const void *address, int32_t *device);
+/* Whether a request would be served of what the heap holds and has free. False if that cannot be told:
+ * whoever asks may then give something back before he makes the request. */
+girih_status girih_has_room(int32_t device, uint64_t size, uint64_t stream, girih_pool pool,
+                            bool *has_room);
 
 /* What is known of a failed request, for observers. Filled for this thread by a girih_alloc that
  * returned GIRIH_OUT_OF_MEMORY. */
 typedef struct girih_oom {
   int32_t device;
+  /* The request was refused before anything was given back for it (throw_on_cudamalloc_oom). */
+  bool is_rejection;
   uint64_t requested;
+  /* What the heap would have had to take from the device. */
+  uint64_t needed;
   uint64_t allocated;
   uint64_t reserved;
+  /* What the heap may hold: its share of the device, or all of it. */
+  uint64_t limit;
   uint64_t device_free;
   uint64_t device_total;
 } girih_oom;
@@ -147,12 +157,18 @@ typedef struct girih_stats {
   int64_t num_sync_all_streams;
   int64_t num_device_alloc;
   int64_t num_device_free;
+  int64_t num_oom_rejections;
   int64_t max_split_size;
 } girih_stats;
 
 girih_status girih_get_stats(int32_t device, girih_stats *stats);
 girih_status girih_reset_peak_stats(int32_t device);
 girih_status girih_reset_accumulated_stats(int32_t device);
+
+/* Called for each private pool that holds or held memory of the device, with the bytes of it: both
+ * size classes, small requests, large requests (reserved_bytes_by_private_pools). */
+typedef void (*girih_pool_visitor)(void *user, girih_pool pool, const girih_stat reserved[3]);
+girih_status girih_visit_pools(int32_t device, girih_pool_visitor visitor, void *user);
 
 /* ---- what happened and what is ---- */
 

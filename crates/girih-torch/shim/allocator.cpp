@@ -13,7 +13,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
+#include <thread>
 
 namespace girih {
 
@@ -41,13 +43,11 @@ void trace_deallocation(void* address) {
 }
 
 // Lets other parts of the process give back what they hold of ours, such as tensors that another
-// process is done with. True if one of them did.
-bool run_free_callbacks() {
-  bool freed = false;
+// process is done with.
+void run_free_callbacks() {
   for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
   }
-  return freed;
 }
 
 // For frees from destructors, which must not throw.
@@ -72,6 +72,14 @@ void warn_of_tracker(void* address, const std::string& reason) noexcept {
 }
 
 } // namespace
+
+// CUDA IPC's callback is always there, and has nothing to give back in a process that shares no memory.
+bool has_free_callbacks() {
+  const auto names = c10::FreeCudaMemoryCallbacksRegistry()->Keys();
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name != "cuda_ipc_collect";
+  });
+}
 
 c10::DeviceIndex GirihAllocator::current_device() {
   c10::DeviceIndex device = 0;
@@ -146,6 +154,10 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   if ((flags_now & kScopes) != 0) {
     request.pool = scopes_.pool_for(request.device, request.stream);
   }
+  // With no lock held: they free blocks of ours.
+  if ((flags_now & kFreeCallbacks) != 0 && would_miss(request)) {
+    run_free_callbacks();
+  }
   std::optional<History::Call> call;
   if ((flags_now & kHistory) != 0) {
     call.emplace(history_, RecordContext::STATE);
@@ -163,6 +175,15 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   return address;
 }
 
+// True if a request will make the heap take memory of the device. With a heap that cannot tell, each
+// one may.
+bool GirihAllocator::would_miss(const Request& request) {
+  bool has_room = false;
+  const girih_status status = girih_has_room(
+      request.device, request.size, to_girih(request.stream), request.pool, &has_room);
+  return status != GIRIH_OK || !has_room;
+}
+
 // One try, which the profiler is told of.
 girih_status GirihAllocator::ask(const Request& request, void** address) {
   std::optional<ProfiledCall> profiled;
@@ -177,11 +198,13 @@ girih_status GirihAllocator::ask(const Request& request, void** address) {
   return status;
 }
 
-// Tries once more if memory is short and somebody can give some back; otherwise tells those who
-// want to know, and throws.
+// Tells those who want to know, and throws.
 void* GirihAllocator::after_failure(girih_status status, const Request& request) {
   std::string text = girih_last_error();
-  if (status == GIRIH_OUT_OF_MEMORY && run_free_callbacks()) {
+  if (status == GIRIH_OUT_OF_MEMORY && (flags() & kFreeCallbacks) == 0 && has_free_callbacks()) {
+    // They came with a library that was loaded after CUDA had started.
+    set_flag(kFreeCallbacks, true);
+    run_free_callbacks();
     void* address = nullptr;
     status = ask(request, &address);
     if (status == GIRIH_OK) {
@@ -194,19 +217,47 @@ void* GirihAllocator::after_failure(girih_status status, const Request& request)
   }
   girih_oom oom{};
   girih_last_oom(&oom);
+  if (oom.is_rejection) {
+    tell_of_rejection(request, oom);
+    throw_out_of_memory(text);
+  }
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(request.size),
       oom.allocated,
       oom.reserved,
       c10::Device(c10::DeviceType::CUDA, request.device));
-  // The second argument is called `allocated`; PyTorch's own allocator gives the bytes of the
-  // request there, and observers have come to expect it.
+  // The declaration calls the second argument `allocated` and the third `device_total`. PyTorch's own
+  // allocator gives what it wanted of the device, and what it may hold, and observers have come to
+  // expect that.
   oom_observers_.call(
       int64_t{request.device},
-      static_cast<size_t>(oom.requested),
-      static_cast<size_t>(oom.device_total),
+      static_cast<size_t>(oom.needed),
+      static_cast<size_t>(oom.limit),
       static_cast<size_t>(oom.device_free));
   throw_out_of_memory(text);
+}
+
+// On a thread of its own, as PyTorch does: the observer may take its time, or ask for memory.
+void GirihAllocator::tell_of_rejection(const Request& request, const girih_oom& oom) {
+#if GIRIH_TORCH_FROM(2, 12)
+  if (oom_rejection_observers_.empty()) {
+    return;
+  }
+  std::thread([this, request, oom] {
+    try {
+      oom_rejection_observers_.call(
+          int64_t{request.device},
+          static_cast<size_t>(oom.needed),
+          static_cast<size_t>(oom.reserved),
+          static_cast<size_t>(oom.device_total));
+    } catch (const std::exception& error) {
+      TORCH_WARN("An observer of rejected CUDA allocations threw: ", error.what());
+    }
+  }).detach();
+#else
+  (void)request;
+  (void)oom;
+#endif
 }
 
 // ---- blocks go ----

@@ -34,6 +34,9 @@
 
 namespace girih {
 
+// True if the process has callbacks that may free memory (FreeCudaMemoryCallbacksRegistry).
+bool has_free_callbacks();
+
 class GirihAllocator final : public torch_cuda::CUDAAllocator {
  public:
   // The object of this process.
@@ -215,7 +218,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
 #endif
 #if GIRIH_TORCH_FROM(2, 12)
   std::shared_ptr<GatheredContext> getContextForPointer(const void* address) override;
-  // Girih rejects no request before it was tried, so these observers have nothing to observe.
+  // Told of requests that were refused before anything was given back for them
+  // (throw_on_cudamalloc_oom).
   void attachOomRejectionObserver(torch_cuda::OomRejectionObserver observer) override {
     oom_rejection_observers_.attach(std::move(observer));
   }
@@ -245,6 +249,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
   void* take_watched(Request request, uint32_t flags);
   static girih_status ask(const Request& request, void** address);
   void* after_failure(girih_status status, const Request& request);
+  void tell_of_rejection(const Request& request, const girih_oom& oom);
+  static bool would_miss(const Request& request);
   girih_status give_back(void* address);
   girih_status give_back_watched(void* address, uint32_t flags);
   static girih_status free_and_report(void* address);

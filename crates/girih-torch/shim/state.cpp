@@ -37,6 +37,18 @@ StatArray to_stats(const girih_stat (&from)[3]) {
   return stats;
 }
 
+#if GIRIH_TORCH_FROM(2, 13)
+// Called with the heap locked, out of which no exception may come: then a pool is left out.
+void add_pool(void* user, girih_pool pool, const girih_stat reserved[3]) noexcept {
+  StatArray stats;
+  std::transform(reserved, reserved + 3, stats.begin(), to_stat);
+  try {
+    static_cast<DeviceStats*>(user)->reserved_bytes_by_private_pools[to_torch(pool)] = stats;
+  } catch (const std::bad_alloc&) {
+  }
+}
+#endif
+
 constexpr const char* kOwnAllocatorText =
     "Girih does not support a torch.cuda.MemPool with an allocator of its own (such as NCCL's): "
     "its heaps take memory from the driver alone. Make the MemPool without an allocator, or run "
@@ -74,6 +86,9 @@ void add_allocated(void* user, void* address) noexcept {
 void GirihAllocator::init(int device_count) {
   check(girih_init(device_count));
   device_count_ = device_count;
+  if (has_free_callbacks()) {
+    set_flag(kFreeCallbacks, true);
+  }
 #if GIRIH_TORCH_FROM(2, 10)
   const double fraction = torch_cuda::CUDAAllocatorConfig::per_process_memory_fraction();
   if (fraction < 1.0) {
@@ -147,6 +162,12 @@ DeviceStats GirihAllocator::getDeviceStats(c10::DeviceIndex device) {
   stats.num_sync_all_streams = from.num_sync_all_streams;
   stats.num_device_alloc = from.num_device_alloc;
   stats.num_device_free = from.num_device_free;
+#if GIRIH_TORCH_FROM(2, 12)
+  stats.num_oom_rejections = from.num_oom_rejections;
+#endif
+#if GIRIH_TORCH_FROM(2, 13)
+  check(girih_visit_pools(device, &add_pool, &stats));
+#endif
   stats.max_split_size = from.max_split_size;
   return stats;
 }
@@ -272,6 +293,8 @@ cudaError_t GirihAllocator::memcpyAsync(
 }
 
 torch_cuda::ShareableHandle GirihAllocator::shareIpcHandle(void* address) {
+  // From now on there may be memory that the others are done with.
+  set_flag(kFreeCallbacks, true);
   return IpcCache::share(address);
 }
 

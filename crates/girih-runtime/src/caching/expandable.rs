@@ -294,6 +294,7 @@ impl Caching {
         self.insert_free(id);
         let is_small = block.home.is_small();
         self.stats.reserved_bytes.increase(is_small, mapped);
+        self.pools.count_taken(block.home, mapped);
         self.stats.num_device_alloc += 1;
         let owner = self.pools.owner(block.home.pool).id;
         env.log(Action::SegmentMap, block.address, mapped, block.home.stream, owner);
@@ -371,6 +372,7 @@ impl Caching {
 
         let is_small = block.home.is_small();
         self.stats.reserved_bytes.decrease(is_small, size);
+        self.pools.count_given_back(block.home, size);
         let owner = self.pools.owner_mut(block.home.pool);
         owner.segments = owner.segments.saturating_sub(1);
         self.stats.num_device_free += 1;

@@ -64,7 +64,7 @@ use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, Request, Restored,
     SegmentView,
 };
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// PyTorch's caching allocator for one device.
 #[derive(Debug)]
@@ -368,8 +368,13 @@ impl Policy for Caching {
         self.restore_checkpoint(env, checkpoint)
     }
 
+    fn reserved_of_pool(&self, pool: PoolId) -> Option<Counters> {
+        self.pools.reserved(pool)
+    }
+
     fn reset_peak_stats(&mut self) {
         self.stats.reset_peaks();
+        self.pools.reset_peaks();
     }
 
     fn stats(&self) -> &Stats {

@@ -57,7 +57,7 @@ use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
     Restored, SegmentView,
 };
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
 const SMALL: u64 = 1 << 20;
@@ -352,6 +352,11 @@ impl Policy for Planned {
         Ok(granted)
     }
 
+    /// Whether a place of the plan is free is seen only when it is taken.
+    fn has_room(&self, request: &Request) -> bool {
+        self.fallback.has_room(request)
+    }
+
     fn releasable(&self) -> u64 {
         self.fallback.releasable() + self.idle_in_regions() + self.pool.bytes()
     }
@@ -445,6 +450,10 @@ impl Policy for Planned {
 
     fn pool_users(&self, pool: PoolId) -> u32 {
         self.fallback.pool_users(pool)
+    }
+
+    fn reserved_of_pool(&self, pool: PoolId) -> Option<Counters> {
+        self.fallback.reserved_of_pool(pool)
     }
 
     fn begin_pool(&mut self, pool: PoolId, captures: bool) {

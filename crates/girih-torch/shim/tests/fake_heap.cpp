@@ -123,8 +123,8 @@ girih_status girih_alloc(
   heap.requests.push_back(request);
   if (heap.failures > 0) {
     --heap.failures;
-    t_oom = {device, size, 1000, 2000, 3000, 4000};
-    if (heap.failure == GIRIH_OUT_OF_MEMORY) {
+    t_oom = {device, heap.rejects, size, size + 512, 1000, 2000, 2500, 3000, 4000};
+    if (heap.failure == GIRIH_OUT_OF_MEMORY && !heap.rejects) {
       tell(GIRIH_OOM, t_oom.device_free, size, request);
     }
     return fail(heap.failure, heap.text);
@@ -192,6 +192,11 @@ girih_status girih_device_of(const void* address, int32_t* device) {
     return fail(GIRIH_UNKNOWN, "no such block");
   }
   *device = found->second.request.device;
+  return GIRIH_OK;
+}
+
+girih_status girih_has_room(int32_t, uint64_t, uint64_t, girih_pool, bool* has_room) {
+  *has_room = fake::heap().has_room;
   return GIRIH_OK;
 }
 
@@ -300,6 +305,13 @@ girih_status girih_get_stats(int32_t device, girih_stats* stats) {
   stats->num_device_alloc = 16;
   stats->num_device_free = 17;
   stats->max_split_size = 18;
+  stats->num_oom_rejections = 19;
+  return GIRIH_OK;
+}
+
+girih_status girih_visit_pools(int32_t, girih_pool_visitor visitor, void* user) {
+  const girih_stat reserved[3] = {{20, 21, 22, 23}, {24, 25, 26, 27}, {28, 29, 30, 31}};
+  visitor(user, {0, 5}, reserved);
   return GIRIH_OK;
 }
 

@@ -20,6 +20,10 @@ struct Heap {
   uint32_t abi = GIRIH_ABI;
   // The next requests that fail, how, and with which text.
   int failures = 0;
+  // They are rejections: nothing was tried.
+  bool rejects = false;
+  // What girih_has_room says.
+  bool has_room = false;
   girih_status failure = GIRIH_OUT_OF_MEMORY;
   std::string text = "the fake heap is full";
 

@@ -1,8 +1,10 @@
 //! What the lock of a heap protects, and the operations on blocks.
 
+use std::collections::BTreeMap;
+
 use girih_runtime::PoolOptions;
 use girih_runtime::caching::Config;
-use girih_runtime::{Address, AllocError, Env, Policy, Request, Stats};
+use girih_runtime::{Address, AllocError, Counters, Env, Policy, Request, Stats};
 use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use crate::addresses::Addresses;
@@ -28,6 +30,8 @@ pub(crate) struct State {
     pub(super) pool_options: Vec<PoolOptions>,
     /// The counters at the last `reset_accumulated`: what came and went before does not count.
     pub(crate) baseline: Stats,
+    /// The same of what each private pool holds.
+    pub(super) pool_baselines: BTreeMap<PoolId, Counters>,
     /// Planning beside the run.
     pub(crate) background: Background,
     /// How often the policy had given up its plan when planning was looked after.
@@ -61,6 +65,7 @@ impl State {
             blocks: Addresses::new(),
             pool_options: Vec::new(),
             baseline: Stats::default(),
+            pool_baselines: BTreeMap::new(),
             background: Background::new(ordinal, kept_plan_file(settings, ordinal)),
             plans_given_up: 0,
             until_look: LOOK_EVERY,
@@ -120,6 +125,14 @@ impl State {
             }
             Err(error) => Err(self.explain(request, error)),
         }
+    }
+
+    /// True if the policy says that it could serve the request of what it holds. Of a stream or pool
+    /// that was never seen it holds nothing.
+    pub(super) fn has_room(&self, size: u64, stream: u64, pool: (u64, u64)) -> bool {
+        let ids = self.journal.streams.find(stream).zip(self.journal.pools.find(pool));
+        let request = |(stream, pool)| Request { size, stream: StreamId(stream), pool: PoolId(pool) };
+        ids.is_some_and(|ids| self.engine.policy().has_room(&request(ids)))
     }
 
     #[inline]
