@@ -22,13 +22,34 @@ pub trait HeapDevice: Device + Send {
     /// Maps what another process described.
     fn import(&mut self, description: &[u8]) -> Outcome<Address>;
 
-    /// Unmaps what [`HeapDevice::import`] gave, once for each time that it did. False if it gave
-    /// no such address.
-    fn close(&mut self, address: Address) -> Outcome<bool>;
+    /// Closes one opening of what [`HeapDevice::import`] gave. What is left to do with the last one of
+    /// them may take as long as the device works, so it is not done here.
+    fn begin_close(&mut self, address: Address) -> Outcome<Closing>;
+
+    /// Unmaps what [`Closing::Last`] spoke of under this number, unless it was opened again since.
+    fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()>;
 
     /// Calls of the driver so far, by the name of the method of [`Device`].
     fn calls(&self) -> Vec<(&'static str, u64)>;
 }
+
+/// What is left to do after an opening of memory of another process was closed.
+pub enum Closing {
+    /// Nothing: the device gave no such address.
+    Unknown,
+    /// Nothing: others have it open.
+    Shared,
+    /// To wait, without the device, for kernels that may still use it, and then to unmap it.
+    Last {
+        /// Waits.
+        wait: Wait,
+        /// For [`HeapDevice::finish_close`].
+        closing: u64,
+    },
+}
+
+/// Waits for all work of a device, while others use it.
+pub type Wait = Box<dyn FnOnce() -> Outcome<()> + Send>;
 
 /// Memory, described for another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,8 +106,12 @@ impl HeapDevice for Simulated {
         Err(unsupported("the simulated device cannot map memory of another process"))
     }
 
-    fn close(&mut self, _address: Address) -> Outcome<bool> {
-        Ok(false)
+    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
+        Ok(Closing::Unknown)
+    }
+
+    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
+        Ok(())
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {

@@ -27,7 +27,7 @@ mod recorder;
 mod settings;
 mod units;
 
-pub use device::{Exported, HeapDevice};
+pub use device::{Closing, Exported, HeapDevice, Wait};
 pub use error::{HeapError, Outcome};
 pub use heap::{Heap, HeapCheckpoint};
 pub use oom::OutOfMemory;

@@ -6,7 +6,7 @@ use std::thread;
 
 use girih_runtime::sim::{Call, LiveObjects, SimDevice};
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
-use girih_torch::{Exported, Heap, HeapDevice, Outcome, Settings};
+use girih_torch::{Closing, Exported, Heap, HeapDevice, Outcome, Settings};
 use girih_trace::StreamId;
 
 const MIB: u64 = 1 << 20;
@@ -72,8 +72,12 @@ impl HeapDevice for Seen {
         unreachable!("nothing is imported")
     }
 
-    fn close(&mut self, _address: Address) -> Outcome<bool> {
-        Ok(false)
+    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
+        Ok(Closing::Unknown)
+    }
+
+    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
+        Ok(())
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
