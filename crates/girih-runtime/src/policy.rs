@@ -126,6 +126,10 @@ pub struct PoolOptions {
     /// one piece of physical memory, which can be named by one handle. No graph is captured in it, so
     /// what is free in it goes back when the cache is emptied, though it has users.
     pub one_handle: bool,
+    /// The pool's memory comes from an allocator of its own (`torch.cuda.MemPool(allocator)`): in
+    /// allocations, never in pages. Whoever drives the policy sees to it that [`Device::alloc`] asks
+    /// that allocator during requests of the pool.
+    pub own_source: bool,
 }
 
 /// The blocks of a private pool at one moment, to be brought back later (`PrivatePoolState`).

@@ -115,6 +115,14 @@ girih_status girih_pool_no_split(int32_t device, girih_pool pool);
  * piece, which can be named by one handle. To be called between girih_pool_create and the pool's first
  * scope. No graph may be captured in it: what is free in it goes back when the cache is emptied. */
 girih_status girih_pool_one_handle(int32_t device, girih_pool pool);
+/* The pool takes its memory from an allocator of its own, never in pages: `alloc` gives bytes or null,
+ * `free` takes back what it gave. Both are called with `user` and with the heap locked, on any thread,
+ * until the process ends: they must not call back. To be called between girih_pool_create and the
+ * pool's first request; again with the same functions and `user` it does nothing. */
+typedef void *(*girih_source_alloc)(void *user, uint64_t size);
+typedef void (*girih_source_free)(void *user, void *address);
+girih_status girih_pool_source(int32_t device, girih_pool pool, girih_source_alloc alloc,
+                               girih_source_free free, void *user);
 /* Opens and closes a scope. Which requests belong to it is the caller's to say, by the pool that
  * it hands to girih_alloc. `captures` is true if a graph capture comes with it. */
 girih_status girih_pool_begin(int32_t device, girih_pool pool, bool captures);

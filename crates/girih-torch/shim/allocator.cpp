@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "profiler.h"
+#include "sources.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -151,6 +152,14 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
         "CUDA out of memory. Tried to allocate " + std::to_string(request.size) +
         " bytes, which is more than 1 EiB: the size is likely to have overflowed.");
   }
+  TORCH_CHECK(
+      !PoolSource::is_running(),
+      "The allocator of a torch.cuda.MemPool asked for memory of PyTorch's while it was asked for "
+      "memory itself. Let it take what it needs from CUDA.");
+  PoolSource::forget();
+  if ((flags_now & kSources) != 0) {
+    PoolSource::catch_up();
+  }
   if ((flags_now & kScopes) != 0) {
     request.pool = scopes_.pool_for(request.device, request.stream);
   }
@@ -215,6 +224,7 @@ void* GirihAllocator::after_failure(girih_status status, const Request& request)
   if (status != GIRIH_OUT_OF_MEMORY) {
     TORCH_CHECK(false, text);
   }
+  PoolSource::rethrow();
   girih_oom oom{};
   girih_last_oom(&oom);
   if (oom.is_rejection) {
@@ -305,13 +315,20 @@ void GirihAllocator::release_uncached(void* address) {
 
 girih_status GirihAllocator::give_back(void* address) {
   const uint32_t flags_now = flags();
-  if (C10_UNLIKELY((flags_now & kHistory) != 0 || is_watched())) {
+  if (C10_UNLIKELY((flags_now & (kHistory | kSources)) != 0 || is_watched())) {
     return give_back_watched(address, flags_now);
   }
   return girih_free(address);
 }
 
 girih_status GirihAllocator::give_back_watched(void* address, uint32_t flags_now) {
+  if ((flags_now & kSources) != 0) {
+    if (PoolSource::is_running()) {
+      PoolSource::put_off(address);
+      return GIRIH_OK;
+    }
+    PoolSource::catch_up();
+  }
   std::optional<History::Call> call;
   if ((flags_now & kHistory) != 0) {
     try {

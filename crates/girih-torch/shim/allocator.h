@@ -9,7 +9,7 @@
 //               │ allocator.cpp   blocks, and the way they come and go
 //               │ state.cpp       statistics, limits, pools, peers, checkpoints
 //               │ snapshot.cpp    what is and what was
-//               └ history, pools, ipc: their own files
+//               └ history, pools, sources, ipc: their own files
 //
 // One object, made by install.cpp, that is never destroyed: tensors are freed until the very end of
 // the process.
@@ -22,6 +22,7 @@
 #include "ipc.h"
 #include "observers.h"
 #include "pools.h"
+#include "sources.h"
 
 #include <atomic>
 #include <functional>
@@ -107,7 +108,7 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
       c10::DeviceIndex device,
       MempoolId_t pool,
       std::shared_ptr<CUDAAllocator> allocator) override {
-    create_pool(device, pool, allocator.get());
+    create_pool(device, pool, std::move(allocator));
   }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom) override {
     set_use_on_oom(device, pool, use_on_oom);
@@ -117,7 +118,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
       c10::DeviceIndex device,
       MempoolId_t pool,
       CUDAAllocator* allocator) override {
-    create_pool(device, pool, allocator);
+    // Whoever makes the pool keeps the allocator alive.
+    create_pool(device, pool, PoolSource::Allocator(std::shared_ptr<void>(), allocator));
   }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool) override {
     set_use_on_oom(device, pool, true);
@@ -257,7 +259,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
 
   // state.cpp
   void empty_cache(girih_pool pool);
-  void create_pool(c10::DeviceIndex device, MempoolId_t pool, CUDAAllocator* allocator);
+  void create_pool(c10::DeviceIndex device, MempoolId_t pool, PoolSource::Allocator allocator);
+  void set_source(c10::DeviceIndex device, MempoolId_t pool, PoolSource::Allocator allocator);
   void set_use_on_oom(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom);
 
   // snapshot.cpp

@@ -23,6 +23,8 @@ enum Flag : uint32_t {
   // Somebody may give memory back before the heap takes more: a request that would make it do so runs
   // the callbacks first.
   kFreeCallbacks = 16,
+  // An allocator of a pool runs on some thread, or blocks wait to be freed after it.
+  kSources = 32,
 };
 
 inline std::atomic<uint32_t> g_flags{0};

@@ -49,11 +49,6 @@ void add_pool(void* user, girih_pool pool, const girih_stat reserved[3]) noexcep
 }
 #endif
 
-constexpr const char* kOwnAllocatorText =
-    "Girih does not support a torch.cuda.MemPool with an allocator of its own (such as NCCL's): "
-    "its heaps take memory from the driver alone. Make the MemPool without an allocator, or run "
-    "this program without Girih.";
-
 // What getCheckpointState gives out.
 struct CheckpointState final : torch_cuda::AllocatorState {
   explicit CheckpointState(girih_checkpoint* taken) : checkpoint(taken) {}
@@ -186,14 +181,15 @@ void GirihAllocator::beginAllocateToPool(
     c10::DeviceIndex device,
     MempoolId_t pool,
     std::function<bool(cudaStream_t)> filter) {
+  scopes_.begin(device, to_girih(pool), std::move(filter));
 #if !GIRIH_TORCH_FROM(2, 8)
   // Before 2.8 a pool's own allocator is not handed to createOrIncrefPool; the pool is asked.
   auto* active = c10::cuda::MemPoolContext::getActiveMemPool();
-  TORCH_CHECK(
-      active == nullptr || active->allocator() == nullptr || active->allocator() == this,
-      kOwnAllocatorText);
+  if (active != nullptr && active->id() == pool) {
+    // Whoever made the pool keeps its allocator alive.
+    set_source(device, pool, {std::shared_ptr<void>(), active->allocator()});
+  }
 #endif
-  scopes_.begin(device, to_girih(pool), std::move(filter));
 }
 
 void GirihAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
@@ -215,9 +211,19 @@ int GirihAllocator::getPoolUseCount(c10::DeviceIndex device, MempoolId_t pool) {
 void GirihAllocator::create_pool(
     c10::DeviceIndex device,
     MempoolId_t pool,
-    CUDAAllocator* allocator) {
-  TORCH_CHECK(allocator == nullptr || allocator == this, kOwnAllocatorText);
+    PoolSource::Allocator allocator) {
   check(girih_pool_create(device, to_girih(pool)));
+  set_source(device, pool, std::move(allocator));
+}
+
+// The pool's own allocator, if it has one.
+void GirihAllocator::set_source(
+    c10::DeviceIndex device,
+    MempoolId_t pool,
+    PoolSource::Allocator allocator) {
+  if (allocator != nullptr && allocator.get() != this) {
+    PoolSource::attach(device, to_girih(pool), std::move(allocator));
+  }
 }
 
 void GirihAllocator::set_use_on_oom(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom) {

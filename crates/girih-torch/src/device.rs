@@ -7,11 +7,16 @@ use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
 use crate::cuda;
 use crate::error::{Outcome, unsupported};
 use crate::settings::{Mode, Settings};
+use crate::sources::Source;
 
 /// A device for a heap.
 pub trait HeapDevice: Device + Send {
     /// Makes a stream known by the driver's handle. The first has id 0, the next 1, and so on.
     fn add_stream(&mut self, handle: u64) -> Outcome<()>;
+
+    /// Until it is called again, allocations come from `source`, or from the device if there is none.
+    /// A device that cannot do so never gets a source.
+    fn take_from(&mut self, _source: Option<Source>) {}
 
     /// Lets `peer` read and write the memory of this device, present and future.
     fn enable_peer(&mut self, peer: i32) -> Outcome<()>;

@@ -25,6 +25,7 @@ mod oom;
 pub mod plug;
 mod recorder;
 mod settings;
+mod sources;
 mod units;
 
 pub use device::{Closing, Exported, HeapDevice, Wait};
@@ -32,3 +33,4 @@ pub use error::{HeapError, Outcome};
 pub use heap::{Heap, HeapCheckpoint};
 pub use oom::OutOfMemory;
 pub use settings::{Mode, Settings, Simulated};
+pub use sources::{Source, SourceAlloc, SourceFree};

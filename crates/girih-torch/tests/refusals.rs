@@ -57,7 +57,10 @@ fn bytes_of_each_private_pool_are_counted_also_after_it_has_gone() {
         assert_eq!(pool, POOL);
         assert_eq!(reserved[0].current, reserved[1].current + reserved[2].current);
         let all = reserved[0];
-        assert_eq!([all.peak, all.allocated, all.current], [peak, allocated, now].map(|n| n as i64));
+        assert_eq!(
+            [all.peak, all.allocated, all.current],
+            [peak, allocated, now].map(|n| n as i64)
+        );
         assert_eq!(all.freed, all.allocated - all.current);
     };
     bytes(32 * MIB, 32 * MIB, 32 * MIB);

@@ -166,8 +166,9 @@ impl Caching {
 
     /// What is looked for by a request of `size` rounded bytes.
     fn search(&self, size: u64, home: Home) -> Search {
-        let one_handle = self.pools.owner(home.pool).options.one_handle;
-        Search { size, home, expandable: self.config.expandable_segments && !one_handle }
+        let PoolOptions { one_handle, own_source, .. } = self.pools.owner(home.pool).options;
+        let expandable = self.config.expandable_segments && !one_handle && !own_source;
+        Search { size, home, expandable }
     }
 
     /// The number of a new block or segment (`registration_counter`). 0 where addresses decide.

@@ -51,11 +51,21 @@ uint64_t number(const void* address) {
   return reinterpret_cast<uintptr_t>(address);
 }
 
+bool is_of_source(const fake::Request& request) {
+  const fake::Heap& heap = fake::heap();
+  return heap.source_alloc != nullptr && request.pool.first == heap.source_pool.first &&
+      request.pool.second == heap.source_pool.second;
+}
+
 // The segment at `address`, whose last block was that of `request`, goes back to the device.
 void give_back(void* address, const fake::Request& request) {
   tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
   g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
-  std::free(address);
+  if (is_of_source(request)) {
+    fake::heap().source_free(fake::heap().source_user, address);
+  } else {
+    std::free(address);
+  }
 }
 
 std::string pool_name(const char* call, girih_pool pool) {
@@ -129,7 +139,13 @@ girih_status girih_alloc(
     }
     return fail(heap.failure, heap.text);
   }
-  *address = std::aligned_alloc(512, kSegmentBytes);
+  const bool own = is_of_source(request);
+  *address = own ? heap.source_alloc(heap.source_user, kSegmentBytes)
+                 : std::aligned_alloc(512, kSegmentBytes);
+  if (*address == nullptr) {
+    t_oom = {device, false, size, kSegmentBytes, 1000, 2000, 2500, 3000, 4000};
+    return fail(GIRIH_OUT_OF_MEMORY, "the pool's allocator has no more");
+  }
   const uint64_t granted = (size + 511) / 512 * 512;
   tell(GIRIH_SEGMENT_ALLOC, number(*address), kSegmentBytes, request);
   tell(GIRIH_ALLOC, number(*address), size, request);
@@ -253,6 +269,16 @@ girih_status girih_pool_use_on_oom(int32_t, girih_pool pool, bool use_on_oom) {
 
 girih_status girih_pool_no_split(int32_t, girih_pool pool) {
   return log_pool("no split", pool);
+}
+
+girih_status girih_pool_source(
+    int32_t, girih_pool pool, girih_source_alloc alloc, girih_source_free free, void* user) {
+  fake::Heap& heap = fake::heap();
+  heap.source_pool = pool;
+  heap.source_alloc = alloc;
+  heap.source_free = free;
+  heap.source_user = user;
+  return log_pool("source", pool);
 }
 
 girih_status girih_pool_begin(int32_t, girih_pool pool, bool captures) {

@@ -35,6 +35,11 @@ struct Heap {
   std::vector<uint64_t> recorded_streams;
   std::vector<std::string> pool_calls;
   std::vector<std::string> peer_calls;
+  // The allocator of the pool that was given one last: requests of the pool take from it.
+  girih_pool source_pool{0, 0};
+  girih_source_alloc source_alloc = nullptr;
+  girih_source_free source_free = nullptr;
+  void* source_user = nullptr;
   int frees = 0;
   int empties = 0;
   int ipc_opened = 0;

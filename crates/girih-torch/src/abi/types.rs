@@ -183,9 +183,8 @@ impl Stats {
             num_sync_all_streams: now.num_sync_all_streams as i64,
             num_device_alloc: now.num_device_alloc as i64,
             num_device_free: now.num_device_free as i64,
-            num_oom_rejections: now
-                .num_oom_rejections
-                .saturating_sub(baseline.num_oom_rejections) as i64,
+            num_oom_rejections: now.num_oom_rejections.saturating_sub(baseline.num_oom_rejections)
+                as i64,
             max_split_size: max_split_size as i64,
         }
     }

@@ -16,6 +16,7 @@ use crate::journal::Journal;
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
 use crate::settings::{Mode, Settings};
+use crate::sources::{Source, Sourced};
 
 /// The inside of a heap.
 pub(crate) struct State {
@@ -28,6 +29,8 @@ pub(crate) struct State {
     pub(crate) blocks: Addresses,
     /// How the private pools behave, by [`PoolId`].
     pub(super) pool_options: Vec<PoolOptions>,
+    /// The private pools whose memory is not the device's, and whose it is.
+    pub(super) sources: BTreeMap<(u64, u64), Source>,
     /// The counters at the last `reset_accumulated`: what came and went before does not count.
     pub(crate) baseline: Stats,
     /// The same of what each private pool holds.
@@ -54,6 +57,7 @@ const LOOK_EVERY: u32 = 4096;
 impl State {
     pub(super) fn new(mut device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> State {
         let (engine, warnings) = Engine::new(settings, ordinal, &mut *device);
+        let device = Box::new(Sourced::new(device));
         let watches_fit = settings.mode == Mode::Plan && engine.plan().is_some();
         State {
             ordinal,
@@ -64,6 +68,7 @@ impl State {
             journal: Journal::new(ordinal as i32, settings.record.then(Recorder::new)),
             blocks: Addresses::new(),
             pool_options: Vec::new(),
+            sources: BTreeMap::new(),
             baseline: Stats::default(),
             pool_baselines: BTreeMap::new(),
             background: Background::new(ordinal, kept_plan_file(settings, ordinal)),
@@ -131,7 +136,8 @@ impl State {
     /// that was never seen it holds nothing.
     pub(super) fn has_room(&self, size: u64, stream: u64, pool: (u64, u64)) -> bool {
         let ids = self.journal.streams.find(stream).zip(self.journal.pools.find(pool));
-        let request = |(stream, pool)| Request { size, stream: StreamId(stream), pool: PoolId(pool) };
+        let request =
+            |(stream, pool)| Request { size, stream: StreamId(stream), pool: PoolId(pool) };
         ids.is_some_and(|ids| self.engine.policy().has_room(&request(ids)))
     }
 

@@ -146,8 +146,7 @@ pub(crate) fn reserved_of_pools(device: i32) -> Vec<(Pool, [Stat; 3])> {
 pub(crate) fn has_room(device: i32, size: u64, stream: u64, pool: Pool) -> bool {
     let mut found = false;
     // SAFETY: `found` can be written to.
-    let status =
-        unsafe { blocks::girih_has_room(device, size, stream, pool, &raw mut found) };
+    let status = unsafe { blocks::girih_has_room(device, size, stream, pool, &raw mut found) };
     assert_eq!(status, Status::Ok);
     found
 }

@@ -77,6 +77,7 @@ static int pools(const struct table *girih) {
   MUST(girih->girih_pool_use_on_oom(60, pool, true) == GIRIH_OK);
   MUST(girih->girih_pool_no_split(60, pool) == GIRIH_OK);
   MUST(girih->girih_pool_one_handle(60, pool) == GIRIH_OK);
+  MUST(girih->girih_pool_source(60, pool, NULL, NULL, NULL) == GIRIH_UNKNOWN);
   MUST(girih->girih_pool_begin(60, pool, false) == GIRIH_OK);
   MUST(girih->girih_pool_use_count(60, pool, &users) == GIRIH_OK && users == 2);
   MUST(girih->girih_alloc(60, 1000, 0, pool, &address) == GIRIH_OK);
