@@ -97,7 +97,7 @@ impl AllocError {
     }
 
     /// The same error, of a request that was refused before anything was given back for it.
-    pub(crate) fn as_rejection(mut self) -> AllocError {
+    pub(crate) fn into_rejection(mut self) -> AllocError {
         if let AllocError::OutOfMemory { is_rejection, .. } = &mut self {
             *is_rejection = true;
         }

@@ -1,5 +1,7 @@
 //! Memory of other processes: to close it takes as long as the device works, and nobody else waits.
 
+#![expect(clippy::disallowed_methods, reason = "one thread closes while another allocates")]
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;

@@ -313,8 +313,8 @@ impl CudaDevice {
         let waited = self.synchronize().map_err(IpcError::from);
         let closed = waited.and_then(|()| self.finish_close(address, closing));
         if closed.is_err() {
-            let left = self.sharing.imports.iter_mut().find(|import| import.address == address);
-            left.map(|import| import.users += 1);
+            let imports = self.sharing.imports.iter_mut();
+            imports.filter(|import| import.address == address).for_each(|import| import.users += 1);
         }
         closed
     }

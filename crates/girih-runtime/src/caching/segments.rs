@@ -62,7 +62,7 @@ impl Caching {
             Taken::Block(block) => return Ok(block),
             Taken::Rejected => {
                 self.stats.num_oom_rejections += 1;
-                return Err(self.out_of_memory(env, requested, segment).as_rejection());
+                return Err(self.out_of_memory(env, requested, segment).into_rejection());
             }
             Taken::Nothing => {}
         }
