@@ -10,8 +10,29 @@
 //!
 //! A [`Scope`] sees to both for as long as it lives, and leaves the thread as it found it.
 
+use girih_runtime::DeviceError;
+
 use crate::driver::types::{CuCaptureMode, CuContext};
 use crate::driver::{Driver, Failure};
+
+/// Waits for the work of a device without the device itself, which others may use meanwhile.
+#[derive(Clone, Copy)]
+pub struct Waiter {
+    pub(crate) driver: &'static Driver,
+    pub(crate) context: CuContext,
+}
+
+impl Waiter {
+    /// Waits on the host for all work of the device (`cuCtxSynchronize`).
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`]: a kernel failed, or a capture is under way.
+    pub fn synchronize(self) -> Result<(), DeviceError> {
+        let waited = Scope::relaxed(self.driver, self.context)
+            .and_then(|_scope| self.driver.synchronize_context());
+        waited.map_err(|failure| self.driver.error(failure))
+    }
+}
 
 /// Our context is current until this is dropped.
 #[must_use = "the context is current only while this lives"]

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::books::{Books, misuse};
 use crate::calls::Calls;
-use crate::context::Scope;
+use crate::context::{Scope, Waiter};
 use crate::driver::types::{
     CuAccess, CuAttribute, CuContext, CuDevice, CuMemory, CuProperties, CuResult, Features,
 };
@@ -178,9 +178,13 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`]: a kernel failed, or a capture is under way.
     pub fn synchronize(&mut self) -> Result<(), DeviceError> {
-        let _scope = self.enter_relaxed()?;
+        self.waiter().synchronize()
+    }
+
+    /// Waits for all work of the device, later and on any thread, while others use the device.
+    pub fn waiter(&mut self) -> Waiter {
         self.calls.synchronize += 1;
-        self.checked(self.driver.synchronize_context())
+        Waiter { driver: self.driver, context: self.context }
     }
 
     /// Makes our context current.

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::caching::Config;
 use crate::device::{Address, Device, DeviceError};
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// A block that a policy gave and that was not freed yet. Ids are reused after the block is gone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -55,6 +55,9 @@ pub enum AllocError {
         limit: u64,
         /// Bytes that the device had free.
         device_free: u64,
+        /// True if it was refused before anything was given back for it
+        /// (`throw_on_cudamalloc_oom`).
+        is_rejection: bool,
     },
     /// The device refused a call for another reason than memory. The policy is as it was before
     /// the operation.
@@ -90,7 +93,16 @@ impl AllocError {
             reserved: stats.reserved_bytes.all.current,
             limit: limit.unwrap_or(u64::MAX),
             device_free: env.device.memory_info().free,
+            is_rejection: false,
         }
+    }
+
+    /// The same error, of a request that was refused before anything was given back for it.
+    pub(crate) fn into_rejection(mut self) -> AllocError {
+        if let AllocError::OutOfMemory { is_rejection, .. } = &mut self {
+            *is_rejection = true;
+        }
+        self
     }
 
     /// The error of a part of a policy, with what all parts hold and may hold.
@@ -115,6 +127,10 @@ pub struct PoolOptions {
     /// one piece of physical memory, which can be named by one handle. No graph is captured in it, so
     /// what is free in it goes back when the cache is emptied, though it has users.
     pub one_handle: bool,
+    /// The pool's memory comes from an allocator of its own (`torch.cuda.MemPool(allocator)`): in
+    /// allocations, never in pages. Whoever drives the policy sees to it that [`Device::alloc`] asks
+    /// that allocator during requests of the pool.
+    pub own_source: bool,
 }
 
 /// The blocks of a private pool at one moment, to be brought back later (`PrivatePoolState`).
@@ -320,6 +336,12 @@ pub trait Policy: Send {
     /// may then be another pool's.
     fn has_pool(&self, _pool: PoolId) -> bool {
         true
+    }
+
+    /// Bytes held of the device for a private pool, since there is one of that id
+    /// (`reserved_bytes_by_private_pools`, torch 2.13 and later). None if it never held any.
+    fn reserved_of_pool(&self, _pool: PoolId) -> Option<Counters> {
+        None
     }
 
     /// Opens a scope of a private pool, which gets one more user: the caller releases the pool

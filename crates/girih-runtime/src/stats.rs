@@ -90,6 +90,13 @@ impl Counters {
         self.all.decrease(amount);
         if is_small { self.small.decrease(amount) } else { self.large.decrease(amount) }
     }
+
+    /// Sets each peak to the present value.
+    pub(crate) fn reset_peaks(&mut self) {
+        for counter in [&mut self.all, &mut self.small, &mut self.large] {
+            counter.reset_peak();
+        }
+    }
 }
 
 /// All counters of one device's allocator.

@@ -20,7 +20,7 @@ use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
     Restored, SegmentView,
 };
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// Makes the trait [`Wrapper`], in which every method of [`Policy`] goes to the inner policy, and
 /// makes a policy of every wrapper. Methods are of three kinds: those that look, those that set
@@ -108,6 +108,7 @@ wrapper! {
         fn unmapped() -> u64;
         fn pool_users(pool: PoolId) -> u32;
         fn has_pool(pool: PoolId) -> bool;
+        fn reserved_of_pool(pool: PoolId) -> Option<Counters>;
         fn memory_fraction() -> f64;
         fn max_split_size() -> u64;
         fn checkpoint(pool: PoolId) -> Result<Checkpoint, AllocError>;
@@ -194,6 +195,7 @@ mod tests {
         policy.mark(&mut env, &mark).unwrap();
         assert!(policy.has_room(&request), "what was freed would serve it");
         assert_eq!((policy.pool_users(pool), policy.memory_fraction()), (1, 0.5));
+        assert_eq!(policy.reserved_of_pool(pool).unwrap().all.current, 20 << 20);
         policy.release_pool(&mut env, pool).unwrap();
         assert!(policy.has_pool(pool), "it holds a segment");
         policy.empty_pool(&mut env, PoolId::DEFAULT).unwrap();

@@ -71,14 +71,24 @@ girih_status girih_see_stream(int32_t device, uint64_t stream);
 girih_status girih_base(const void *address, void **base, uint64_t *size);
 /* The device of a live block. */
 girih_status girih_device_of(const void *address, int32_t *device);
+/* Whether a request would be served of what the heap holds and has free. False if that cannot be told:
+ * whoever asks may then give something back before he makes the request. */
+girih_status girih_has_room(int32_t device, uint64_t size, uint64_t stream, girih_pool pool,
+                            bool *has_room);
 
 /* What is known of a failed request, for observers. Filled for this thread by a girih_alloc that
  * returned GIRIH_OUT_OF_MEMORY. */
 typedef struct girih_oom {
   int32_t device;
+  /* The request was refused before anything was given back for it (throw_on_cudamalloc_oom). */
+  bool is_rejection;
   uint64_t requested;
+  /* What the heap would have had to take from the device. */
+  uint64_t needed;
   uint64_t allocated;
   uint64_t reserved;
+  /* What the heap may hold: its share of the device, or all of it. */
+  uint64_t limit;
   uint64_t device_free;
   uint64_t device_total;
 } girih_oom;
@@ -131,6 +141,14 @@ girih_status girih_pool_no_split(int32_t device, girih_pool pool);
  * piece, which can be named by one handle. To be called between girih_pool_create and the pool's first
  * scope. No graph may be captured in it: what is free in it goes back when the cache is emptied. */
 girih_status girih_pool_one_handle(int32_t device, girih_pool pool);
+/* The pool takes its memory from an allocator of its own, never in pages: `alloc` gives bytes or null,
+ * `free` takes back what it gave. Both are called with `user` and with the heap locked, on any thread,
+ * until the process ends: they must not call back. To be called between girih_pool_create and the
+ * pool's first request; again with the same functions and `user` it does nothing. */
+typedef void *(*girih_source_alloc)(void *user, uint64_t size);
+typedef void (*girih_source_free)(void *user, void *address);
+girih_status girih_pool_source(int32_t device, girih_pool pool, girih_source_alloc alloc,
+                               girih_source_free free, void *user);
 /* Opens and closes a scope. Which requests belong to it is the caller's to say, by the pool that
  * it hands to girih_alloc. `captures` is true if a graph capture comes with it. */
 girih_status girih_pool_begin(int32_t device, girih_pool pool, bool captures);
@@ -173,12 +191,18 @@ typedef struct girih_stats {
   int64_t num_sync_all_streams;
   int64_t num_device_alloc;
   int64_t num_device_free;
+  int64_t num_oom_rejections;
   int64_t max_split_size;
 } girih_stats;
 
 girih_status girih_get_stats(int32_t device, girih_stats *stats);
 girih_status girih_reset_peak_stats(int32_t device);
 girih_status girih_reset_accumulated_stats(int32_t device);
+
+/* Called for each private pool that holds or held memory of the device, with the bytes of it: both
+ * size classes, small requests, large requests (reserved_bytes_by_private_pools). */
+typedef void (*girih_pool_visitor)(void *user, girih_pool pool, const girih_stat reserved[3]);
+girih_status girih_visit_pools(int32_t device, girih_pool_visitor visitor, void *user);
 
 /* ---- what happened and what is ---- */
 

@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "profiler.h"
+#include "sources.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -13,7 +14,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
+#include <thread>
 
 namespace girih {
 
@@ -41,13 +44,11 @@ void trace_deallocation(void* address) {
 }
 
 // Lets other parts of the process give back what they hold of ours, such as tensors that another
-// process is done with. True if one of them did.
-bool run_free_callbacks() {
-  bool freed = false;
+// process is done with.
+void run_free_callbacks() {
   for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
   }
-  return freed;
 }
 
 // For frees from destructors, which must not throw.
@@ -61,7 +62,25 @@ void warn_of_lost_block(void* address, const std::string& reason) noexcept {
   }
 }
 
+void warn_of_tracker(void* address, const std::string& reason) noexcept {
+  try {
+    TORCH_WARN_ONCE(
+        "A tracker of CUDA memory threw while the block at ", address, " was freed: ", reason,
+        " (The block is free. This warning is given once.)");
+  } catch (...) {
+    // As above.
+  }
+}
+
 } // namespace
+
+// CUDA IPC's callback is always there, and has nothing to give back in a process that shares no memory.
+bool has_free_callbacks() {
+  const auto names = c10::FreeCudaMemoryCallbacksRegistry()->Keys();
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name != "cuda_ipc_collect";
+  });
+}
 
 c10::DeviceIndex GirihAllocator::current_device() {
   c10::DeviceIndex device = 0;
@@ -154,8 +173,20 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   if (request.size >= kOneExbibyte) {
     throw_out_of_memory("CUDA out of memory. Tried to allocate more than 1EB memory.");
   }
+  TORCH_CHECK(
+      !PoolSource::is_running(),
+      "The allocator of a torch.cuda.MemPool asked for memory of PyTorch's while it was asked for "
+      "memory itself. Let it take what it needs from CUDA.");
+  PoolSource::forget();
+  if ((flags_now & kSources) != 0) {
+    PoolSource::catch_up();
+  }
   if ((flags_now & kScopes) != 0) {
     request.pool = scopes_.pool_for(request.device, request.stream);
+  }
+  // With no lock held: they free blocks of ours.
+  if ((flags_now & kFreeCallbacks) != 0 && would_miss(request)) {
+    run_free_callbacks();
   }
   std::optional<History::Call> call;
   if ((flags_now & kHistory) != 0) {
@@ -166,12 +197,21 @@ void* GirihAllocator::take_watched(Request request, uint32_t flags_now) {
   if (C10_UNLIKELY(status != GIRIH_OK)) {
     address = after_failure(status, request);
   }
-  if (call.has_value() && History::Call::failed()) {
+  if (call.has_value() && call->failed()) {
     girih_free(address);
-    History::Call::rethrow();
+    call->rethrow();
   }
   trace_allocation(address);
   return address;
+}
+
+// True if a request will make the heap take memory of the device. With a heap that cannot tell, each
+// one may.
+bool GirihAllocator::would_miss(const Request& request) {
+  bool has_room = false;
+  const girih_status status = girih_has_room(
+      request.device, request.size, to_girih(request.stream), request.pool, &has_room);
+  return status != GIRIH_OK || !has_room;
 }
 
 // One try, which the profiler is told of.
@@ -188,11 +228,13 @@ girih_status GirihAllocator::ask(const Request& request, void** address) {
   return status;
 }
 
-// Tries once more if memory is short and somebody can give some back; otherwise tells those who
-// want to know, and throws.
+// Tells those who want to know, and throws.
 void* GirihAllocator::after_failure(girih_status status, const Request& request) {
   std::string text = girih_last_error();
-  if (status == GIRIH_OUT_OF_MEMORY && run_free_callbacks()) {
+  if (status == GIRIH_OUT_OF_MEMORY && (flags() & kFreeCallbacks) == 0 && has_free_callbacks()) {
+    // They came with a library that was loaded after CUDA had started.
+    set_flag(kFreeCallbacks, true);
+    run_free_callbacks();
     void* address = nullptr;
     status = ask(request, &address);
     if (status == GIRIH_OK) {
@@ -203,21 +245,50 @@ void* GirihAllocator::after_failure(girih_status status, const Request& request)
   if (status != GIRIH_OUT_OF_MEMORY) {
     TORCH_CHECK(false, text);
   }
+  PoolSource::rethrow();
   girih_oom oom{};
   girih_last_oom(&oom);
+  if (oom.is_rejection) {
+    tell_of_rejection(request, oom);
+    throw_out_of_memory(text);
+  }
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(request.size),
       oom.allocated,
       oom.reserved,
       c10::Device(c10::DeviceType::CUDA, request.device));
-  // The second argument is called `allocated`; PyTorch's own allocator gives the bytes of the
-  // request there, and observers have come to expect it.
+  // The declaration calls the second argument `allocated` and the third `device_total`. PyTorch's own
+  // allocator gives what it wanted of the device, and what it may hold, and observers have come to
+  // expect that.
   oom_observers_.call(
       int64_t{request.device},
-      static_cast<size_t>(oom.requested),
-      static_cast<size_t>(oom.device_total),
+      static_cast<size_t>(oom.needed),
+      static_cast<size_t>(oom.limit),
       static_cast<size_t>(oom.device_free));
   throw_out_of_memory(text);
+}
+
+// On a thread of its own, as PyTorch does: the observer may take its time, or ask for memory.
+void GirihAllocator::tell_of_rejection(const Request& request, const girih_oom& oom) {
+#if GIRIH_TORCH_FROM(2, 12)
+  if (oom_rejection_observers_.empty()) {
+    return;
+  }
+  std::thread([this, request, oom] {
+    try {
+      oom_rejection_observers_.call(
+          int64_t{request.device},
+          static_cast<size_t>(oom.needed),
+          static_cast<size_t>(oom.reserved),
+          static_cast<size_t>(oom.device_total));
+    } catch (const std::exception& error) {
+      TORCH_WARN("An observer of rejected CUDA allocations threw: ", error.what());
+    }
+  }).detach();
+#else
+  (void)request;
+  (void)oom;
+#endif
 }
 
 // ---- blocks go ----
@@ -246,7 +317,9 @@ void GirihAllocator::release(void* address) {
       warn_of_lost_block(address, girih_last_error());
     }
   } catch (const std::exception& error) {
-    warn_of_lost_block(address, error.what());
+    warn_of_tracker(address, error.what());
+  } catch (...) {
+    warn_of_tracker(address, "not a std::exception");
   }
 }
 
@@ -263,13 +336,20 @@ void GirihAllocator::release_uncached(void* address) {
 
 girih_status GirihAllocator::give_back(void* address) {
   const uint32_t flags_now = flags();
-  if (C10_UNLIKELY((flags_now & kHistory) != 0 || is_watched())) {
+  if (C10_UNLIKELY((flags_now & (kHistory | kSources)) != 0 || is_watched())) {
     return give_back_watched(address, flags_now);
   }
   return girih_free(address);
 }
 
 girih_status GirihAllocator::give_back_watched(void* address, uint32_t flags_now) {
+  if ((flags_now & kSources) != 0) {
+    if (PoolSource::is_running()) {
+      PoolSource::put_off(address);
+      return GIRIH_OK;
+    }
+    PoolSource::catch_up();
+  }
   std::optional<History::Call> call;
   if ((flags_now & kHistory) != 0) {
     try {
@@ -281,8 +361,10 @@ girih_status GirihAllocator::give_back_watched(void* address, uint32_t flags_now
   trace_deallocation(address);
   const girih_status status = free_and_report(address);
   if ((flags_now & kHistory) != 0) {
-    History::Call::rethrow();
     history_.settle();
+  }
+  if (call.has_value()) {
+    call->rethrow();
   }
   return status;
 }

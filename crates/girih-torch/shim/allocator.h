@@ -9,7 +9,7 @@
 //               │ allocator.cpp   blocks, and the way they come and go
 //               │ state.cpp       statistics, limits, pools, peers, checkpoints
 //               │ snapshot.cpp    what is and what was
-//               └ history, pools, ipc: their own files
+//               └ history, pools, sources, ipc: their own files
 //
 // One object, made by install.cpp, that is never destroyed: tensors are freed until the very end of
 // the process.
@@ -22,6 +22,7 @@
 #include "ipc.h"
 #include "observers.h"
 #include "pools.h"
+#include "sources.h"
 
 #include <atomic>
 #include <functional>
@@ -33,6 +34,9 @@
 #include <vector>
 
 namespace girih {
+
+// True if the process has callbacks that may free memory (FreeCudaMemoryCallbacksRegistry).
+bool has_free_callbacks();
 
 class GirihAllocator final : public torch_cuda::CUDAAllocator {
  public:
@@ -104,7 +108,7 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
       c10::DeviceIndex device,
       MempoolId_t pool,
       std::shared_ptr<CUDAAllocator> allocator) override {
-    create_pool(device, pool, allocator.get());
+    create_pool(device, pool, std::move(allocator));
   }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom) override {
     set_use_on_oom(device, pool, use_on_oom);
@@ -114,7 +118,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
       c10::DeviceIndex device,
       MempoolId_t pool,
       CUDAAllocator* allocator) override {
-    create_pool(device, pool, allocator);
+    // Whoever makes the pool keeps the allocator alive.
+    create_pool(device, pool, PoolSource::Allocator(std::shared_ptr<void>(), allocator));
   }
   void setUseOnOOM(c10::DeviceIndex device, MempoolId_t pool) override {
     set_use_on_oom(device, pool, true);
@@ -215,7 +220,8 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
 #endif
 #if GIRIH_TORCH_FROM(2, 12)
   std::shared_ptr<GatheredContext> getContextForPointer(const void* address) override;
-  // Girih rejects no request before it was tried, so these observers have nothing to observe.
+  // Told of requests that were refused before anything was given back for them
+  // (throw_on_cudamalloc_oom).
   void attachOomRejectionObserver(torch_cuda::OomRejectionObserver observer) override {
     oom_rejection_observers_.attach(std::move(observer));
   }
@@ -247,13 +253,16 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
   void* take_watched(Request request, uint32_t flags);
   static girih_status ask(const Request& request, void** address);
   void* after_failure(girih_status status, const Request& request);
+  void tell_of_rejection(const Request& request, const girih_oom& oom);
+  static bool would_miss(const Request& request);
   girih_status give_back(void* address);
   girih_status give_back_watched(void* address, uint32_t flags);
   static girih_status free_and_report(void* address);
 
   // state.cpp
   void empty_cache(girih_pool pool);
-  void create_pool(c10::DeviceIndex device, MempoolId_t pool, CUDAAllocator* allocator);
+  void create_pool(c10::DeviceIndex device, MempoolId_t pool, PoolSource::Allocator allocator);
+  void set_source(c10::DeviceIndex device, MempoolId_t pool, PoolSource::Allocator allocator);
   void set_use_on_oom(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom);
 
   // snapshot.cpp

@@ -2,7 +2,7 @@
 //
 // Nearly always the answer is nothing, and then an allocation costs one relaxed load here before it
 // goes to the heap. Whatever is optional sets its bit while it is wanted: memory history and
-// trackers, open pool scopes, the switched-off cache, the end of the process.
+// trackers, open pool scopes, the switched-off cache, callbacks that free memory, the end of the process.
 #ifndef GIRIH_SHIM_FLAGS_H
 #define GIRIH_SHIM_FLAGS_H
 
@@ -20,6 +20,11 @@ enum Flag : uint32_t {
   kUncached = 4,
   // The process is at its end: what is freed is left to the driver.
   kExiting = 8,
+  // Somebody may give memory back before the heap takes more: a request that would make it do so runs
+  // the callbacks first.
+  kFreeCallbacks = 16,
+  // An allocator of a pool runs on some thread, or blocks wait to be freed after it.
+  kSources = 32,
 };
 
 inline std::atomic<uint32_t> g_flags{0};

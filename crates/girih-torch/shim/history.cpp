@@ -13,8 +13,6 @@ namespace girih {
 namespace {
 
 // What this thread adds to the events that it causes.
-thread_local std::shared_ptr<GatheredContext> t_context;
-thread_local std::exception_ptr t_tracker_failure;
 thread_local std::vector<std::string> t_compile_contexts;
 thread_local std::string t_user_metadata;
 
@@ -113,27 +111,23 @@ const std::string& History::user_metadata() {
 
 // ---- events ----
 
+thread_local History::Call* History::Call::newest_ = nullptr;
+
 History::Call::Call(History& history, RecordContext level) {
-  Context context;
   const CreateContextFn recorder = history.recorder_.load();
   if (recorder != nullptr && history.when_.load() >= level) {
-    // It may run Python, and that may free tensors: calls nest, so each restores what it found.
-    context = recorder();
+    context_ = recorder();
   }
-  previous_ = std::exchange(t_context, std::move(context));
+  outer_ = std::exchange(newest_, this);
 }
 
 History::Call::~Call() {
-  t_context = std::move(previous_);
-}
-
-bool History::Call::failed() {
-  return t_tracker_failure != nullptr;
+  newest_ = outer_;
 }
 
 void History::Call::rethrow() {
   if (C10_UNLIKELY(failed())) {
-    std::rethrow_exception(std::exchange(t_tracker_failure, nullptr));
+    std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 }
 
@@ -142,7 +136,12 @@ void History::sink(void* self, const girih_event* event) noexcept {
   try {
     static_cast<History*>(self)->take(*event);
   } catch (...) {
-    t_tracker_failure = std::current_exception();
+    // The first failure of a call is its failure. Outside all calls (a mark of the program) there is
+    // nobody to throw it to.
+    Call* call = Call::newest_;
+    if (call != nullptr && !call->failed()) {
+      call->failure_ = std::current_exception();
+    }
   }
 }
 
@@ -155,7 +154,8 @@ void History::take(const girih_event& event) {
   Context context;
   {
     std::lock_guard<std::mutex> lock(device.mutex);
-    context = context_of(device, event, t_context);
+    const Call* call = Call::newest_;
+    context = context_of(device, event, call == nullptr ? nullptr : call->context_);
   }
   if (!recording() && trackers_.empty()) {
     return;

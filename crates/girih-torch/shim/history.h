@@ -2,11 +2,11 @@
 //
 // The heaps tell their events to a sink, on the thread that caused them and with the heap locked.
 // What the heap cannot know, the shim adds: the caller's context (a stack of frames) was taken just
-// before the call, without any lock, and waits in a thread-local variable for the events of that
+// before the call, without any lock, and waits in the thread's newest Call for the events of that
 // call; compile context and user metadata are thread-local as well.
 //
 //   allocate ─► gather context ─► girih_alloc ─► events ─► sink ─► trackers
-//                     └───────── thread-local ──────────────┘  └─► ring of the device
+//                     └──── the thread's newest Call ───────┘  └─► ring of the device
 //
 // A context is also kept by address for as long as its block or segment lives, for snapshots and
 // for the entry that reports its end.
@@ -78,19 +78,29 @@ class History {
 
   // A call into the heaps, whose events get the context of this moment if the history's level is
   // at least `level`. The context is gathered here, before any lock is taken.
+  //
+  // What a tracker throws cannot pass through the heap. It belongs to the call that caused the event:
+  // failed() says if there is something, rethrow() throws it, and with the call it is gone. Calls
+  // nest, for whatever gathers a context may run Python, and that may free tensors.
   class Call {
    public:
     Call(History& history, RecordContext level);
     ~Call();
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
-    // What a tracker throws cannot pass through the heap. It is kept for the end of the call:
-    // failed() says if there is something, rethrow() throws it then.
-    static bool failed();
-    static void rethrow();
+    bool failed() const {
+      return failure_ != nullptr;
+    }
+    void rethrow();
 
    private:
-    Context previous_;
+    friend class History;
+    // The newest call of this thread; null outside all calls.
+    static thread_local Call* newest_;
+
+    Context context_;
+    std::exception_ptr failure_;
+    Call* outer_;
   };
 
   // Stops listening if nothing wants the events any more. Cheap; called after frees.

@@ -40,12 +40,15 @@ void IpcCache::close(const Key& key, void* address) {
   if ((flags() & kExiting) != 0) {
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = opened_.find(key);
-  // It may have been opened anew between the end of the last tensor and this line.
-  if (found != opened_.end() && found->second.expired()) {
-    opened_.erase(found);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = opened_.find(key);
+    // It may have been opened anew between the end of the last tensor and this line.
+    if (found != opened_.end() && found->second.expired()) {
+      opened_.erase(found);
+    }
   }
+  // It waits for the device's work: nobody else has to. The heap knows how often it is open.
   girih_ipc_close(address);
 }
 

@@ -87,7 +87,11 @@ std::vector<SegmentInfo> GirihAllocator::segments(c10::DeviceIndex device, girih
     segment.is_large = from.is_large;
     segment.is_expandable = from.is_expandable;
     segment.owner_private_pool_id = to_torch(from.pool);
-    segment.context_when_allocated = history_.segment_context(device, from.address);
+    // PyTorch keeps it with the block that the segment began as, which is lost when that is split:
+    // then nothing is left of it in a snapshot, and a freed block leaves no stack.
+    if (count == 1 && blocks->active) {
+      segment.context_when_allocated = history_.segment_context(device, from.address);
+    }
     segment.blocks.reserve(count);
     for (const girih_block* block = blocks; block != blocks + count; ++block) {
       BlockInfo info;

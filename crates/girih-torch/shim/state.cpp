@@ -37,10 +37,17 @@ StatArray to_stats(const girih_stat (&from)[3]) {
   return stats;
 }
 
-constexpr const char* kOwnAllocatorText =
-    "Girih does not support a torch.cuda.MemPool with an allocator of its own (such as NCCL's): "
-    "its heaps take memory from the driver alone. Make the MemPool without an allocator, or run "
-    "this program without Girih.";
+#if GIRIH_TORCH_FROM(2, 13)
+// Called with the heap locked, out of which no exception may come: then a pool is left out.
+void add_pool(void* user, girih_pool pool, const girih_stat reserved[3]) noexcept {
+  StatArray stats;
+  std::transform(reserved, reserved + 3, stats.begin(), to_stat);
+  try {
+    static_cast<DeviceStats*>(user)->reserved_bytes_by_private_pools[to_torch(pool)] = stats;
+  } catch (const std::bad_alloc&) {
+  }
+}
+#endif
 
 // What getCheckpointState gives out.
 struct CheckpointState final : torch_cuda::AllocatorState {
@@ -74,6 +81,9 @@ void add_allocated(void* user, void* address) noexcept {
 void GirihAllocator::init(int device_count) {
   check(girih_init(device_count));
   device_count_ = device_count;
+  if (has_free_callbacks()) {
+    set_flag(kFreeCallbacks, true);
+  }
 #if GIRIH_TORCH_FROM(2, 10)
   const double fraction = torch_cuda::CUDAAllocatorConfig::per_process_memory_fraction();
   if (fraction < 1.0) {
@@ -116,7 +126,7 @@ void GirihAllocator::empty_cache(girih_pool pool) {
   }
   History::Call call(history_, RecordContext::ALL);
   check(girih_empty_cache(pool));
-  History::Call::rethrow();
+  call.rethrow();
 }
 
 void GirihAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest_block) {
@@ -147,6 +157,12 @@ DeviceStats GirihAllocator::getDeviceStats(c10::DeviceIndex device) {
   stats.num_sync_all_streams = from.num_sync_all_streams;
   stats.num_device_alloc = from.num_device_alloc;
   stats.num_device_free = from.num_device_free;
+#if GIRIH_TORCH_FROM(2, 12)
+  stats.num_oom_rejections = from.num_oom_rejections;
+#endif
+#if GIRIH_TORCH_FROM(2, 13)
+  check(girih_visit_pools(device, &add_pool, &stats));
+#endif
   stats.max_split_size = from.max_split_size;
   return stats;
 }
@@ -165,14 +181,15 @@ void GirihAllocator::beginAllocateToPool(
     c10::DeviceIndex device,
     MempoolId_t pool,
     std::function<bool(cudaStream_t)> filter) {
+  scopes_.begin(device, to_girih(pool), std::move(filter));
 #if !GIRIH_TORCH_FROM(2, 8)
   // Before 2.8 a pool's own allocator is not handed to createOrIncrefPool; the pool is asked.
   auto* active = c10::cuda::MemPoolContext::getActiveMemPool();
-  TORCH_CHECK(
-      active == nullptr || active->allocator() == nullptr || active->allocator() == this,
-      kOwnAllocatorText);
+  if (active != nullptr && active->id() == pool) {
+    // Whoever made the pool keeps its allocator alive.
+    set_source(device, pool, {std::shared_ptr<void>(), active->allocator()});
+  }
 #endif
-  scopes_.begin(device, to_girih(pool), std::move(filter));
 }
 
 void GirihAllocator::endAllocateToPool(c10::DeviceIndex device, MempoolId_t pool) {
@@ -194,9 +211,19 @@ int GirihAllocator::getPoolUseCount(c10::DeviceIndex device, MempoolId_t pool) {
 void GirihAllocator::create_pool(
     c10::DeviceIndex device,
     MempoolId_t pool,
-    CUDAAllocator* allocator) {
-  TORCH_CHECK(allocator == nullptr || allocator == this, kOwnAllocatorText);
+    PoolSource::Allocator allocator) {
   check(girih_pool_create(device, to_girih(pool)));
+  set_source(device, pool, std::move(allocator));
+}
+
+// The pool's own allocator, if it has one.
+void GirihAllocator::set_source(
+    c10::DeviceIndex device,
+    MempoolId_t pool,
+    PoolSource::Allocator allocator) {
+  if (allocator != nullptr && allocator.get() != this) {
+    PoolSource::attach(device, to_girih(pool), std::move(allocator));
+  }
 }
 
 void GirihAllocator::set_use_on_oom(c10::DeviceIndex device, MempoolId_t pool, bool use_on_oom) {
@@ -236,7 +263,7 @@ torch_cuda::CheckpointDelta GirihAllocator::setCheckpointPoolState(
     delta.dataptrs_allocd.emplace_back(
         address, address, &release, c10::Device(c10::DeviceType::CUDA, device));
   }
-  History::Call::rethrow();
+  call.rethrow();
   return delta;
 }
 
@@ -272,6 +299,8 @@ cudaError_t GirihAllocator::memcpyAsync(
 }
 
 torch_cuda::ShareableHandle GirihAllocator::shareIpcHandle(void* address) {
+  // From now on there may be memory that the others are done with.
+  set_flag(kFreeCallbacks, true);
   return IpcCache::share(address);
 }
 

@@ -24,7 +24,9 @@ pub mod view;
 pub use self::error::{girih_last_error, girih_last_oom};
 pub use self::ipc::IPC_BYTES;
 pub use self::sink::{Sink, SinkFunction, girih_set_sink};
-pub use self::types::{Block, Event, Oom, Pool, Segment, Settings, Stat, Stats, Status, Visitor};
+pub use self::types::{
+    Block, Event, Oom, Pool, PoolVisitor, Segment, Settings, Stat, Stats, Status, Visitor,
+};
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
 pub const ABI: u32 = 3;

@@ -1,11 +1,11 @@
 //! A GPU, and the phantom of one, as the device of a heap.
 
-use girih_cuda::ipc::IpcError;
+use girih_cuda::ipc::{self, IpcError};
 use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, DeviceError};
 use girih_trace::StreamId;
 
-use crate::device::{Exported, HeapDevice};
+use crate::device::{Closing, Exported, HeapDevice};
 use crate::error::{HeapError, Outcome, unsupported};
 
 /// Bytes that a phantom has if the user does not say: 4 TiB.
@@ -66,12 +66,14 @@ impl HeapDevice for CudaDevice {
         Ok(CudaDevice::import(self, description)?.address)
     }
 
-    fn close(&mut self, address: Address) -> Outcome<bool> {
-        // Kernels that still read the memory would lose it.
-        CudaDevice::synchronize(self)?;
-        match CudaDevice::close(self, address) {
-            Ok(()) => Ok(true),
-            Err(IpcError::Unknown { .. }) => Ok(false),
+    fn begin_close(&mut self, address: Address) -> Outcome<Closing> {
+        match CudaDevice::begin_close(self, address) {
+            Ok(ipc::Closing::Shared) => Ok(Closing::Shared),
+            Ok(ipc::Closing::Last(closing)) => {
+                let waiter = self.waiter();
+                Ok(Closing::Last { wait: Box::new(move || Ok(waiter.synchronize()?)), closing })
+            }
+            Err(IpcError::Unknown { .. }) => Ok(Closing::Unknown),
             Err(error) => Err(error.into()),
         }
     }
@@ -82,6 +84,10 @@ impl HeapDevice for CudaDevice {
 
     fn uuid(&self) -> Option<[u8; 16]> {
         self.properties().uuid
+    }
+
+    fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()> {
+        Ok(CudaDevice::finish_close(self, address, closing)?)
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
@@ -110,8 +116,12 @@ impl HeapDevice for Phantom {
         HeapDevice::import(self.device_mut(), description)
     }
 
-    fn close(&mut self, address: Address) -> Outcome<bool> {
-        HeapDevice::close(self.device_mut(), address)
+    fn begin_close(&mut self, address: Address) -> Outcome<Closing> {
+        HeapDevice::begin_close(self.device_mut(), address)
+    }
+
+    fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()> {
+        HeapDevice::finish_close(self.device_mut(), address, closing)
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {

@@ -9,6 +9,7 @@ use girih_trace::StreamId;
 use crate::cuda;
 use crate::error::{Outcome, unsupported};
 use crate::settings::{self, Mode, Settings};
+use crate::sources::Source;
 
 /// A device for a heap.
 pub trait HeapDevice: Device + Send {
@@ -21,6 +22,10 @@ pub trait HeapDevice: Device + Send {
         None
     }
 
+    /// Until it is called again, allocations come from `source`, or from the device if there is none.
+    /// A device that cannot do so never gets a source.
+    fn take_from(&mut self, _source: Option<Source>) {}
+
     /// Lets `peer` read and write the memory of this device, present and future.
     fn enable_peer(&mut self, peer: i32) -> Outcome<()>;
 
@@ -30,9 +35,12 @@ pub trait HeapDevice: Device + Send {
     /// Maps what another process described.
     fn import(&mut self, description: &[u8]) -> Outcome<Address>;
 
-    /// Unmaps what [`HeapDevice::import`] gave, once for each time that it did. False if it gave
-    /// no such address.
-    fn close(&mut self, address: Address) -> Outcome<bool>;
+    /// Closes one opening of what [`HeapDevice::import`] gave. What is left to do with the last one of
+    /// them may take as long as the device works, so it is not done here.
+    fn begin_close(&mut self, address: Address) -> Outcome<Closing>;
+
+    /// Unmaps what [`Closing::Last`] spoke of under this number, unless it was opened again since.
+    fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()>;
 
     /// True if addresses can be reserved and memory mapped at them; otherwise [`Device::alloc`] and
     /// [`Device::free`] are all that there is.
@@ -48,6 +56,24 @@ pub trait HeapDevice: Device + Send {
     /// Calls of the driver so far, by the name of the method of [`Device`].
     fn calls(&self) -> Vec<(&'static str, u64)>;
 }
+
+/// What is left to do after an opening of memory of another process was closed.
+pub enum Closing {
+    /// Nothing: the device gave no such address.
+    Unknown,
+    /// Nothing: others have it open.
+    Shared,
+    /// To wait, without the device, for kernels that may still use it, and then to unmap it.
+    Last {
+        /// Waits.
+        wait: Wait,
+        /// For [`HeapDevice::finish_close`].
+        closing: u64,
+    },
+}
+
+/// Waits for all work of a device, while others use it.
+pub type Wait = Box<dyn FnOnce() -> Outcome<()> + Send>;
 
 /// Memory, described for another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -119,8 +145,12 @@ impl HeapDevice for Simulated {
         Err(unsupported("the simulated device cannot map memory of another process"))
     }
 
-    fn close(&mut self, _address: Address) -> Outcome<bool> {
-        Ok(false)
+    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
+        Ok(Closing::Unknown)
+    }
+
+    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
+        Ok(())
     }
 
     fn has_virtual_memory(&self) -> bool {

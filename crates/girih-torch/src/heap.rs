@@ -66,7 +66,19 @@ impl Heap {
     /// Out of memory, with its story; or what the driver refused.
     #[inline]
     pub fn allocate(&self, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
-        self.with(|state| state.allocate(size, stream, pool))
+        self.with(|state| match pool {
+            (0, 0) => state.allocate(size, stream, pool),
+            _ => state.allocate_in_pool(size, stream, pool),
+        })
+    }
+
+    /// True if a request would be served of what is held; false if that cannot be told. Nothing
+    /// changes.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn has_room(&self, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<bool> {
+        self.with(|state| Ok(state.has_room(size, stream, pool)))
     }
 
     /// Takes a block back by its first address. False if no block of this heap begins there.

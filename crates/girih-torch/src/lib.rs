@@ -33,12 +33,14 @@ pub mod plug;
 mod pool_ids;
 mod recorder;
 mod settings;
+mod sources;
 mod streams;
 mod sync;
 mod units;
 
-pub use device::{Exported, HeapDevice};
+pub use device::{Closing, Exported, HeapDevice, Wait};
 pub use error::{HeapError, Outcome};
 pub use heap::{Heap, HeapCheckpoint};
 pub use oom::OutOfMemory;
 pub use settings::{Mode, Settings, Simulated};
+pub use sources::{Source, SourceAlloc, SourceFree};

@@ -30,8 +30,12 @@ pub struct OutOfMemory {
     pub requested: u64,
     /// Bytes that the heap would have had to take from the device.
     pub needed: u64,
+    /// Bytes that the heap may hold: its share of the device, or all of it.
+    pub limit: u64,
     /// True if only the memory fraction was in the way: the device had room.
     pub is_by_limit: bool,
+    /// True if it was refused before anything was given back for it (`throw_on_cudamalloc_oom`).
+    pub is_rejection: bool,
     /// Bytes that the program has in use.
     pub allocated: u64,
     /// Bytes that the heap holds of the device.
@@ -64,9 +68,11 @@ pub(crate) fn explain(
     scene: &Scene<'_>,
 ) -> OutOfMemory {
     let stats = policy.stats();
-    let (needed, limit) = match *error {
-        AllocError::OutOfMemory { segment, limit, .. } => (segment, limit),
-        _ => (request.size, u64::MAX),
+    let (needed, limit, is_rejection) = match *error {
+        AllocError::OutOfMemory { segment, limit, is_rejection, .. } => {
+            (segment, limit, is_rejection)
+        }
+        _ => (request.size, u64::MAX, false),
     };
     let mut story = Story {
         request,
@@ -85,7 +91,9 @@ pub(crate) fn explain(
         device: scene.device,
         requested: request.size,
         needed,
+        limit: limit.min(scene.info.total),
         is_by_limit: story.is_by_limit(),
+        is_rejection,
         allocated: story.allocated,
         reserved: story.reserved,
         device_free: scene.info.free,

@@ -51,6 +51,11 @@ impl Streams {
         (self.recent.0 == handle && self.recent.1 != NONE).then_some(self.recent.1)
     }
 
+    /// The id of a stream of the heap's device, if it has one.
+    pub(crate) fn find(&self, handle: u64) -> Option<u16> {
+        self.ids.get(&StreamKey { device: self.device, handle }).copied()
+    }
+
     /// The id of a stream; true if it is new.
     ///
     /// # Errors

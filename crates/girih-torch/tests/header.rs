@@ -104,6 +104,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         blocks.girih_see_stream,
         blocks.girih_base,
         blocks.girih_device_of,
+        blocks.girih_has_room,
         memory.girih_empty_cache,
         memory.girih_set_memory_fraction,
         memory.girih_memory_fraction,
@@ -118,6 +119,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         pools.girih_pool_use_on_oom,
         pools.girih_pool_no_split,
         pools.girih_pool_one_handle,
+        pools.girih_pool_source,
         pools.girih_pool_begin,
         pools.girih_pool_end,
         pools.girih_checkpoint_take,
@@ -126,6 +128,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         view.girih_get_stats,
         view.girih_reset_peak_stats,
         view.girih_reset_accumulated_stats,
+        view.girih_visit_pools,
         view.girih_visit,
         ipc.girih_ipc_export,
         ipc.girih_ipc_open,
@@ -152,7 +155,8 @@ fn layout() -> Vec<(String, usize)> {
         "girih_status" abi::Status {}
         "girih_pool" abi::Pool { first, second }
         "girih_oom" abi::Oom {
-            device, requested, allocated, reserved, device_free, device_total
+            device, is_rejection, requested, needed, allocated, reserved, limit, device_free,
+            device_total
         }
         "girih_settings" abi::Settings {
             max_split_size, garbage_collection_threshold, roundup_power2_divisions,
@@ -163,7 +167,7 @@ fn layout() -> Vec<(String, usize)> {
             allocation, segment, active, inactive_split, allocated_bytes, reserved_bytes,
             active_bytes, inactive_split_bytes, requested_bytes, oversize_allocations,
             oversize_segments, num_alloc_retries, num_ooms, num_sync_all_streams,
-            num_device_alloc, num_device_free, max_split_size
+            num_device_alloc, num_device_free, num_oom_rejections, max_split_size
         }
         "girih_event" abi::Event { address, size, stream, pool, device, action }
         "girih_segment" abi::Segment {
@@ -251,7 +255,10 @@ fn rust_type(c: &str) -> String {
         "girih_stats" => "Stats",
         "girih_checkpoint" => "HeapCheckpoint",
         "girih_sink" => "Option<SinkFunction>",
+        "girih_source_alloc" => "Option<SourceAlloc>",
+        "girih_source_free" => "Option<SourceFree>",
         "girih_visitor" => "Option<Visitor>",
+        "girih_pool_visitor" => "Option<PoolVisitor>",
         other => panic!("the type {other:?} of the header is new: teach it to this test"),
     };
     let inner = if is_const { "*const " } else { "*mut " };

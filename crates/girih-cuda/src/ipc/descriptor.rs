@@ -48,6 +48,16 @@ pub(super) fn close_in_programs(descriptor: &OwnedFd) {
     let _ = rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::CLOEXEC);
 }
 
+/// Lets processes of the same user take descriptors of this one over, where Yama would let only
+/// ancestors do so. A process may also be inspected by them then, as on a system without Yama. Where
+/// nobody may (`ptrace_scope` 2 and 3) it changes nothing, and the importer is told.
+pub(super) fn let_others_take() {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if scope.is_ok_and(|scope| scope.trim() == "1") {
+        let _ = rustix::process::set_ptracer(rustix::process::PTracer::Any);
+    }
+}
+
 /// A process that shares memory.
 pub(super) struct Remote {
     pid: u32,
@@ -114,9 +124,9 @@ impl Remote {
 fn refused(pid: u32, error: Errno) -> IpcError {
     let advice = match error {
         Errno::PERM => {
-            "the system lets only ancestors of a process take its descriptors over, or none at \
-             all (kernel.yama.ptrace_scope, a container's seccomp profile); use a mode without \
-             virtual memory (`native`)"
+            "the system lets no process take descriptors of another over (kernel.yama.ptrace_scope \
+             is 2 or 3, or a container's seccomp profile), or the other process is of another user; \
+             use a mode without virtual memory (`native`)"
         }
         Errno::SRCH | Errno::INVAL => {
             "the process has ended, or it is in another container, where it has another number"

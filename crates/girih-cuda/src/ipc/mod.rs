@@ -13,6 +13,10 @@
 //! twice costs nothing. The exporter keeps the memory until the importers are done with it; PyTorch
 //! counts its references.
 //!
+//! Linux lets a process take over descriptors of another only if it may inspect it. Where Yama grants
+//! that to ancestors alone (`kernel.yama.ptrace_scope` is 1, as on most desktops), a process that exports
+//! mapped memory lets itself be inspected by every process of its user, as it would be without Yama.
+//!
 //! `message` is the form of the bytes, `descriptor` what is asked of the operating system.
 
 mod descriptor;
@@ -109,8 +113,19 @@ struct List {
 struct Import {
     message: Message,
     address: Address,
-    /// How often it was opened and not yet closed.
+    /// How often it was opened and not yet closed. Without any it is about to be unmapped.
     users: u32,
+    /// How often the last user has closed it.
+    closings: u64,
+}
+
+/// What is left to do after an opening of memory of another process was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Closing {
+    /// Nothing: others have it open.
+    Shared,
+    /// To wait for the device's work, and then to unmap it with this number.
+    Last(u64),
 }
 
 impl Sharing {
@@ -175,6 +190,7 @@ impl CudaDevice {
         let file = descriptor::write_list(&entries).map_err(|error| {
             IpcError::Unsupported(format!("a list of descriptors cannot be written: {error}"))
         })?;
+        descriptor::let_others_take();
         self.sharing.serial += 1;
         let (number, serial) = (file.as_raw_fd(), self.sharing.serial);
         self.sharing.lists.push(List { handles, file, serial });
@@ -210,6 +226,7 @@ impl CudaDevice {
         let size = message.size;
         let open = self.sharing.imports.iter_mut().find(|import| import.message == message);
         if let Some(import) = open {
+            // Also if it is about to be unmapped: then it is not.
             import.users += 1;
             return Ok(Imported { address: import.address, size });
         }
@@ -220,7 +237,7 @@ impl CudaDevice {
             }
             Kind::Mapped { list } => self.import_mapped(message.pid, *list, size)?,
         };
-        self.sharing.imports.push(Import { message, address, users: 1 });
+        self.sharing.imports.push(Import { message, address, users: 1, closings: 0 });
         Ok(Imported { address, size })
     }
 
@@ -292,22 +309,52 @@ impl CudaDevice {
     /// [`IpcError::Unknown`] if nothing is open at `address`; [`IpcError::Device`] if the driver
     /// refuses: it is still open then.
     pub fn close(&mut self, address: Address) -> Result<(), IpcError> {
-        let place = self.sharing.imports.iter().position(|import| import.address == address);
-        let Some(place) = place else { return Err(IpcError::Unknown { address, size: 0 }) };
-        let import = &mut self.sharing.imports[place];
-        if import.users > 1 {
-            import.users -= 1;
-            return Ok(());
+        let Closing::Last(closing) = self.begin_close(address)? else { return Ok(()) };
+        let waited = self.synchronize().map_err(IpcError::from);
+        let closed = waited.and_then(|()| self.finish_close(address, closing));
+        if closed.is_err() {
+            let imports = self.sharing.imports.iter_mut();
+            imports.filter(|import| import.address == address).for_each(|import| import.users += 1);
         }
+        closed
+    }
+
+    /// The first half of [`CudaDevice::close`], for those who share the device and must not keep others
+    /// waiting: with [`Closing::Last`] they wait for its work ([`CudaDevice::waiter`]) and call
+    /// [`CudaDevice::finish_close`] then. Until that the memory stays mapped, and it is not unmapped if
+    /// it is opened again in the meantime.
+    ///
+    /// # Errors
+    /// [`IpcError::Unknown`] if nothing is open at `address`.
+    pub fn begin_close(&mut self, address: Address) -> Result<Closing, IpcError> {
+        let import = self.sharing.imports.iter_mut().find(|import| import.address == address);
+        let Some(import) = import.filter(|import| import.users > 0) else {
+            return Err(IpcError::Unknown { address, size: 0 });
+        };
+        import.users -= 1;
+        if import.users > 0 {
+            return Ok(Closing::Shared);
+        }
+        import.closings += 1;
+        Ok(Closing::Last(import.closings))
+    }
+
+    /// The second half of [`CudaDevice::close`]: unmaps the memory, unless it was opened again since,
+    /// whether or not it has been closed again.
+    ///
+    /// # Errors
+    /// [`IpcError::Device`] if the driver refuses; it is still mapped then.
+    pub fn finish_close(&mut self, address: Address, closing: u64) -> Result<(), IpcError> {
+        let is_it = |import: &Import| {
+            (import.address, import.users, import.closings) == (address, 0, closing)
+        };
+        let Some(place) = self.sharing.imports.iter().position(is_it) else { return Ok(()) };
+        let import = &self.sharing.imports[place];
         let size = import.message.size;
+        let _scope = self.enter_relaxed()?;
         match import.message.kind {
-            Kind::Allocation { .. } => {
-                let _scope = self.enter_relaxed()?;
-                self.checked(self.driver.ipc_close(address))?;
-            }
+            Kind::Allocation { .. } => self.checked(self.driver.ipc_close(address))?,
             Kind::Mapped { .. } => {
-                self.synchronize()?;
-                let _scope = self.enter_relaxed()?;
                 self.calls.unmap += 1;
                 self.checked(self.driver.unmap(address, size as usize))?;
                 // Addresses without memory cost nothing: if they stay, they stay.

@@ -8,7 +8,7 @@ use super::{device_of, open};
 use crate::device::CudaDevice;
 use crate::driver::types::CuResult;
 use crate::fake::{self, MIB, UNIT};
-use crate::ipc::{IpcError, MESSAGE_BYTES_MAX};
+use crate::ipc::{Closing, IpcError, MESSAGE_BYTES_MAX};
 
 /// Maps `count` handles of `units` units each, side by side.
 fn mapped(device: &mut CudaDevice, count: u64, units: u64) -> (Address, Vec<Handle>) {
@@ -61,6 +61,25 @@ fn what_is_opened_twice_is_one_and_is_closed_twice() {
     other.close(first.address).expect("it is open once");
     let closed = other.close(first.address);
     assert_eq!(closed, Err(IpcError::Unknown { address: first.address, size: 0 }));
+}
+
+#[test]
+fn what_is_opened_again_while_the_device_is_waited_for_stays() {
+    let mut device = device_of(64 * MIB);
+    let address = device.alloc(UNIT).expect("there is room");
+    let bytes = device.export(address, UNIT).expect("it can be shared").bytes;
+    let mut other = open(1);
+    let opened = other.import(&bytes).expect("it is there").address;
+    assert_eq!(other.begin_close(opened), Ok(Closing::Last(1)));
+    assert!(matches!(other.begin_close(opened), Err(IpcError::Unknown { .. })), "it was closed");
+    // Opened and closed again: only the second wait covers what was done in between.
+    assert_eq!(other.import(&bytes).map(|again| again.address), Ok(opened));
+    assert_eq!(other.begin_close(opened), Ok(Closing::Last(2)));
+    other.finish_close(opened, 1).expect("nothing is done");
+    fake::arrange(|state| assert_eq!(state.opened.len(), 1));
+    other.waiter().synchronize().expect("the device works");
+    other.finish_close(opened, 2).expect("it is unmapped");
+    fake::arrange(|state| assert!(state.opened.is_empty()));
 }
 
 #[test]

@@ -106,6 +106,7 @@ impl Caching {
         let id = self.blocks.insert(Block { registration, ..block });
         self.stats.segment.increase(segment.is_small, 1);
         self.stats.reserved_bytes.increase(segment.is_small, segment.size);
+        self.pools.count_taken(home, segment.size);
         if segment.size >= self.config.max_split_size {
             self.stats.oversize_segments.increase(1);
         }

@@ -311,6 +311,7 @@ impl Caching {
         self.insert_free(id);
         let is_small = block.home.is_small();
         self.stats.reserved_bytes.increase(is_small, mapped);
+        self.pools.count_taken(block.home, mapped);
         self.stats.num_device_alloc += 1;
         let owner = self.pools.owner(block.home.pool).id;
         env.log(Action::SegmentMap, block.address, mapped, block.home.stream, owner);
@@ -387,6 +388,7 @@ impl Caching {
 
         let is_small = block.home.is_small();
         self.stats.reserved_bytes.decrease(is_small, size);
+        self.pools.count_given_back(block.home, size);
         self.stats.num_device_free += 1;
         let owner = self.pools.owner(block.home.pool).id;
         env.log(Action::SegmentUnmap, address, size, block.home.stream, owner);

@@ -66,7 +66,7 @@ use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, Request, Restored,
     SegmentView,
 };
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// PyTorch's caching allocator for one device.
 #[derive(Debug)]
@@ -172,8 +172,9 @@ impl Caching {
 
     /// What is looked for by a request of `size` rounded bytes.
     fn search(&self, size: u64, home: Home) -> Search {
-        let one_handle = self.pools.owner(home.pool).options.one_handle;
-        Search { size, home, expandable: self.config.expandable_segments && !one_handle }
+        let PoolOptions { one_handle, own_source, .. } = self.pools.owner(home.pool).options;
+        let expandable = self.config.expandable_segments && !one_handle && !own_source;
+        Search { size, home, expandable }
     }
 
     /// The number of a new block or segment (`registration_counter`). 0 where addresses decide.
@@ -395,8 +396,13 @@ impl Policy for Caching {
         self.restore_checkpoint(env, checkpoint)
     }
 
+    fn reserved_of_pool(&self, pool: PoolId) -> Option<Counters> {
+        self.pools.reserved(pool)
+    }
+
     fn reset_peak_stats(&mut self) {
         self.stats.reset_peaks();
+        self.pools.reset_peaks();
     }
 
     fn stats(&self) -> &Stats {

@@ -12,6 +12,7 @@ use super::block::Home;
 use super::free_set::FreeSet;
 use crate::device::Address;
 use crate::policy::{BlockId, PoolOptions};
+use crate::stats::Counters;
 
 /// Where a stream stands in the order of streams: PyTorch compares the driver's handles.
 pub(super) type Rank = (u64, StreamId);
@@ -57,6 +58,9 @@ pub(super) struct Pools {
     /// The places of private pools.
     places: FxHashMap<PoolId, usize>,
     vacant: Vec<usize>,
+    /// Bytes held of the device for each private pool that ever held any, also after it has gone
+    /// (`reserved_bytes_by_private_pools`).
+    reserved: FxHashMap<PoolId, Counters>,
 }
 
 impl Default for Pools {
@@ -67,6 +71,7 @@ impl Default for Pools {
             shelves: Vec::new(),
             places: FxHashMap::default(),
             vacant: Vec::new(),
+            reserved: FxHashMap::default(),
         };
         pools.insert(PoolId::DEFAULT);
         pools
@@ -126,6 +131,32 @@ impl Pools {
         self.owners[place].exists = false;
         self.places.remove(&self.owners[place].id);
         self.vacant.push(place);
+    }
+
+    /// Counts bytes that the device gave for a pool.
+    pub(super) fn count_taken(&mut self, home: Home, size: u64) {
+        if home.pool > Pools::LARGE {
+            let owner = self.owner(home.pool).id;
+            self.reserved.entry(owner).or_default().increase(home.is_small(), size);
+        }
+    }
+
+    /// Counts bytes of a pool that went back to the device.
+    pub(super) fn count_given_back(&mut self, home: Home, size: u64) {
+        if home.pool > Pools::LARGE {
+            let owner = self.owner(home.pool).id;
+            self.reserved.entry(owner).or_default().decrease(home.is_small(), size);
+        }
+    }
+
+    /// Bytes held of the device for a private pool; none if it never held any.
+    pub(super) fn reserved(&self, id: PoolId) -> Option<Counters> {
+        self.reserved.get(&id).copied()
+    }
+
+    /// Sets the peaks of what each pool holds to the present values.
+    pub(super) fn reset_peaks(&mut self) {
+        self.reserved.values_mut().for_each(Counters::reset_peaks);
     }
 
     /// The owner of a pool.

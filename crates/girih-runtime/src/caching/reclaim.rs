@@ -196,6 +196,7 @@ impl Caching {
         self.stats.num_device_free += 1;
         self.stats.segment.decrease(is_small, 1);
         self.stats.reserved_bytes.decrease(is_small, block.size);
+        self.pools.count_given_back(block.home, block.size);
         if block.size >= self.config.max_split_size {
             self.stats.oversize_segments.decrease(1);
         }

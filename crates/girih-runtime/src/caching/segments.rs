@@ -62,7 +62,7 @@ impl Caching {
             Taken::Block(block) => return Ok(block),
             Taken::Rejected => {
                 self.stats.num_oom_rejections += 1;
-                return Err(self.out_of_memory(env, requested, segment));
+                return Err(self.out_of_memory(env, requested, segment).into_rejection());
             }
             Taken::Nothing => {}
         }
@@ -149,6 +149,7 @@ impl Caching {
         let is_small = search.home.is_small();
         self.stats.segment.increase(is_small, 1);
         self.stats.reserved_bytes.increase(is_small, size);
+        self.pools.count_taken(search.home, size);
         if size >= self.config.max_split_size {
             self.stats.oversize_segments.increase(1);
         }

@@ -220,6 +220,22 @@ impl Caching {
                 counted.inactive_split_bytes.increase(is_small, block.size);
             }
         }
-        self.stats.check_present(&counted)
+        self.stats.check_present(&counted)?;
+        self.check_reserved_of_pools()
+    }
+
+    /// Counts what each private pool holds, and compares it with what is kept of that.
+    fn check_reserved_of_pools(&self) -> Result<(), String> {
+        for owner in self.pools.owners.iter().skip(1).filter(|owner| owner.exists) {
+            let of_pool = |block: &Block| self.pools.owner(block.home.pool).id == owner.id;
+            let held = self.blocks.iter().map(|(_, block)| block);
+            let held = held.filter(|block| block.mapped && !block.is_stitched() && of_pool(block));
+            let counted: u64 = held.map(|block| block.size).sum();
+            let kept = self.pools.reserved(owner.id).map_or(0, |kept| kept.all.current);
+            if kept != counted {
+                return Err(format!("{:?} holds {counted} bytes, {kept} are kept", owner.id));
+            }
+        }
+        Ok(())
     }
 }

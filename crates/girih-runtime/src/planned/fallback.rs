@@ -27,12 +27,12 @@ impl Planned {
             let _ = self.make_room(env, request.size);
         }
         self.share_limit(env);
-        let ooms = self.stats.num_ooms;
+        let refusals = self.refusals();
         let result = self.with_fallback(env, |fallback, env| fallback.allocate(env, request));
         if !matches!(result, Err(AllocError::OutOfMemory { .. })) {
             return result;
         }
-        match self.last_resort(env, &request, entry, ooms)? {
+        match self.last_resort(env, &request, entry, refusals)? {
             Some(granted) => Ok(granted),
             None => result.map_err(|error| self.in_all(env, error)),
         }

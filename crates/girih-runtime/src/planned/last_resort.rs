@@ -26,18 +26,33 @@ use super::block::{Home, is_own};
 use super::{EntryId, Planned};
 use crate::policy::{AllocError, BlockId, Env, Granted, Request};
 
+/// How many requests failed, and how many were refused before anything was given back for them.
+pub(super) type Refusals = (u64, u64);
+
 impl Planned {
+    /// The requests that got nothing so far.
+    pub(super) fn refusals(&self) -> Refusals {
+        (self.stats.num_ooms, self.stats.num_oom_rejections)
+    }
+
+    /// Takes back what a part has counted, of a request that may still be served.
+    fn set_refusals(&mut self, refusals: Refusals) {
+        (self.stats.num_ooms, self.stats.num_oom_rejections) = refusals;
+    }
+
     /// Steps 2 to 6 for a request that the fallback has refused; see the [module](self). None if nothing
-    /// is left but the error. `ooms` is the count of failed requests without this one.
+    /// is left but the error. `refusals` are those without this
+    /// one.
     #[cold]
     pub(super) fn last_resort(
         &mut self,
         env: &mut Env<'_>,
         request: &Request,
         entry: Option<EntryId>,
-        ooms: u64,
+        refusals: Refusals,
     ) -> Result<Option<Granted>, AllocError> {
-        let failed = std::mem::replace(&mut self.stats.num_ooms, ooms);
+        let failed = self.refusals();
+        self.set_refusals(refusals);
         // What the device refuses in one step may not be needed after the next.
         let _ = self.wait_for_own_frees(env);
         let before = self.mapped();
@@ -50,7 +65,7 @@ impl Planned {
             self.stats.num_alloc_retries += 1;
             let again = self.with_fallback(env, |fallback, env| fallback.allocate(env, *request));
             match again {
-                Err(AllocError::OutOfMemory { .. }) => self.stats.num_ooms = ooms,
+                Err(AllocError::OutOfMemory { .. }) => self.set_refusals(refusals),
                 served => return served.map(Some),
             }
         }
@@ -61,7 +76,7 @@ impl Planned {
         }
         // What is refused stays in the pool.
         let _ = self.drain(env);
-        self.stats.num_ooms = failed;
+        self.set_refusals(failed);
         Ok(None)
     }
 

@@ -61,7 +61,7 @@ use crate::policy::{
     AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Policy, PoolOptions, Request,
     Restored, SegmentView,
 };
-use crate::stats::Stats;
+use crate::stats::{Counters, Stats};
 
 /// Requests of at most this many bytes count as small, as in PyTorch (`kSmallSize`).
 const SMALL: u64 = 1 << 20;
@@ -368,6 +368,11 @@ impl Policy for Planned {
         Ok(granted)
     }
 
+    /// Whether a place of the plan is free is seen only when it is taken.
+    fn has_room(&self, request: &Request) -> bool {
+        self.fallback.has_room(request)
+    }
+
     fn releasable(&self) -> u64 {
         self.fallback.releasable() + self.idle_in_regions() + self.pool.bytes()
     }
@@ -466,6 +471,10 @@ impl Policy for Planned {
 
     fn has_pool(&self, pool: PoolId) -> bool {
         self.fallback.has_pool(pool)
+    }
+
+    fn reserved_of_pool(&self, pool: PoolId) -> Option<Counters> {
+        self.fallback.reserved_of_pool(pool)
     }
 
     fn begin_pool(&mut self, pool: PoolId, captures: bool) {

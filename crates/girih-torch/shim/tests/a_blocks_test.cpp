@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -169,8 +170,8 @@ TEST("a failed request is torch.OutOfMemoryError with the heap's text, and obser
   fake::heap().failures = 1;
   EXPECT_THROWS(
       c10::OutOfMemoryError, "CUDA out of memory. the fake heap is full", get()->allocate(64));
-  EXPECT(told == (std::vector<int64_t>{0, 64, 4000, 3000}));
-  EXPECT_EQ(g_callbacks, 1);
+  // What was wanted of the device, what may be held, and what is free.
+  EXPECT(told == (std::vector<int64_t>{0, 64 + 512, 2500, 3000}));
 }
 
 TEST("words that are there already are not put in front again") {
@@ -185,22 +186,52 @@ TEST("words that are there already are not put in front again") {
   }
 }
 
-TEST("a request is tried again if a callback gave something back") {
+TEST("callbacks give something back before the heap takes more, and only then") {
+  fake::heap().has_room = true;
   c10::DataPtr spare = get()->allocate(64);
+  const int callbacks = g_callbacks;
   g_spare = &spare;
-  fake::heap().failures = 1;
+  fake::heap().has_room = false;
   const size_t asked = fake::heap().requests.size();
   const c10::DataPtr block = get()->allocate(64);
-  EXPECT(block.get() != nullptr);
   EXPECT(spare.get() == nullptr);
+  EXPECT_EQ(g_callbacks, callbacks + 1);
+  fake::heap().has_room = true;
+  const c10::DataPtr other = get()->allocate(64);
+  EXPECT_EQ(g_callbacks, callbacks + 1);
   EXPECT_EQ(fake::heap().requests.size(), asked + 2);
 }
+
+TEST("a request that fails is made once: callbacks have had their chance") {
+  fake::heap().has_room = false;
+  fake::heap().failures = 1;
+  const size_t asked = fake::heap().requests.size();
+  EXPECT_THROWS(c10::OutOfMemoryError, "CUDA out of memory", get()->allocate(64));
+  EXPECT_EQ(fake::heap().requests.size(), asked + 1);
+  fake::heap().has_room = true;
+}
+
+#if GIRIH_TORCH_FROM(2, 12)
+TEST("observers of rejections hear of them, and observers of failures do not") {
+  static std::promise<std::vector<size_t>> told;
+  static int failures = 0;
+  get()->attachOomRejectionObserver([](int64_t, size_t wanted, size_t held, size_t total) {
+    told.set_value({wanted, held, total});
+  });
+  get()->attachOutOfMemoryObserver([](int64_t, size_t, size_t, size_t) { ++failures; });
+  fake::heap().failures = 1;
+  fake::heap().rejects = true;
+  EXPECT_THROWS(c10::OutOfMemoryError, "CUDA out of memory", get()->allocate(64));
+  fake::heap().rejects = false;
+  EXPECT(told.get_future().get() == (std::vector<size_t>{64 + 512, 2000, 4000}));
+  EXPECT_EQ(failures, 0);
+}
+#endif
 
 TEST("a failure of the driver is an error, but not out of memory") {
   fake::heap().failures = 1;
   fake::heap().failure = GIRIH_DRIVER;
   fake::heap().text = "the driver refused";
-  const int callbacks = g_callbacks;
   try {
     get()->allocate(64);
     EXPECT(false);
@@ -209,7 +240,6 @@ TEST("a failure of the driver is an error, but not out of memory") {
   } catch (const c10::Error& error) {
     EXPECT(std::string(error.what()).find("the driver refused") != std::string::npos);
   }
-  EXPECT_EQ(g_callbacks, callbacks);
   fake::heap().failure = GIRIH_OUT_OF_MEMORY;
 }
 
@@ -273,6 +303,15 @@ TEST("statistics keep their names") {
   EXPECT_EQ(stats.num_device_alloc, int64_t{16});
   EXPECT_EQ(stats.num_device_free, int64_t{17});
   EXPECT_EQ(stats.max_split_size, int64_t{18});
+#if GIRIH_TORCH_FROM(2, 12)
+  EXPECT_EQ(stats.num_oom_rejections, int64_t{19});
+#endif
+#if GIRIH_TORCH_FROM(2, 13)
+  const auto& of_pool = stats.reserved_bytes_by_private_pools.at({0, 5});
+  EXPECT_EQ(of_pool[0].current, int64_t{20});
+  EXPECT_EQ(of_pool[1].peak, int64_t{25});
+  EXPECT_EQ(of_pool[2].freed, int64_t{31});
+#endif
   size_t largest = 5;
   get()->cacheInfo(0, &largest);
   EXPECT_EQ(largest, size_t{12345});

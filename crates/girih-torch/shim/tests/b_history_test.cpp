@@ -55,6 +55,14 @@ void stop() {
 #endif
 }
 
+void empty_cache() {
+#if GIRIH_TORCH_FROM(2, 8)
+  get()->emptyCache({0, 0});
+#else
+  get()->emptyCache();
+#endif
+}
+
 // The entries of device 0 up to now, as "action:bytes:frame".
 std::string trace() {
   static const char* const names[] = {
@@ -108,13 +116,55 @@ TEST("state alone keeps stacks for blocks and for no entry") {
         return info.address == reinterpret_cast<uintptr_t>(block.get());
       });
   EXPECT(segment != snapshot.segments.end());
-  EXPECT_EQ(frame(segment->context_when_allocated), 1);
+  // Of a segment that was split PyTorch has no stack.
+  EXPECT_EQ(frame(segment->context_when_allocated), 0);
   EXPECT_EQ(frame(segment->blocks.at(0).context_when_allocated), 1);
   EXPECT_EQ(frame(segment->blocks.at(1).context_when_allocated), 0);
 #if GIRIH_TORCH_FROM(2, 12)
   EXPECT_EQ(frame(get()->getContextForPointer(block.get())), 1);
   EXPECT(get()->getContextForPointer(&snapshot) == nullptr);
 #endif
+  stop();
+}
+
+TEST("a freed block has its stack in the history, and nowhere if only the state is kept") {
+  // What PyTorch's own test of this expects: test_memory_plots_free_stack.
+  fake::heap().caches = true;
+  for (const RecordContext when : {RecordContext::ALLOC, RecordContext::ALL, RecordContext::STATE}) {
+    empty_cache();
+    record(when, 100);
+    get()->allocate(700);
+    const SnapshotInfo snapshot = get()->snapshot();
+    std::string stacks;
+    for (const TraceEntry& entry : snapshot.device_traces.at(0)) {
+      stacks += std::to_string(frame(entry.context_));
+    }
+    for (const auto& segment : snapshot.segments) {
+      const int own = frame(segment.context_when_allocated);
+      stacks += own == 0 ? "" : " segment " + std::to_string(own);
+      for (const auto& block : segment.blocks) {
+        const int of_block = frame(block.context_when_allocated);
+        stacks += of_block == 0 ? "" : " block " + std::to_string(of_block);
+      }
+    }
+    const bool is_state = when == RecordContext::STATE;
+    const bool is_all = when == RecordContext::ALL;
+    EXPECT_EQ(stacks, std::string(is_state ? "0000" : is_all ? "1122" : "1111"));
+    stop();
+  }
+  empty_cache();
+  fake::heap().caches = false;
+}
+
+TEST("a segment that one block fills has the stack of its taking") {
+  record(RecordContext::STATE, 100);
+  const c10::DataPtr block = get()->allocate(size_t{2} << 20);
+  const SnapshotInfo snapshot = get()->snapshot();
+  const auto segment = std::find_if(
+      snapshot.segments.begin(), snapshot.segments.end(), [&](const girih::SegmentInfo& info) {
+        return info.address == reinterpret_cast<uintptr_t>(block.get());
+      });
+  EXPECT_EQ(frame(segment->context_when_allocated), 1);
   stop();
 }
 
@@ -296,5 +346,42 @@ TEST("a tracker hears of every event, also while no history is kept") {
   throws = false;
   EXPECT_EQ(fake::live_blocks(), before);
   get()->allocate(1);
+  EXPECT_EQ(fake::live_blocks(), before);
+}
+
+TEST("what a tracker throws belongs to its own call, whatever becomes of that call") {
+  // Heard of when a request fails: the failure is the request's, and nothing of the tracker's is left.
+  static bool throws = false;
+  get()->attachAllocatorTraceTracker([](const TraceEntry&) {
+    if (throws) {
+      throw std::runtime_error("too late");
+    }
+  });
+  throws = true;
+  fake::heap().failures = 1;
+  EXPECT_THROWS(c10::OutOfMemoryError, "CUDA out of memory", get()->allocate(64));
+  // And outside all calls of PyTorch's, where nobody can be told.
+  fake::tell_of_a_mark();
+  throws = false;
+  const size_t before = fake::live_blocks();
+  const c10::DataPtr block = get()->allocate(64);
+  EXPECT(block.get() != nullptr);
+  EXPECT_EQ(fake::live_blocks(), before + 1);
+}
+
+TEST("a block is freed though a tracker throws, and the destructor does not") {
+  static bool throws = false;
+  get()->attachAllocatorTraceTracker([](const TraceEntry& entry) {
+    if (throws && entry.action_ == TraceEntry::FREE_COMPLETED) {
+      throw std::runtime_error("the tracker is full");
+    }
+  });
+  const size_t before = fake::live_blocks();
+  c10::DataPtr block = get()->allocate(64);
+  void* raw = get()->raw_alloc(64);
+  throws = true;
+  block.clear();
+  EXPECT_THROWS(std::runtime_error, "the tracker is full", get()->raw_delete(raw));
+  throws = false;
   EXPECT_EQ(fake::live_blocks(), before);
 }

@@ -1,9 +1,11 @@
 // Scopes of pools, captures, checkpoints.
 #include "../compat.h"
 #include "fake_heap.h"
+#include "own_allocator.h"
 #include "testing.h"
 
 #include <memory>
+#include <stdexcept>
 #include <unordered_set>
 
 using girih::MempoolId_t;
@@ -20,6 +22,16 @@ uint64_t pool_of(uint64_t stream) {
   get()->raw_delete(get()->raw_alloc_with_stream(1, girih::to_stream(stream)));
   return fake::heap().requests.back().pool.second;
 }
+
+#if GIRIH_TORCH_FROM(2, 8)
+void create_pool(MempoolId_t pool, const std::shared_ptr<testing::OwnAllocator>& allocator) {
+#if GIRIH_TORCH_FROM(2, 11)
+  get()->createOrIncrefPool(0, pool, allocator);
+#else
+  get()->createOrIncrefPool(0, pool, allocator.get());
+#endif
+}
+#endif
 
 std::string calls() {
   std::string text;
@@ -83,21 +95,42 @@ TEST("an address that was asked for is refused with the reason") {
 #endif
 
 #if GIRIH_TORCH_FROM(2, 8)
-TEST("a pool with an allocator of its own is refused, and says what to do") {
-#if GIRIH_TORCH_FROM(2, 11)
-  const std::shared_ptr<girih::torch_cuda::CUDAAllocator> none;
-  // Another object than ours is enough; it is never called.
-  const std::shared_ptr<girih::torch_cuda::CUDAAllocator> other(
-      std::shared_ptr<void>(), reinterpret_cast<girih::torch_cuda::CUDAAllocator*>(0x10));
-#else
-  girih::torch_cuda::CUDAAllocator* none = nullptr;
-  auto* other = reinterpret_cast<girih::torch_cuda::CUDAAllocator*>(0x10);
-#endif
-  get()->createOrIncrefPool(0, {0, 3}, none);
-  EXPECT_THROWS(
-      c10::Error, "Make the MemPool without an allocator",
-      get()->createOrIncrefPool(0, {0, 3}, other));
+TEST("a pool with an allocator of its own has its memory from there") {
+  const auto allocator = std::make_shared<testing::OwnAllocator>();
+  testing::OwnAllocator& own = *allocator;
+  create_pool({0, 3}, nullptr);
   EXPECT_EQ(calls(), std::string("create 0.3"));
+  create_pool({0, 3}, allocator);
+  EXPECT_EQ(calls(), std::string("create 0.3, source 0.3"));
+  get()->beginAllocateToPool(0, {0, 3}, everything);
+  c10::DataPtr block = get()->allocate(1);
+  EXPECT(block.get() == own.given.at(0));
+  // A garbage collector runs inside it: what it frees is freed after it.
+  c10::DataPtr garbage = get()->allocate(1);
+  const size_t before = fake::live_blocks();
+  const int frees = fake::heap().frees;
+  own.while_asked = [&] {
+    garbage.clear();
+    EXPECT_EQ(fake::heap().frees, frees);
+    EXPECT_THROWS(c10::Error, "Let it take what it needs from CUDA", get()->allocate(1));
+  };
+  c10::DataPtr other = get()->allocate(1);
+  own.while_asked = nullptr;
+  EXPECT_EQ(fake::live_blocks(), before + 1);
+  c10::DataPtr next = get()->allocate(1);
+  EXPECT_EQ(fake::live_blocks(), before + 1);
+  // What it throws comes out of the request.
+  own.while_asked = [] { throw std::runtime_error("NCCL has no more"); };
+  EXPECT_THROWS(std::runtime_error, "NCCL has no more", get()->allocate(1));
+  own.while_asked = nullptr;
+  get()->endAllocateToPool(0, {0, 3});
+  block.clear();
+  EXPECT(own.taken.back() == own.given.at(0));
+  other.clear();
+  next.clear();
+  EXPECT_EQ(own.taken.size(), own.given.size());
+  fake::heap().source_alloc = nullptr;
+  calls();
 }
 #endif
 

@@ -25,6 +25,8 @@ struct Block {
 
 std::mutex g_mutex;
 std::map<void*, Block> g_blocks;
+// Segments whose block was freed, with the request of that block.
+std::map<void*, fake::Request> g_cached;
 girih_stats g_stats[kDevices];
 bool g_initialized = false;
 std::atomic<bool> g_frees_forbidden{false};
@@ -48,6 +50,23 @@ void tell(int32_t action, uint64_t address, uint64_t size, const fake::Request& 
 
 uint64_t number(const void* address) {
   return reinterpret_cast<uintptr_t>(address);
+}
+
+bool is_of_source(const fake::Request& request) {
+  const fake::Heap& heap = fake::heap();
+  return heap.source_alloc != nullptr && request.pool.first == heap.source_pool.first &&
+      request.pool.second == heap.source_pool.second;
+}
+
+// The segment at `address`, whose last block was that of `request`, goes back to the device.
+void give_back(void* address, const fake::Request& request) {
+  tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
+  g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
+  if (is_of_source(request)) {
+    fake::heap().source_free(fake::heap().source_user, address);
+  } else {
+    std::free(address);
+  }
 }
 
 std::string pool_name(const char* call, girih_pool pool) {
@@ -80,6 +99,11 @@ size_t live_blocks() {
 
 void fail_next_of_this_thread() {
   t_fails_next = true;
+}
+
+void tell_of_a_mark() {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  tell(GIRIH_SEGMENT_UNMAP, 0x1000, kSegmentBytes, {});
 }
 
 void forbid_frees() {
@@ -116,13 +140,19 @@ girih_status girih_alloc(
   if (heap.failures > 0 || t_fails_next) {
     heap.failures -= t_fails_next ? 0 : 1;
     t_fails_next = false;
-    t_oom = {device, size, 1000, 2000, 3000, 4000};
-    if (heap.failure == GIRIH_OUT_OF_MEMORY) {
+    t_oom = {device, heap.rejects, size, size + 512, 1000, 2000, 2500, 3000, 4000};
+    if (heap.failure == GIRIH_OUT_OF_MEMORY && !heap.rejects) {
       tell(GIRIH_OOM, t_oom.device_free, size, request);
     }
     return fail(heap.failure, heap.text);
   }
-  *address = std::aligned_alloc(512, kSegmentBytes);
+  const bool own = is_of_source(request);
+  *address = own ? heap.source_alloc(heap.source_user, kSegmentBytes)
+                 : std::aligned_alloc(512, kSegmentBytes);
+  if (*address == nullptr) {
+    t_oom = {device, false, size, kSegmentBytes, 1000, 2000, 2500, 3000, 4000};
+    return fail(GIRIH_OUT_OF_MEMORY, "the pool's allocator has no more");
+  }
   const uint64_t granted = (size + 511) / 512 * 512;
   tell(GIRIH_SEGMENT_ALLOC, number(*address), kSegmentBytes, request);
   tell(GIRIH_ALLOC, number(*address), size, request);
@@ -145,12 +175,15 @@ girih_status girih_free(void* address) {
   const auto [request, granted] = found->second;
   tell(GIRIH_FREE_REQUESTED, number(address), request.size, request);
   tell(GIRIH_FREE_COMPLETED, number(address), request.size, request);
-  tell(GIRIH_SEGMENT_FREE, number(address), kSegmentBytes, request);
   g_stats[request.device].allocated_bytes[0].current -= static_cast<int64_t>(granted);
-  g_stats[request.device].reserved_bytes[0].current -= kSegmentBytes;
+  const fake::Request last = request;
   g_blocks.erase(found);
-  std::free(address);
   ++fake::heap().frees;
+  if (fake::heap().caches) {
+    g_cached[address] = last;
+  } else {
+    give_back(address, last);
+  }
   return GIRIH_OK;
 }
 
@@ -192,6 +225,11 @@ girih_status girih_device_of(const void* address, int32_t* device) {
   return GIRIH_OK;
 }
 
+girih_status girih_has_room(int32_t, uint64_t, uint64_t, girih_pool, bool* has_room) {
+  *has_room = fake::heap().has_room;
+  return GIRIH_OK;
+}
+
 void girih_last_oom(girih_oom* oom) {
   *oom = t_oom;
 }
@@ -199,6 +237,10 @@ void girih_last_oom(girih_oom* oom) {
 girih_status girih_empty_cache(girih_pool) {
   std::lock_guard<std::mutex> lock(g_mutex);
   ++fake::heap().empties;
+  for (const auto& [address, request] : g_cached) {
+    give_back(address, request);
+  }
+  g_cached.clear();
   return GIRIH_OK;
 }
 
@@ -261,6 +303,16 @@ girih_status girih_pool_no_split(int32_t, girih_pool pool) {
   return log_pool("no split", pool);
 }
 
+girih_status girih_pool_source(
+    int32_t, girih_pool pool, girih_source_alloc alloc, girih_source_free free, void* user) {
+  fake::Heap& heap = fake::heap();
+  heap.source_pool = pool;
+  heap.source_alloc = alloc;
+  heap.source_free = free;
+  heap.source_user = user;
+  return log_pool("source", pool);
+}
+
 girih_status girih_pool_begin(int32_t, girih_pool pool, bool captures) {
   return log_pool("begin", pool, captures ? " captures" : "");
 }
@@ -311,6 +363,13 @@ girih_status girih_get_stats(int32_t device, girih_stats* stats) {
   stats->num_device_alloc = 16;
   stats->num_device_free = 17;
   stats->max_split_size = 18;
+  stats->num_oom_rejections = 19;
+  return GIRIH_OK;
+}
+
+girih_status girih_visit_pools(int32_t, girih_pool_visitor visitor, void* user) {
+  const girih_stat reserved[3] = {{20, 21, 22, 23}, {24, 25, 26, 27}, {28, 29, 30, 31}};
+  visitor(user, {0, 5}, reserved);
   return GIRIH_OK;
 }
 
@@ -343,7 +402,16 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void* user) {
         {number(address), block.granted, block.request.size, true, true},
         {number(address) + block.granted, kSegmentBytes - block.granted, 0, false, false},
     };
-    visitor(user, &segment, blocks, 2);
+    visitor(user, &segment, blocks, block.granted < kSegmentBytes ? 2 : 1);
+  }
+  for (const auto& [address, request] : g_cached) {
+    if (request.device == device) {
+      const girih_segment segment{
+          number(address), kSegmentBytes, request.stream, request.pool, device, kRegistration, true,
+          true};
+      const girih_block free{number(address), kSegmentBytes, 0, false, false};
+      visitor(user, &segment, &free, 1);
+    }
   }
   return GIRIH_OK;
 }

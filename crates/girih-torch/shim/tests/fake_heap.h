@@ -20,14 +20,26 @@ struct Heap {
   uint32_t abi = GIRIH_ABI;
   // The next requests that fail, how, and with which text.
   int failures = 0;
+  // They are rejections: nothing was tried.
+  bool rejects = false;
+  // What girih_has_room says.
+  bool has_room = false;
   girih_status failure = GIRIH_OUT_OF_MEMORY;
   std::string text = "the fake heap is full";
+
+  // Segments stay when their block is freed, until the cache is emptied.
+  bool caches = false;
 
   // What was asked, newest last.
   std::vector<Request> requests;
   std::vector<uint64_t> recorded_streams;
   std::vector<std::string> pool_calls;
   std::vector<std::string> peer_calls;
+  // The allocator of the pool that was given one last: requests of the pool take from it.
+  girih_pool source_pool{0, 0};
+  girih_source_alloc source_alloc = nullptr;
+  girih_source_free source_free = nullptr;
+  void* source_user = nullptr;
   int frees = 0;
   int empties = 0;
   int ipc_opened = 0;
@@ -44,6 +56,8 @@ Heap& heap();
 size_t live_blocks();
 // The next request of this thread fails, whatever other threads do meanwhile.
 void fail_next_of_this_thread();
+// An event that no call of PyTorch's causes, as a heap has one when the program marks a step.
+void tell_of_a_mark();
 // From now on a free ends the process with an error.
 void forbid_frees();
 

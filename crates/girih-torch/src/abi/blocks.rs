@@ -99,6 +99,25 @@ pub unsafe extern "C" fn girih_device_of(address: *const c_void, device: *mut i3
     )
 }
 
+/// Whether a request would be served of what the heap holds; false if that cannot be told.
+///
+/// # Safety
+/// `has_room` is null or can be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn girih_has_room(
+    device: i32,
+    size: u64,
+    stream: u64,
+    pool: Pool,
+    has_room: *mut bool,
+) -> Status {
+    give(
+        || heaps::heap(device)?.has_room(size, stream, pool.into()),
+        // SAFETY: the caller says that it is null or can be written to.
+        |found| unsafe { put(has_room, found) },
+    )
+}
+
 /// Runs `body` under the guard, and `use_it` on what it gives.
 pub(super) fn give<T>(body: impl FnOnce() -> Outcome<T>, use_it: impl FnOnce(T)) -> Status {
     guard(|| body().map(use_it))

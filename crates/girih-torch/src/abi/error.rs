@@ -13,8 +13,17 @@ thread_local! {
     static LAST_OOM: Cell<Oom> = const { Cell::new(NO_OOM) };
 }
 
-const NO_OOM: Oom =
-    Oom { device: -1, requested: 0, allocated: 0, reserved: 0, device_free: 0, device_total: 0 };
+const NO_OOM: Oom = Oom {
+    device: -1,
+    is_rejection: false,
+    requested: 0,
+    needed: 0,
+    allocated: 0,
+    reserved: 0,
+    limit: 0,
+    device_free: 0,
+    device_total: 0,
+};
 
 /// Runs the body of a function of the interface: catches panics, keeps the error of this thread.
 #[inline]
@@ -31,9 +40,12 @@ fn fail(error: &HeapError) -> Status {
     if let HeapError::OutOfMemory(oom) = error {
         LAST_OOM.set(Oom {
             device: oom.device,
+            is_rejection: oom.is_rejection,
             requested: oom.requested,
+            needed: oom.needed,
             allocated: oom.allocated,
             reserved: oom.reserved,
+            limit: oom.limit,
             device_free: oom.device_free,
             device_total: oom.device_total,
         });

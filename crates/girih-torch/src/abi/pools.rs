@@ -8,6 +8,7 @@ use super::types::{Pool, Status};
 use crate::error::unknown;
 use crate::heap::HeapCheckpoint;
 use crate::heaps;
+use crate::sources::{Source, SourceAlloc, SourceFree};
 
 /// Makes a pool, or adds a user to it.
 #[unsafe(no_mangle)]
@@ -56,6 +57,28 @@ pub extern "C" fn girih_pool_no_split(device: i32, pool: Pool) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn girih_pool_one_handle(device: i32, pool: Pool) -> Status {
     guard(|| heaps::heap(device)?.keep_in_one_handle(pool.into()))
+}
+
+/// The pool takes its memory from an allocator of its own, in place of the device.
+///
+/// # Safety
+/// Both functions can be called with `user` on any thread until the process ends; they do not unwind,
+/// and do not call this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn girih_pool_source(
+    device: i32,
+    pool: Pool,
+    alloc: Option<SourceAlloc>,
+    free: Option<SourceFree>,
+    user: *mut c_void,
+) -> Status {
+    guard(|| {
+        let both = alloc.zip(free);
+        let (alloc, free) = both.ok_or_else(|| unknown("there is no allocator at null"))?;
+        // SAFETY: the caller says so.
+        let source = unsafe { Source::new(alloc, free, user) };
+        heaps::heap(device)?.set_pool_source(pool.into(), source)
+    })
 }
 
 /// Opens a scope of a pool.

@@ -60,12 +60,18 @@ impl From<Pool> for (u64, u64) {
 pub struct Oom {
     /// The device.
     pub device: i32,
+    /// Refused before anything was given back for it.
+    pub is_rejection: bool,
     /// Asked for.
     pub requested: u64,
+    /// What the heap would have had to take from the device.
+    pub needed: u64,
     /// In use by the program.
     pub allocated: u64,
     /// Held by the heap.
     pub reserved: u64,
+    /// What the heap may hold.
+    pub limit: u64,
     /// Free on the device.
     pub device_free: u64,
     /// Of the device.
@@ -122,7 +128,8 @@ impl Stat {
         }
     }
 
-    fn all_of(counters: &Counters, baseline: &Counters) -> [Stat; 3] {
+    /// The counters of both pools, of small and of large requests.
+    pub(crate) fn all_of(counters: &Counters, baseline: &Counters) -> [Stat; 3] {
         [
             Stat::of(&counters.all, &baseline.all),
             Stat::of(&counters.small, &baseline.small),
@@ -167,6 +174,8 @@ pub struct Stats {
     pub num_device_alloc: i64,
     /// Calls that gave memory back.
     pub num_device_free: i64,
+    /// Requests that were refused before anything was given back for them.
+    pub num_oom_rejections: i64,
     /// Bytes from which on blocks are not split; -1 without a limit.
     pub max_split_size: i64,
 }
@@ -201,6 +210,8 @@ impl Stats {
             num_sync_all_streams: now.num_sync_all_streams as i64,
             num_device_alloc: now.num_device_alloc as i64,
             num_device_free: now.num_device_free as i64,
+            num_oom_rejections: now.num_oom_rejections.saturating_sub(baseline.num_oom_rejections)
+                as i64,
             max_split_size: max_split_size as i64,
         }
     }
@@ -269,3 +280,6 @@ pub type Visitor = unsafe extern "C" fn(
     blocks: *const Block,
     block_count: usize,
 );
+
+/// `girih_pool_visitor`.
+pub type PoolVisitor = unsafe extern "C" fn(user: *mut c_void, pool: Pool, reserved: *const Stat);

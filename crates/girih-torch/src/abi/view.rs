@@ -7,7 +7,7 @@ use girih_trace::BlockState;
 
 use super::blocks::{give, put};
 use super::error::guard;
-use super::types::{Block, Segment, Stats, Status, Visitor};
+use super::types::{Block, Pool, PoolVisitor, Segment, Stat, Stats, Status, Visitor};
 use crate::error::{Outcome, unknown};
 use crate::heap::Heap;
 use crate::heaps;
@@ -32,6 +32,27 @@ pub extern "C" fn girih_reset_peak_stats(device: i32) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn girih_reset_accumulated_stats(device: i32) -> Status {
     guard(|| look(device, Heap::reset_accumulated_stats))
+}
+
+/// Shows each private pool of a device that holds or held memory, with the bytes of it.
+///
+/// # Safety
+/// `visitor` is null or can be called with `user`; it does not call this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn girih_visit_pools(
+    device: i32,
+    visitor: Option<PoolVisitor>,
+    user: *mut c_void,
+) -> Status {
+    guard(|| {
+        let visitor = visitor.ok_or_else(|| unknown("there is no visitor at null"))?;
+        let mut show_pool = |pool: Pool, reserved: [Stat; 3]| {
+            // SAFETY: the caller says that it can be called with `user`; the three counters live until
+            // it returns.
+            unsafe { visitor(user, pool, reserved.as_ptr()) };
+        };
+        look(device, |heap| heap.visit_pools(&mut show_pool))
+    })
 }
 
 /// Shows each segment of a device by address, with its blocks.

@@ -4,7 +4,7 @@ use girih_runtime::caching::Config;
 use girih_runtime::{Address, BlockView, SegmentView};
 
 use super::Heap;
-use crate::device::Exported;
+use crate::device::{Closing, Exported};
 use crate::error::{Outcome, unknown, unsupported};
 use crate::oom;
 
@@ -133,12 +133,21 @@ impl Heap {
         self.with(|state| state.device.import(description))
     }
 
-    /// Unmaps memory of another process. False if it was not mapped through this heap.
+    /// Closes memory of another process. False if it was not mapped through this heap. With the last
+    /// opening the device's work is waited for, without the lock, and the memory is unmapped.
     ///
     /// # Errors
-    /// What the driver refused.
+    /// What the driver refused; it stays mapped then.
     pub fn close(&self, address: Address) -> Outcome<bool> {
-        self.with(|state| state.device.close(address))
+        match self.with(|state| state.device.begin_close(address))? {
+            Closing::Unknown => return Ok(false),
+            Closing::Shared => {}
+            Closing::Last { wait, closing } => {
+                wait()?;
+                self.with(|state| state.device.finish_close(address, closing))?;
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -5,6 +5,7 @@ use girih_trace::PoolId;
 
 use super::{Heap, State};
 use crate::error::{Outcome, unknown, unsupported};
+use crate::sources::Source;
 
 /// The blocks of a pool at one moment, to be brought back later.
 pub struct HeapCheckpoint {
@@ -29,6 +30,28 @@ impl State {
             self.pool_options.resize(index + 1, PoolOptions::default());
         }
         &mut self.pool_options[index]
+    }
+
+    /// [`State::allocate`] for a private pool, whose memory may come from an allocator of its own.
+    pub(super) fn allocate_in_pool(
+        &mut self,
+        size: u64,
+        stream: u64,
+        pool: (u64, u64),
+    ) -> Outcome<Address> {
+        let Some(&source) = self.sources.get(&pool) else {
+            return self.allocate(size, stream, pool);
+        };
+        self.device.take_from(Some(source));
+        let given = self.allocate(size, stream, pool);
+        self.device.take_from(None);
+        given
+    }
+
+    /// True if the pool has memory.
+    fn pool_holds(&self, pool: PoolId) -> bool {
+        let held = self.engine.policy().checkpoint(pool);
+        held.is_ok_and(|held| !held.segments.is_empty())
     }
 
     /// False if a scope of the pool is no capture, whatever is said of it: releases of torch that
@@ -109,9 +132,7 @@ impl Heap {
     pub fn keep_in_one_handle(&self, pool: (u64, u64)) -> Outcome<()> {
         self.with(|state| {
             let known = state.pool(pool)?;
-            let policy = state.engine.policy();
-            let holds = policy.checkpoint(known).is_ok_and(|held| !held.segments.is_empty());
-            if policy.pool_users(known) > 1 || holds {
+            if state.engine.policy().pool_users(known) > 1 || state.pool_holds(known) {
                 return Err(unsupported(format!(
                     "memory pool {pool:?} of device {} is in use: whether its memory is in one handle \
                      is chosen before its first request",
@@ -122,6 +143,32 @@ impl Heap {
             options.one_handle = true;
             let options = *options;
             state.engine.policy_mut().set_pool_options(known, options);
+            Ok(())
+        })
+    }
+
+    /// The pool's memory comes from `source`, in allocations (`MemPool(allocator)`). The pool exists.
+    ///
+    /// # Errors
+    /// If there are too many pools, or if the pool has memory of another source.
+    pub fn set_pool_source(&self, pool: (u64, u64), source: Source) -> Outcome<()> {
+        self.with(|state| {
+            let known = state.pool(pool)?;
+            if state.sources.get(&pool).is_some_and(|present| present.is(&source)) {
+                return Ok(());
+            }
+            if state.pool_holds(known) {
+                return Err(unsupported(format!(
+                    "memory pool {pool:?} of device {} has memory already: which allocator it has is \
+                     chosen before its first request",
+                    state.ordinal
+                )));
+            }
+            let options = state.options(known);
+            options.own_source = true;
+            let options = *options;
+            state.engine.policy_mut().set_pool_options(known, options);
+            state.sources.insert(pool, source);
             Ok(())
         })
     }

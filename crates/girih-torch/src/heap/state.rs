@@ -1,11 +1,11 @@
 //! What the lock of a heap protects, and the operations on blocks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use girih_cuda::StreamHandle;
 use girih_runtime::PoolOptions;
 use girih_runtime::caching::Config;
-use girih_runtime::{Address, AllocError, Env, Policy, Request, Stats};
+use girih_runtime::{Address, AllocError, Counters, Env, Policy, Request, Stats};
 use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use crate::addresses::Addresses;
@@ -19,6 +19,7 @@ use crate::kept::{self, Gpu};
 use crate::oom::{OutOfMemory, Scene, explain};
 use crate::recorder::Recorder;
 use crate::settings::{Mode, Release, Settings};
+use crate::sources::{Source, Sourced};
 use crate::streams::StreamKey;
 
 /// The inside of a heap.
@@ -35,8 +36,12 @@ pub(crate) struct State {
     pub(super) pool_options: Vec<PoolOptions>,
     /// Private pools without users, which are gone once they hold nothing.
     pub(super) leaving: BTreeSet<PoolId>,
+    /// The private pools whose memory is not the device's, and whose it is.
+    pub(super) sources: BTreeMap<(u64, u64), Source>,
     /// The counters at the last `reset_accumulated`: what came and went before does not count.
     pub(crate) baseline: Stats,
+    /// The same of what each private pool holds.
+    pub(super) pool_baselines: BTreeMap<PoolId, Counters>,
     /// Planning beside the run.
     pub(crate) background: Background,
     /// How often the policy had given up its plan when planning was looked after.
@@ -72,6 +77,7 @@ impl State {
         let (engine, mut warnings) = Engine::new(&settings, ordinal, &mut *device);
         warnings.extend(lost);
         let kept = kept::to_write(&settings, Gpu { ordinal, uuid: device.uuid() });
+        let device = Box::new(Sourced::new(device));
         let watches_fit = settings.mode == Mode::Plan && engine.plan().is_some();
         State {
             ordinal,
@@ -87,7 +93,9 @@ impl State {
             blocks: Addresses::new(),
             pool_options: Vec::new(),
             leaving: BTreeSet::new(),
+            sources: BTreeMap::new(),
             baseline: Stats::default(),
+            pool_baselines: BTreeMap::new(),
             background: Background::new(ordinal, kept),
             plans_given_up: 0,
             until_look: LOOK_EVERY,
@@ -162,6 +170,10 @@ impl State {
         self.leaving.retain(|&pool| {
             let is_gone = !policy.has_pool(pool);
             if is_gone {
+                if let Some(name) = self.journal.pools.pool(pool.0) {
+                    self.sources.remove(&name);
+                }
+                self.pool_baselines.remove(&pool);
                 self.journal.pools.remove(pool.0);
                 if let Some(options) = self.pool_options.get_mut(usize::from(pool.0)) {
                     *options = PoolOptions::default();
@@ -191,6 +203,15 @@ impl State {
             }
             Err(error) => Err(self.explain(request, error)),
         }
+    }
+
+    /// True if the policy says that it could serve the request of what it holds. Of a stream or pool
+    /// that was never seen it holds nothing.
+    pub(super) fn has_room(&self, size: u64, stream: u64, pool: (u64, u64)) -> bool {
+        let ids = self.journal.streams.find(stream).zip(self.journal.pools.find(pool));
+        let request =
+            |(stream, pool)| Request { size, stream: StreamId(stream), pool: PoolId(pool) };
+        ids.is_some_and(|ids| self.engine.policy().has_room(&request(ids)))
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! Looking at a heap: counters, layout, and the trace of what was recorded.
 
-use girih_runtime::{Backing, BlockView, SegmentView};
-use girih_trace::{Block, Segment, StackId, Trace};
+use girih_runtime::{Backing, BlockView, Counters, SegmentView};
+use girih_trace::{Block, PoolId, Segment, StackId, Trace};
 
 use super::{Heap, State};
 use crate::abi;
@@ -38,6 +38,22 @@ impl Heap {
     pub fn reset_accumulated_stats(&self) -> Outcome<()> {
         self.with(|state| {
             state.baseline = state.engine.policy().stats().clone();
+            state.pool_baselines = state.reserved_of_pools().collect();
+            Ok(())
+        })
+    }
+
+    /// Shows each private pool that holds or held memory, with the bytes of it: both size classes,
+    /// small requests, large requests (`reserved_bytes_by_private_pools`). Under the lock.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn visit_pools(&self, visitor: &mut dyn FnMut(abi::Pool, [abi::Stat; 3])) -> Outcome<()> {
+        self.with(|state| {
+            for (pool, reserved) in state.reserved_of_pools() {
+                let baseline = state.pool_baselines.get(&pool).copied().unwrap_or_default();
+                visitor(state.journal.pool_pair(pool), abi::Stat::all_of(&reserved, &baseline));
+            }
             Ok(())
         })
     }
@@ -65,6 +81,12 @@ impl Heap {
 }
 
 impl State {
+    /// What each private pool holds that ever held any memory.
+    fn reserved_of_pools(&self) -> impl Iterator<Item = (PoolId, Counters)> {
+        let ids = (1..).zip(self.journal.pools.all().iter().skip(1)).map(|(id, _)| PoolId(id));
+        ids.filter_map(|id| Some((id, self.engine.policy().reserved_of_pool(id)?)))
+    }
+
     fn describe(&self, segment: SegmentView) -> abi::Segment {
         abi::Segment {
             address: segment.address,

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::Once;
 
-use girih_torch::abi::{self, Oom, Pool, Stats, Status, blocks, memory, pools, view};
+use girih_torch::abi::{self, Oom, Pool, Stat, Stats, Status, blocks, memory, pools, view};
 use girih_torch::control;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -124,4 +124,29 @@ pub(crate) fn layout(device: i32) -> Vec<(abi::Segment, Vec<abi::Block>)> {
     // SAFETY: `collect` can be called with `user` until this returns.
     assert_eq!(unsafe { view::girih_visit(device, Some(collect), user) }, Status::Ok);
     all
+}
+
+/// What each private pool holds or held: both size classes, small requests, large requests.
+pub(crate) fn reserved_of_pools(device: i32) -> Vec<(Pool, [Stat; 3])> {
+    unsafe extern "C" fn collect(user: *mut c_void, pool: Pool, reserved: *const Stat) {
+        // SAFETY: `user` is the vector below, and there are three counters while this runs.
+        unsafe {
+            let all = &mut *user.cast::<Vec<(Pool, [Stat; 3])>>();
+            all.push((pool, [*reserved, *reserved.add(1), *reserved.add(2)]));
+        }
+    }
+    let mut all: Vec<(Pool, [Stat; 3])> = Vec::new();
+    let user = (&raw mut all).cast();
+    // SAFETY: `collect` can be called with `user` until this returns.
+    assert_eq!(unsafe { view::girih_visit_pools(device, Some(collect), user) }, Status::Ok);
+    all
+}
+
+/// Whether a request would be served of what the heap holds.
+pub(crate) fn has_room(device: i32, size: u64, stream: u64, pool: Pool) -> bool {
+    let mut found = false;
+    // SAFETY: `found` can be written to.
+    let status = unsafe { blocks::girih_has_room(device, size, stream, pool, &raw mut found) };
+    assert_eq!(status, Status::Ok);
+    found
 }

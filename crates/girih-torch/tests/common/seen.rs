@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::SimDevice;
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
-use girih_torch::{Exported, Heap, HeapDevice, Outcome, Settings};
+use girih_torch::{Closing, Exported, Heap, HeapDevice, Outcome, Settings};
 use girih_trace::StreamId;
 
 /// See the [module](self).
@@ -116,8 +116,12 @@ impl HeapDevice for Seen {
         unreachable!("nothing is imported")
     }
 
-    fn close(&mut self, _address: Address) -> Outcome<bool> {
-        Ok(false)
+    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
+        Ok(Closing::Unknown)
+    }
+
+    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
+        Ok(())
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {

@@ -75,26 +75,38 @@ static int settings(const struct table *girih) {
   return 0;
 }
 
+static void add_reserved(void *user, girih_pool pool, const girih_stat reserved[3]) {
+  if (pool.second == 5 && reserved[0].current == reserved[1].current + reserved[2].current) {
+    *(int64_t *)user += reserved[0].current;
+  }
+}
+
 static int pools(const struct table *girih) {
   const girih_pool pool = {0, 5};
   void *address = NULL;
   int32_t users = 0;
   int told = 0;
+  bool has_room = false;
+  int64_t reserved = 0;
   girih_checkpoint *checkpoint = NULL;
   MUST(girih->girih_pool_create(60, pool) == GIRIH_OK);
   MUST(girih->girih_pool_use_on_oom(60, pool, true) == GIRIH_OK);
   MUST(girih->girih_pool_no_split(60, pool) == GIRIH_OK);
   MUST(girih->girih_pool_one_handle(60, pool) == GIRIH_OK);
+  MUST(girih->girih_pool_source(60, pool, NULL, NULL, NULL) == GIRIH_UNKNOWN);
   MUST(girih->girih_pool_begin(60, pool, false) == GIRIH_OK);
   MUST(girih->girih_pool_use_count(60, pool, &users) == GIRIH_OK && users == 2);
   MUST(girih->girih_alloc(60, 1000, 0, pool, &address) == GIRIH_OK);
   MUST(girih->girih_pool_end(60, pool, false) == GIRIH_OK);
+  MUST(girih->girih_has_room(60, 1000, 0, pool, &has_room) == GIRIH_OK && !has_room);
+  MUST(girih->girih_visit_pools(60, add_reserved, &reserved) == GIRIH_OK && reserved == 2 << 20);
   MUST(girih->girih_checkpoint_take(60, pool, &checkpoint) == GIRIH_OK);
   MUST(girih->girih_checkpoint_restore(60, checkpoint, count_addresses, count_addresses, &told) ==
        GIRIH_OK);
   MUST(told == 2);
   girih->girih_checkpoint_drop(checkpoint);
   MUST(girih->girih_free(address) == GIRIH_OK);
+  MUST(girih->girih_has_room(60, 1000, 0, pool, &has_room) == GIRIH_OK && has_room);
   MUST(girih->girih_pool_release(60, pool) == GIRIH_OK);
   MUST(girih->girih_pool_release(60, pool) == GIRIH_OK);
   return 0;
