@@ -167,15 +167,18 @@ impl<T> Lock<T> {
     }
 }
 
-/// Rounds of looking in which only the processor pauses: 1, 2, 4 ... times. In those after them the
-/// thread makes way for others, of which one may be the holder.
-const PAUSES: u32 = 7;
+/// Pauses of the processor before the second look: as long as a few calls take, so that the holder does
+/// them with all that the heap consists of in its cache. To look sooner would move it to and fro.
+const PAUSES: u32 = 32;
 
-/// Lets some time go by before another look. The holder, if undisturbed, does several calls meanwhile,
-/// with all that the heap consists of in its cache.
+/// Rounds of looking in which only the processor pauses, twice as long each time. In those after them the
+/// thread makes way for others, of which one may be the holder.
+const PAUSED: u32 = 4;
+
+/// Lets some time go by before another look.
 fn back_off(round: u32) {
-    if round < PAUSES {
-        (0..1 << round).for_each(|_| pause());
+    if round < PAUSED {
+        (0..PAUSES << round).for_each(|_| pause());
     } else {
         yield_now();
     }

@@ -9,8 +9,8 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 pub(crate) use std::sync::{Condvar, Mutex};
 pub(crate) use std::thread::yield_now;
 
-/// Looks at a lock before a thread sleeps: some microseconds.
-pub(crate) const ROUNDS: u32 = 12;
+/// Looks at a lock before a thread sleeps: five to twenty microseconds.
+pub(crate) const ROUNDS: u32 = 9;
 
 /// Between letting go of the lock and looking for sleepers: nothing. In the model it is a fence.
 #[inline]

@@ -6,13 +6,15 @@ use std::time::Duration;
 use loom::sync::MutexGuard;
 
 pub(crate) use loom::cell::UnsafeCell;
-pub(crate) use loom::hint::spin_loop as pause;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 pub(crate) use loom::sync::{Condvar, Mutex};
 pub(crate) use loom::thread::yield_now;
 
 /// One look, so that threads sleep as often as can be.
 pub(crate) const ROUNDS: u32 = 1;
+
+/// No thread is waited for here by letting time go by.
+pub(crate) fn pause() {}
 
 /// With this fence nobody who sleeps is forgotten. There are no naps here to make up for it.
 pub(crate) fn fence_of_release() {
