@@ -100,8 +100,8 @@ impl Program {
             Op::Resume(stream) => self.device.resume(stream),
             Op::ProcessEvents => self.policy.process_events(&mut env).unwrap(),
             Op::EmptyCache => self.policy.empty_cache(&mut env).unwrap(),
-            // A mark, which this allocator has no use for.
-            Op::Step => {}
+            // A mark, which this allocator has no use for, and what changes the program's ways.
+            _ => {}
         }
     }
 }

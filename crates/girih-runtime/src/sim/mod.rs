@@ -104,6 +104,17 @@ impl SimDevice {
         self.order.set_capturing(stream, false);
     }
 
+    /// Later work of `after` comes after the present work of `before`, as the program wants it: no call of
+    /// an allocator.
+    pub fn order(&mut self, before: StreamId, after: StreamId) {
+        self.order.order(before, after);
+    }
+
+    /// The host waits for all work, as the program wants it.
+    pub fn finish_all(&mut self) {
+        self.order.finish_all();
+    }
+
     /// The program destroys `stream`, whose work goes on. From now on it is a misuse to name it, as a
     /// driver crashes that is given such a handle.
     pub fn destroy_stream(&mut self, stream: StreamId) {

@@ -157,6 +157,14 @@ impl Order {
         self.streams.entry(stream).or_default().is_gone = true;
     }
 
+    pub(super) fn order(&mut self, before: StreamId, after: StreamId) {
+        self.streams.entry(before).or_default();
+        let event = self.record_after(|&stream| stream == before);
+        if let Some(Event { clock, .. }) = self.events.remove(&event) {
+            self.streams.entry(after).or_default().known.join(&clock);
+        }
+    }
+
     pub(super) fn is_capturing(&self, stream: StreamId) -> Result<bool, DeviceError> {
         self.exists("is_capturing", stream)?;
         Ok(self.streams.get(&stream).is_some_and(|stream| stream.is_capturing))

@@ -6,8 +6,9 @@ use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use super::balance::Balance;
 use super::scenario::{Op, Scenario};
+use super::streams::Streams;
 use crate::device::{Address, Device, DeviceError};
-use crate::policy::{AllocError, Env, Granted, Policy, PoolOptions, Request};
+use crate::policy::{AllocError, Checkpoint, Env, Granted, Policy, PoolOptions, Request};
 use crate::sim::{LiveObjects, SimDevice};
 
 /// The private pool whose memory is in one handle. Others are as the policy has them.
@@ -37,6 +38,18 @@ pub trait Stage {
     /// If it was not in use.
     fn end_use(&mut self, address: Address, size: u64, streams: &[StreamId]) -> Result<(), String>;
 
+    /// The program lets later work of `after` come after the present work of `before`.
+    fn order(&mut self, before: StreamId, after: StreamId);
+
+    /// A graph is captured from a stream from now on, or no more.
+    fn capture(&mut self, stream: StreamId, begins: bool);
+
+    /// The program destroys a stream, whose work goes on.
+    fn destroy(&mut self, stream: StreamId);
+
+    /// The host waits for all work of the device.
+    fn finish_all(&mut self);
+
     /// True if a call failed because the test wants it to.
     fn is_intended(&self, error: &DeviceError) -> bool;
 
@@ -65,6 +78,22 @@ impl Stage for SimDevice {
         SimDevice::release(self, address, size, streams).map_err(|error| error.to_string())
     }
 
+    fn order(&mut self, before: StreamId, after: StreamId) {
+        SimDevice::order(self, before, after);
+    }
+
+    fn capture(&mut self, stream: StreamId, begins: bool) {
+        if begins { self.begin_capture(stream) } else { self.end_capture(stream) }
+    }
+
+    fn destroy(&mut self, stream: StreamId) {
+        self.destroy_stream(stream);
+    }
+
+    fn finish_all(&mut self) {
+        SimDevice::finish_all(self);
+    }
+
     fn is_intended(&self, error: &DeviceError) -> bool {
         matches!(error, DeviceError::Injected { .. })
     }
@@ -81,6 +110,17 @@ pub(super) struct Live {
     pub(super) granted: Granted,
     /// Every stream that uses it, its own first.
     streams: Vec<StreamId>,
+    /// Those of them that nobody was told of.
+    borrowers: Vec<StreamId>,
+    pool: PoolId,
+}
+
+/// An open scope.
+#[derive(Clone, Copy, Debug)]
+struct Scope {
+    pool: PoolId,
+    /// The stream from which a graph is captured with it.
+    captures: Option<StreamId>,
 }
 
 /// A policy at work, and what is known of it.
@@ -92,6 +132,13 @@ pub(super) struct Harness<S> {
     /// Ends of the blocks in use, by address.
     occupied: BTreeMap<Address, Address>,
     pools: BTreeSet<PoolId>,
+    /// Users that the program has of private pools, by pool.
+    users: BTreeMap<PoolId, u32>,
+    scopes: Vec<Scope>,
+    /// A graph is captured from this stream, of which nobody has told the policy.
+    raw_capture: Option<StreamId>,
+    checkpoints: Vec<Checkpoint>,
+    streams: Streams,
     /// The device call that is to fail, for messages.
     pub(super) fault: Option<u64>,
     /// What is being done, for messages; none at the end, when everything is freed.
@@ -107,6 +154,11 @@ impl<S: Stage> Harness<S> {
             live: Vec::new(),
             occupied: BTreeMap::new(),
             pools: BTreeSet::new(),
+            users: BTreeMap::new(),
+            scopes: Vec::new(),
+            raw_capture: None,
+            checkpoints: Vec::new(),
+            streams: Streams::default(),
             fault: None,
             op: None,
         }
@@ -125,29 +177,179 @@ impl<S: Stage> Harness<S> {
         self.op = Some((index, op));
         match op {
             Op::Alloc { size, stream, pool } => {
+                let stream = self.streams.now(stream);
+                let capturing = self.scopes.iter().find(|scope| scope.captures == Some(stream));
+                let pool = capturing.map_or(pool, |scope| scope.pool);
                 self.alloc(size, stream, pool);
             }
             Op::Free { pick } if !self.live.is_empty() => {
                 self.free(usize::from(pick) % self.live.len());
             }
-            Op::RecordStream { pick, stream } if !self.live.is_empty() => {
+            Op::RecordStream { pick, stream } if !self.live.is_empty() && !self.captures() => {
                 let place = usize::from(pick) % self.live.len();
+                let stream = self.streams.now(stream);
                 let block = self.live[place].granted.block;
                 let recorded = self.call(|policy, env| policy.record_stream(env, block, stream));
                 if recorded.is_some() && !self.live[place].streams.contains(&stream) {
                     self.live[place].streams.push(stream);
                 }
             }
-            Op::Hold(stream) => self.stage.hold(stream),
-            Op::Resume(stream) => self.stage.resume(stream),
+            Op::Borrow { pick, stream } if !self.live.is_empty() && !self.captures() => {
+                let place = usize::from(pick) % self.live.len();
+                let stream = self.streams.now(stream);
+                let block = &mut self.live[place];
+                if !block.streams.contains(&stream) {
+                    block.streams.push(stream);
+                    block.borrowers.push(stream);
+                }
+            }
+            Op::DestroyStream(stream) if !self.captures() => self.destroy(stream),
+            Op::BeginScope { pool, stream, captures } if self.scopes.len() < 3 => {
+                self.begin_scope(pool, stream, captures && !self.captures());
+            }
+            Op::EndScope => self.end_scope(),
+            Op::RawCapture(stream) => self.toggle_raw_capture(stream),
+            Op::ReleasePool(pool) if !self.captures() => {
+                if let Some(users) = self.users.get_mut(&pool).filter(|users| **users > 0) {
+                    *users -= 1;
+                    self.call(|policy, env| policy.release_pool(env, pool));
+                }
+            }
+            Op::EmptyPool(pool) if !self.captures() => {
+                self.call(|policy, env| policy.empty_pool(env, pool));
+            }
+            Op::PoolOptions { pool, no_split } if pool != ONE_HANDLE => {
+                let options = PoolOptions { no_split, ..PoolOptions::default() };
+                self.policy.set_pool_options(pool, options);
+            }
+            Op::Checkpoint(pool) if self.raw_capture.is_none() => {
+                self.checkpoints.extend(self.policy.checkpoint(pool).ok());
+            }
+            Op::Restore if !self.captures() => self.restore(),
+            Op::Fraction(tenths) => {
+                let fraction = f64::from(tenths) / 10.0;
+                self.policy.set_memory_fraction(fraction);
+                if self.policy.memory_fraction() != fraction {
+                    self.fail("the memory fraction is not what was set");
+                }
+            }
+            Op::Hold(stream) => self.stage.hold(self.streams.now(stream)),
+            Op::Resume(stream) => self.stage.resume(self.streams.now(stream)),
             Op::ProcessEvents => drop(self.call(|policy, env| policy.process_events(env))),
-            Op::EmptyCache => self.empty_cache(),
+            Op::EmptyCache if !self.captures() => self.empty_cache(),
             Op::Step => {
                 let mark =
                     Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
                 self.call(|policy, env| policy.mark(env, &mark));
             }
-            Op::Free { .. } | Op::RecordStream { .. } => {}
+            _ => {}
+        }
+    }
+
+    /// True while a graph is captured, whoever knows of it.
+    fn captures(&self) -> bool {
+        self.raw_capture.is_some() || self.scopes.iter().any(|scope| scope.captures.is_some())
+    }
+
+    /// The program destroys a stream. What it owes to streams that come after this one it does before.
+    fn destroy(&mut self, stream: StreamId) {
+        let gone = self.streams.now(stream);
+        if self.live.iter().any(|live| live.streams.contains(&gone)) {
+            // A program keeps a stream for as long as it has something that the stream uses.
+            return;
+        }
+        for (before, after) in self.streams.take_orders(|order| order.0 == gone || order.1 == gone)
+        {
+            self.stage.order(before, after);
+        }
+        self.stage.destroy(gone);
+        self.streams.replace(stream);
+    }
+
+    fn begin_scope(&mut self, pool: PoolId, stream: StreamId, captures: bool) {
+        let stream = self.streams.now(stream);
+        // In a pool in one handle no graph is captured.
+        let captures = captures && pool != ONE_HANDLE;
+        if captures {
+            self.come_after_all(stream);
+        }
+        *self.users.entry(pool).or_default() += 1;
+        self.make_pool(pool);
+        self.policy.begin_pool(pool, captures);
+        self.scopes.push(Scope { pool, captures: captures.then_some(stream) });
+        if captures {
+            self.stage.capture(stream, true);
+        }
+    }
+
+    fn end_scope(&mut self) {
+        let Some(Scope { pool, captures }) = self.scopes.pop() else { return };
+        if let Some(stream) = captures {
+            self.stage.capture(stream, false);
+        }
+        self.policy.end_pool(pool, captures.is_some());
+    }
+
+    fn toggle_raw_capture(&mut self, stream: StreamId) {
+        let stream = self.streams.now(stream);
+        match self.raw_capture.take() {
+            Some(capturing) => self.stage.capture(capturing, false),
+            None if !self.captures() => {
+                self.come_after_all(stream);
+                self.stage.capture(stream, true);
+                self.raw_capture = Some(stream);
+            }
+            None => {}
+        }
+    }
+
+    /// A stream that is to capture can wait for nobody later: the program does it before.
+    fn come_after_all(&mut self, stream: StreamId) {
+        for (before, after) in
+            self.streams.take_orders(|order| order.0 == stream || order.1 == stream)
+        {
+            self.stage.order(before, after);
+        }
+    }
+
+    /// Brings the pool of the newest checkpoint back to it. The program waits for the device before: it
+    /// hands the blocks' memory to whom it wants.
+    fn restore(&mut self) {
+        let Some(checkpoint) = self.checkpoints.pop() else { return };
+        let is_of_pool = |live: &Live| live.pool == checkpoint.pool;
+        if self.live.iter().any(|live| is_of_pool(live) && !live.borrowers.is_empty()) {
+            return;
+        }
+        let result = {
+            let mut env = Env { device: self.stage.device(), log: &mut self.log };
+            self.policy.restore(&mut env, &checkpoint)
+        };
+        let restored = match result {
+            Ok(restored) => restored,
+            Err(AllocError::Unsupported { .. } | AllocError::OutOfMemory { .. }) => return,
+            Err(AllocError::Device(error)) if self.stage.is_intended(&error) => return,
+            Err(error) => self.fail(&error.to_string()),
+        };
+        let (gone, stay) = std::mem::take(&mut self.live).into_iter().partition(is_of_pool);
+        self.live = stay;
+        let gone: Vec<Live> = gone;
+        let mut freed: Vec<_> = gone.iter().map(|live| live.granted.address).collect();
+        freed.sort_unstable();
+        if !restored.freed.iter().map(|&(_, address)| address).eq(freed) {
+            self.fail("a checkpoint brought back frees other blocks than were in use");
+        }
+        for Live { granted, streams, .. } in gone {
+            if let Err(error) = self.stage.end_use(granted.address, granted.size, &streams) {
+                self.fail(&error);
+            }
+            self.occupied.remove(&granted.address);
+        }
+        self.stage.finish_all();
+        let streams: BTreeMap<Address, StreamId> =
+            checkpoint.live().map(|(segment, block)| (block.address, segment.stream)).collect();
+        for granted in restored.allocated {
+            let stream = streams[&granted.address];
+            self.take_over(granted, stream, checkpoint.pool);
         }
     }
 
@@ -181,19 +383,33 @@ impl<S: Stage> Harness<S> {
 
     /// Allocates, and checks what was given. False if nothing was.
     pub(super) fn alloc(&mut self, size: u64, stream: StreamId, pool: PoolId) -> bool {
-        if self.pools.insert(pool) && pool == ONE_HANDLE {
-            let options = PoolOptions { one_handle: true, ..PoolOptions::default() };
-            self.policy.create_pool(pool);
-            self.policy.set_pool_options(pool, options);
+        self.make_pool(pool);
+        for (before, after) in self.streams.take_orders(|order| order.1 == stream) {
+            self.stage.order(before, after);
         }
         let request = Request { size, stream, pool };
         let Some(granted) = self.call(|policy, env| policy.allocate(env, request)) else {
             return false;
         };
-        let (start, end) = (granted.address, granted.address + granted.size);
-        if granted.size < size || !start.is_multiple_of(512) {
+        if granted.size < size || !granted.address.is_multiple_of(512) {
             self.fail(&format!("{granted:?} does not serve {size} bytes"));
         }
+        self.take_over(granted, stream, pool);
+        true
+    }
+
+    /// Makes a private pool whose memory is in one handle so before its first request.
+    fn make_pool(&mut self, pool: PoolId) {
+        if self.pools.insert(pool) && pool == ONE_HANDLE {
+            let options = PoolOptions { one_handle: true, ..PoolOptions::default() };
+            self.policy.create_pool(pool);
+            self.policy.set_pool_options(pool, options);
+        }
+    }
+
+    /// The program has a block that it was given, and uses it.
+    fn take_over(&mut self, granted: Granted, stream: StreamId, pool: PoolId) {
+        let (start, end) = (granted.address, granted.address + granted.size);
         let before = self.occupied.range(..end).next_back();
         if let Some((other, _)) = before.filter(|(_, other_end)| **other_end > start) {
             self.fail(&format!("{granted:?} overlaps the block at {other:#x}"));
@@ -205,13 +421,15 @@ impl<S: Stage> Harness<S> {
             self.fail(&error);
         }
         self.occupied.insert(start, end);
-        self.live.push(Live { granted, streams: vec![stream] });
-        true
+        self.live.push(Live { granted, streams: vec![stream], borrowers: Vec::new(), pool });
     }
 
     /// Frees a block; if the policy fails by the fault it must be able to do so again.
     pub(super) fn free(&mut self, place: usize) {
-        let Live { granted, streams } = self.live.swap_remove(place);
+        let Live { granted, streams, borrowers, .. } = self.live.swap_remove(place);
+        for borrower in borrowers {
+            self.streams.owe(borrower, streams[0]);
+        }
         if let Err(error) = self.stage.end_use(granted.address, granted.size, &streams) {
             self.fail(&error);
         }
@@ -259,15 +477,24 @@ impl<S: Stage> Harness<S> {
 
     /// Frees everything, and checks that the device has everything back.
     pub(super) fn finish(&mut self) {
-        for stream in 0..8 {
+        if self.raw_capture.is_some() {
+            self.toggle_raw_capture(StreamId(0));
+        }
+        while !self.scopes.is_empty() {
+            self.end_scope();
+        }
+        for stream in 0..=self.streams.newest().0.max(8) {
             self.stage.resume(StreamId(stream));
         }
+        self.policy.set_memory_fraction(1.0);
         self.op = None;
         while !self.live.is_empty() {
             self.free(0);
         }
         for pool in std::mem::take(&mut self.pools) {
-            self.call(|policy, env| policy.release_pool(env, pool));
+            for _ in 0..self.policy.pool_users(pool).max(1) {
+                self.call(|policy, env| policy.release_pool(env, pool));
+            }
         }
         // A fault may fall into the first two: the calls that are owed are made by the next.
         for _ in 0..3 {

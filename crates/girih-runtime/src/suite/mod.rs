@@ -22,6 +22,7 @@ mod harness;
 mod policies;
 mod scenario;
 mod soak;
+mod streams;
 
 use girih_trace::{PoolId, StreamId};
 
@@ -45,8 +46,21 @@ const MAX_FAULTS: u64 = 400;
 /// # Panics
 /// On the first rule that is broken, with the operation.
 pub fn check_policy(scenarios: u64, make: Make<'_>) {
+    check_on(scenarios, Scenario::of_seed, make);
+}
+
+/// The same for a policy that trusts, as PyTorch's does, that nobody but a block's stream and those that
+/// were recorded use it.
+///
+/// # Panics
+/// On the first rule that is broken, with the operation.
+pub fn check_trusting_policy(scenarios: u64, make: Make<'_>) {
+    check_on(scenarios, |seed| Scenario::of_seed(seed).without_borrows(), make);
+}
+
+fn check_on(scenarios: u64, scenario: impl Fn(u64) -> Scenario, make: Make<'_>) {
     for seed in 0..scenarios {
-        let scenario = Scenario::of_seed(seed);
+        let scenario = scenario(seed);
         run(&scenario, make);
         if seed % 4 == 0 {
             run_with_faults(&scenario, make);
@@ -76,7 +90,7 @@ pub fn run_on<S: Stage>(scenario: &Scenario, stage: S, policy: Box<dyn Policy>) 
 
 /// The simulated device of a scenario.
 fn simulated(scenario: &Scenario) -> SimDevice {
-    let mut device = SimDevice::new(scenario.device_bytes);
+    let mut device = SimDevice::with_granularity(scenario.device_bytes, scenario.granularity);
     device.check_order();
     device
 }
@@ -111,7 +125,7 @@ pub fn run_with_fault(scenario: &Scenario, call: u64, policy: Box<dyn Policy>) {
 /// # Panics
 /// If the policy gives more than there is, fails otherwise than for memory, or does not recover.
 pub fn recovers_from_exhaustion(make: Make<'_>) {
-    let scenario = Scenario { device_bytes: 64 << 20, ops: Vec::new() };
+    let scenario = Scenario { device_bytes: 64 << 20, granularity: 2 << 20, ops: Vec::new() };
     let mut harness = Harness::new(simulated(&scenario), make());
     for round in 0..3 {
         let size = 3 << (19 + round);
@@ -136,7 +150,7 @@ pub fn recovers_from_exhaustion(make: Make<'_>) {
 /// # Panics
 /// If the policy does not refuse with [`AllocError::UnknownBlock`].
 pub fn refuses_what_is_not_in_use(make: Make<'_>) {
-    let scenario = Scenario { device_bytes: 64 << 20, ops: Vec::new() };
+    let scenario = Scenario { device_bytes: 64 << 20, granularity: 2 << 20, ops: Vec::new() };
     let mut harness = Harness::new(simulated(&scenario), make());
     assert!(harness.alloc(4096, StreamId(0), PoolId::DEFAULT));
     let block = harness.live[0].granted.block;

@@ -26,6 +26,47 @@ pub enum Op {
         /// Which.
         pick: u16,
     },
+    /// Another stream uses a block and nobody is told: the program lets the block's stream come after that
+    /// before it asks for more on that stream, which may be after the free.
+    Borrow {
+        /// Which block.
+        pick: u16,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The program destroys a stream and makes another.
+    DestroyStream(StreamId),
+    /// Opens a scope of a private pool. With `captures` a graph is captured from the stream, whose
+    /// requests are the pool's until the scope is closed.
+    BeginScope {
+        /// The pool.
+        pool: PoolId,
+        /// The stream that captures.
+        stream: StreamId,
+        /// A capture begins with it.
+        captures: bool,
+    },
+    /// Closes the newest scope.
+    EndScope,
+    /// A graph is captured that nobody tells the policy of, or that is over.
+    RawCapture(StreamId),
+    /// [`Policy::release_pool`](crate::Policy::release_pool), if the program has it.
+    ReleasePool(PoolId),
+    /// [`Policy::empty_pool`](crate::Policy::empty_pool).
+    EmptyPool(PoolId),
+    /// [`Policy::set_pool_options`](crate::Policy::set_pool_options).
+    PoolOptions {
+        /// The pool.
+        pool: PoolId,
+        /// Its blocks are not split.
+        no_split: bool,
+    },
+    /// [`Policy::checkpoint`](crate::Policy::checkpoint).
+    Checkpoint(PoolId),
+    /// [`Policy::restore`](crate::Policy::restore) of the newest checkpoint.
+    Restore,
+    /// [`Policy::set_memory_fraction`](crate::Policy::set_memory_fraction), in tenths.
+    Fraction(u8),
     /// Lets another stream use a block.
     RecordStream {
         /// Which block.
@@ -50,6 +91,8 @@ pub enum Op {
 pub struct Scenario {
     /// Bytes of the device.
     pub device_bytes: u64,
+    /// Bytes of which its handles are multiples.
+    pub granularity: u64,
     /// The operations.
     pub ops: Vec<Op>,
 }
@@ -57,8 +100,9 @@ pub struct Scenario {
 impl<'a> Arbitrary<'a> for Scenario {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Scenario> {
         let device_bytes = *u.choose(&[24, 48, 160, 1024, 16384])? << 20;
+        let granularity = *u.choose(&[2, 2, 2, 4])? << 20;
         // How often each kind of operation comes; several never do.
-        let mut weights = [8, 6, 1, 1, 1, 1, 1, 1];
+        let mut weights = WEIGHTS;
         for weight in &mut weights[1..] {
             *weight *= u.int_in_range(0..=2)?;
         }
@@ -69,13 +113,16 @@ impl<'a> Arbitrary<'a> for Scenario {
         while ops.len() < MAX_OPS && !u.is_empty() {
             ops.push(arbitrary_op(u, &weights, streams, pools, largest)?);
         }
-        Ok(Scenario { device_bytes, ops })
+        Ok(Scenario { device_bytes, granularity, ops })
     }
 }
 
+/// How often each kind of operation comes, in the order of [`arbitrary_op`].
+const WEIGHTS: [u32; 19] = [24, 18, 3, 3, 3, 3, 3, 3, 3, 1, 2, 4, 1, 1, 1, 1, 1, 1, 1];
+
 fn arbitrary_op(
     u: &mut Unstructured<'_>,
-    weights: &[u32; 8],
+    weights: &[u32; WEIGHTS.len()],
     streams: u16,
     pools: u16,
     largest: u32,
@@ -95,6 +142,23 @@ fn arbitrary_op(
         Some(5) => Op::ProcessEvents,
         Some(6) => Op::EmptyCache,
         Some(7) => Op::Step,
+        Some(8) => Op::Borrow { pick: u.arbitrary()?, stream },
+        Some(9) => Op::DestroyStream(stream),
+        Some(10) => {
+            let pool = PoolId(1 + u.int_in_range(0..=2)?);
+            Op::BeginScope { pool, stream, captures: u.arbitrary()? }
+        }
+        Some(11) => Op::EndScope,
+        Some(12) => Op::RawCapture(stream),
+        Some(13) => Op::ReleasePool(PoolId(1 + u.int_in_range(0..=2)?)),
+        Some(14) => Op::EmptyPool(PoolId(u.int_in_range(0..=3)?)),
+        Some(15) => {
+            let pool = PoolId(1 + u.int_in_range(0..=2)?);
+            Op::PoolOptions { pool, no_split: u.arbitrary()? }
+        }
+        Some(16) => Op::Checkpoint(PoolId(1 + u.int_in_range(0..=2)?)),
+        Some(17) => Op::Restore,
+        Some(18) => Op::Fraction(u.int_in_range(3..=10)?),
         _ => {
             let pool = PoolId(u.int_in_range(0..=pools)?);
             Op::Alloc { size: arbitrary_size(u, largest)?, stream, pool }
@@ -116,6 +180,13 @@ fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
 }
 
 impl Scenario {
+    /// The same for a policy that trusts, as PyTorch's does, that nobody but a block's stream and those that
+    /// were recorded use it: nothing is borrowed.
+    pub fn without_borrows(mut self) -> Scenario {
+        self.ops.retain(|op| !matches!(op, Op::Borrow { .. }));
+        self
+    }
+
     /// A scenario from a seed: always the same.
     pub fn of_seed(seed: u64) -> Scenario {
         let bytes = noise(seed);
