@@ -30,9 +30,10 @@ fn the_waits_of_a_steady_iteration_are_those_that_its_plan_lists() {
     let trace = recording();
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
-    let plan = Arc::new(profile::plan(&trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
-    }));
+    let plan = profile::plan(&trace, &lives, &iterations, |problem| {
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    });
+    let plan = Arc::new(plan.expect("valid"));
     // Each wait of the plan is one for each of the other streams, for it is their events too.
     let others = 2;
     let made = |times| waits_made(&repeated(&trace, times), &plan);
