@@ -1,21 +1,21 @@
-//! Recordings from files: the file itself, the marks beside it, and what can be understood of it.
+//! Recordings: the file itself, the marks beside it, and what can be understood of it.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use girih_trace::bounds::check_held;
 use girih_trace::compress::Limits;
 use girih_trace::{Iterations, Lifetimes, Recording, Trace, marks, open};
 
+use crate::files::{self, shown_input};
 use crate::progress;
 
 /// Which recording, and which part of it.
 #[derive(Args, Clone)]
 pub(crate) struct Source {
-    /// A PyTorch memory snapshot (pickle, .gz or .zst), or a trace file of Girih.
+    /// A PyTorch memory snapshot (pickle, .gz or .zst), or a trace file of Girih; - is standard input.
     pub(crate) file: PathBuf,
     /// The marks of the run. Without this, NAME.marks.json or NAME.marks.json.gz beside the file.
     #[arg(long, value_name = "FILE")]
@@ -39,25 +39,38 @@ pub(crate) struct Loaded {
 impl Source {
     /// Reads and understands.
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
-        let recording = read(&self.file)?;
+        self.understand(read(&self.file)?)
+    }
+
+    /// Understands a recording that was read from this source.
+    pub(crate) fn understand(&self, recording: Recording) -> anyhow::Result<Loaded> {
+        let shown = shown_input(&self.file);
         let devices: Vec<u32> = recording.traces.iter().map(|trace| trace.device).collect();
-        let mut trace = pick(recording, self.device)
-            .with_context(|| format!("{}: no such trace", self.file.display()))?;
+        let mut trace =
+            pick(recording, self.device).with_context(|| format!("{shown}: no such trace"))?;
         apply_marks(&mut trace, &self.file, self.marks.as_deref())?;
         for warning in &trace.origin.warnings {
-            progress::warn(&format!("{}: {warning}", self.file.display()));
+            progress::warn(&format!("{shown}: {warning}"));
         }
         let lives = Lifetimes::of(&trace);
+        check_held(&lives).with_context(|| format!("cannot read {shown}"))?;
         let iterations = Iterations::of(&trace, &lives);
+        for note in iterations.notes(&trace) {
+            progress::warn(&format!("{shown}: {note}"));
+        }
         Ok(Loaded { name: name_of(&self.file), trace, lives, iterations, devices })
+    }
+
+    /// The files that are read: what is written must be none of them.
+    pub(crate) fn inputs(&self) -> Vec<&Path> {
+        std::iter::once(&*self.file).chain(self.marks.as_deref()).collect()
     }
 }
 
 /// Reads a snapshot or a trace file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Recording> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    open::detect_and_read(file, Limits::default())
-        .with_context(|| format!("cannot read {}", path.display()))
+    open::detect_and_read(files::open(path)?, Limits::default())
+        .with_context(|| format!("cannot read {}", shown_input(path)))
 }
 
 /// The trace of a device; the one with the most events if none is named.
@@ -82,19 +95,39 @@ fn pick(recording: Recording, device: Option<u32>) -> anyhow::Result<Trace> {
 /// Reads the marks that were named, or those beside the recording if there are any.
 fn apply_marks(trace: &mut Trace, path: &Path, named: Option<&Path>) -> anyhow::Result<()> {
     let beside = || {
+        if files::is_standard(path) {
+            return None;
+        }
         let stem = path.with_file_name(name_of(path));
         ["marks.json.gz", "marks.json"]
             .map(|ending| PathBuf::from(format!("{}.{ending}", stem.display())))
             .into_iter()
             .find(|candidate| candidate.is_file())
     };
-    let Some(marks) = named.map(Path::to_path_buf).or_else(beside) else { return Ok(()) };
-    let bytes = fs::read(&marks).with_context(|| format!("cannot read {}", marks.display()))?;
-    marks::apply(trace, &bytes).with_context(|| format!("cannot read {}", marks.display()))
+    let is_found = named.is_none();
+    let Some(file) = named.map(Path::to_path_buf).or_else(beside) else { return Ok(()) };
+    let shown = shown_input(&file);
+    let bytes = files::read_whole(&file)?;
+    let marked = marks::read(&bytes).with_context(|| format!("cannot read {shown}"))?;
+    if let Some(reason) = marked.is_of_another_time(trace) {
+        if !is_found {
+            bail!("{shown} belongs to another recording: {reason}");
+        }
+        progress::warn(&format!("{shown} belongs to another recording and was left out: {reason}"));
+        return Ok(());
+    }
+    for doubt in marked.doubts(trace) {
+        progress::warn(&format!("{shown} may belong to another recording: {doubt}"));
+    }
+    marked.apply(trace);
+    Ok(())
 }
 
 /// The name of a recording: its file name without the endings of the formats.
 pub(crate) fn name_of(path: &Path) -> String {
+    if files::is_standard(path) {
+        return "standard input".to_owned();
+    }
     let mut name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     for ending in [".gz", ".zst", ".pickle", ".pkl", ".girih", ".json", ".csv"] {
         if let Some(stem) = name.strip_suffix(ending) {
@@ -102,44 +135,6 @@ pub(crate) fn name_of(path: &Path) -> String {
         }
     }
     name
-}
-
-/// Writes a file whole or not at all: what `fill` writes appears under `path` only once it is
-/// complete, so that a full disk or an interrupt leaves what was there before.
-pub(crate) fn write_whole(
-    path: &Path,
-    fill: impl FnOnce(&mut dyn Write) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let write = || {
-        let mut file = new_file(folder)?;
-        {
-            let mut buffered = io::BufWriter::new(&mut file);
-            fill(&mut buffered)?;
-            buffered.flush()?;
-        }
-        if path.is_dir() {
-            bail!("it is a folder");
-        }
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// A new file in `folder` that gets a name of its own once it is complete. Others may read it, as
-/// far as the user's mask allows: temporary files are private otherwise.
-fn new_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(folder)
 }
 
 /// Measures how long something takes. The one clock of the command.

@@ -2,9 +2,10 @@
 //!
 //! `main` parses, runs one command and turns what came of it into an exit status: 0 for done, 1 for
 //! an answer that is a no (a plan that is wrong, an allocator that differs), 2 for a command that
-//! could not be carried out. Text goes to standard output, progress and errors to standard error.
+//! could not be carried out, 130 for a search that Ctrl-C cut short. Text goes to standard output, progress and errors to standard error.
 
 mod commands;
+mod files;
 mod load;
 mod progress;
 mod table;
@@ -55,6 +56,8 @@ pub(crate) enum Answer {
     Yes,
     /// No: something that was to be verified is not so.
     No,
+    /// Ctrl-C ended the search early: what was found is there, and is less than what was asked for.
+    CutShort,
 }
 
 fn main() -> ExitCode {
@@ -67,6 +70,8 @@ fn main() -> ExitCode {
     match result {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
+        // 128 and the number of SIGINT, as a shell has it.
+        Ok(Answer::CutShort) => ExitCode::from(130),
         // Whoever read our output has stopped reading: there is nobody left to tell.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

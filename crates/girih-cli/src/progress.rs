@@ -35,10 +35,44 @@ impl Drop for Progress {
 /// Prints an error with all its causes.
 pub(crate) fn report_error(error: &anyhow::Error) {
     // If standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "girih: {error:#}");
+    let _ = writeln!(io::stderr(), "girih: {}", in_one_line(error));
+}
+
+/// An error and its causes, each once: many a message has its cause in it already.
+pub(crate) fn in_one_line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Says on standard error what standard output has no room for.
+pub(crate) fn say_aside(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints a warning about a file.
 pub(crate) fn warn(warning: &str) {
     let _ = writeln!(io::stderr(), "girih: warning: {warning}");
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_that_a_message_has_in_it_is_not_said_again() {
+        let root = || io::Error::other("the disk is full");
+        let wrapped = anyhow::Error::new(root()).context("the file: the disk is full");
+        assert_eq!(in_one_line(&wrapped), "the file: the disk is full");
+        let told: anyhow::Result<()> = Err(root()).context("cannot write x");
+        assert_eq!(in_one_line(&told.unwrap_err()), "cannot write x: the disk is full");
+    }
 }

@@ -42,14 +42,18 @@ pub(crate) fn count(count: u64) -> String {
     text
 }
 
-/// Reads a size: `80GiB`, `512 MiB`, `1.5g`, `1000`. Units are binary; `GB` and `GiB` are the same
-/// here, as they are on the box of a GPU.
+/// Reads a size: `80GiB`, `512 MiB`, `1.5g`, `1000B`. Units are binary; `GB` and `GiB` are the same
+/// here, as they are on the box of a GPU. A number without a unit is an error: who writes 80 means no
+/// 80 bytes.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = (text[..end].trim(), text[end..].trim().to_ascii_lowercase());
     let shift = match unit.as_str() {
-        "" | "b" => 0,
+        "" if !number.is_empty() => {
+            return Err(format!("{text:?} has no unit: try {number}GiB, {number}MiB or {number}B"));
+        }
+        "b" => 0,
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
@@ -89,7 +93,13 @@ mod tests {
         assert_eq!(parse_bytes("80GiB"), Ok(80 << 30));
         assert_eq!(parse_bytes("1.5g"), Ok(3 << 29));
         assert_eq!(parse_bytes(" 512 MB "), Ok(512 << 20));
-        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("4096B"), Ok(4096));
+    }
+
+    #[test]
+    fn a_number_without_a_unit_is_asked_for_one() {
+        let error = parse_bytes("80").unwrap_err();
+        assert!(error.contains("no unit: try 80GiB"), "{error}");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! there or not. Ticks may be larger than 32 bits hold; they are then numbered in their order,
 //! which changes no overlap, and written back as they were.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use thiserror::Error;
 
@@ -40,6 +40,12 @@ pub enum CsvError {
         line: u64,
         /// Why.
         source: io::Error,
+    },
+    /// A line does not end where any would.
+    #[error("line {line} is longer than {LINE_MAX} bytes")]
+    TooLong {
+        /// The line.
+        line: u64,
     },
     /// A header names a column that is not known, or one twice, or lacks one.
     #[error(
@@ -96,6 +102,9 @@ pub enum CsvError {
 const COLUMNS: [&str; 5] = ["id", "lower", "upper", "size", "offset"];
 const OFFSET: usize = 4;
 
+/// Bytes that a line may have: a device that never ends one is no table.
+const LINE_MAX: u64 = 1 << 16;
+
 /// For each of [`COLUMNS`] the cell of a row that holds it.
 struct Layout {
     cells: [Option<usize>; 5],
@@ -113,9 +122,13 @@ pub fn read(mut text: impl BufRead) -> Result<Table, CsvError> {
     let mut row = String::new();
     for line in 1.. {
         row.clear();
-        let bytes = text.read_line(&mut row).map_err(|source| CsvError::Io { line, source })?;
+        let bytes = (&mut text).take(LINE_MAX).read_line(&mut row);
+        let bytes = bytes.map_err(|source| CsvError::Io { line, source })?;
         if bytes == 0 {
             break;
+        }
+        if bytes as u64 == LINE_MAX {
+            return Err(CsvError::TooLong { line });
         }
         let row = row.trim().trim_start_matches('\u{feff}');
         if row.is_empty() || row.starts_with('#') {

@@ -116,7 +116,8 @@ enum WireRole {
 /// If the plan is wrong, or the writer fails.
 pub fn write(plan: &Plan, mut writer: impl Write) -> Result<(), PlanFileError> {
     verify(plan)?;
-    serde_json::to_writer(&mut writer, &to_wire(plan))?;
+    // What fails here is the writer, never the JSON.
+    serde_json::to_writer(&mut writer, &to_wire(plan)).map_err(io::Error::from)?;
     writer.write_all(b"\n")?;
     writer.flush()?;
     Ok(())
@@ -127,7 +128,9 @@ pub fn write(plan: &Plan, mut writer: impl Write) -> Result<(), PlanFileError> {
 /// # Errors
 /// If the file is no plan, is damaged or of another version, or if the plan in it is wrong.
 pub fn read(reader: impl Read) -> Result<Plan, PlanFileError> {
-    let wire: WirePlan = serde_json::from_reader(reader)?;
+    let wire: WirePlan = serde_json::from_reader(reader).map_err(|error| {
+        if error.is_io() { PlanFileError::Io(error.into()) } else { error.into() }
+    })?;
     if wire.format != FORMAT || wire.version != VERSION {
         return Err(PlanFileError::Format { format: wire.format, version: wire.version });
     }

@@ -18,9 +18,15 @@ use girih_trace::{MarkKind, StreamId};
 /// Every offset and every granted size is a multiple of this, as in PyTorch (`kMinBlockSize`).
 pub const ALIGNMENT: u64 = 512;
 
-/// Bytes that a request of `size` bytes takes in the arena and in the persistent region.
+/// Bytes that a request of `size` bytes takes in the arena and in the persistent region. Of a size that
+/// nobody has, the last multiple of [`ALIGNMENT`].
 pub fn granted(size: u64) -> u64 {
-    size.max(1).next_multiple_of(ALIGNMENT)
+    rounded_up(size, ALIGNMENT)
+}
+
+/// `size`, at least 1, rounded up to a multiple of `unit`, a power of two; the last there is at most.
+fn rounded_up(size: u64, unit: u64) -> u64 {
+    size.max(1).checked_next_multiple_of(unit).unwrap_or(u64::MAX - (unit - 1))
 }
 
 /// Requests in a room begin on a multiple of this from its start, and take a multiple of it.
@@ -28,7 +34,7 @@ pub const ROOM_GRAIN: u64 = 32 << 10;
 
 /// Bytes that a request of `size` bytes takes in a room.
 pub fn granted_in_room(size: u64) -> u64 {
-    size.max(1).next_multiple_of(ROOM_GRAIN)
+    rounded_up(size, ROOM_GRAIN)
 }
 
 /// A part of the arena for requests that are alive together and whose sizes differ from iteration

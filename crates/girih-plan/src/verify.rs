@@ -5,6 +5,7 @@
 //! problems that the judge takes, and looks after what lies outside them: the persistent region,
 //! ranges, indices, interludes beside the ring (`joint`), and what the plan says of itself (`claims`).
 
+use girih_trace::bounds::HELD_MAX;
 use thiserror::Error;
 
 use crate::check::{self, Violation};
@@ -76,11 +77,20 @@ pub enum PlanError {
 /// All rooms together have so many grains at most: 512 GiB. A follower keeps something for each.
 const GRAINS_MAX: u64 = 1 << 24;
 
+/// Both regions together have so many bytes at most. A follower keeps something for each page.
+const BYTES_MAX: u64 = HELD_MAX;
+
 /// Verifies a plan. `O(n log n)` in its entries.
 pub fn verify(plan: &Plan) -> Result<(), PlanError> {
     if plan.sequences.iter().filter(|sequence| sequence.role == Role::Steady).count() > 1 {
         let reason = "a plan has one steady iteration at most".to_owned();
         return Err(PlanError::Sequence { sequence: 0, reason });
+    }
+    let reached = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+    if reached > BYTES_MAX {
+        let reason =
+            format!("{reached} bytes are more than the {BYTES_MAX} that a device may hold");
+        return Err(PlanError::Claim { reason });
     }
     let rooms: u64 = plan.rooms.iter().fold(0, |sum, room| room.bytes.saturating_add(sum));
     let reason = plan.rooms.iter().find_map(|room| room_fault(plan, room)).or_else(|| {
@@ -105,6 +115,9 @@ pub fn verify(plan: &Plan) -> Result<(), PlanError> {
     }
     joint::check_together(plan).map_err(PlanError::Interlude)?;
     verify_persistent(plan)?;
+    if let Some(reason) = idle_end(plan) {
+        return Err(PlanError::Claim { reason });
+    }
     claims::fault(plan).map_or(Ok(()), |reason| Err(PlanError::Claim { reason }))
 }
 
@@ -181,6 +194,33 @@ pub fn problem_of(plan: &Plan, sequence: &Sequence) -> (Problem, Solution) {
         solution.offsets.push(offset);
     }
     (problem, solution)
+}
+
+/// A region that is longer than what is placed in it: what reserves, maps and counts it would be led
+/// to do so for nothing.
+fn idle_end(plan: &Plan) -> Option<String> {
+    let (mut arena, mut persistent) = (0, 0);
+    for entry in plan.sequences.iter().flat_map(|sequence| &sequence.entries) {
+        match entry.place {
+            Place::Arena(offset) => arena = arena.max(offset + granted(entry.size_max)),
+            Place::Room(number) => {
+                let Room { offset, bytes } = plan.rooms[number as usize];
+                arena = arena.max(offset + bytes);
+            }
+            Place::Persistent(offset) => {
+                persistent = persistent.max(offset + granted(entry.size_max));
+            }
+            Place::Outside => {}
+        }
+    }
+    let regions = [
+        ("arena", plan.arena_bytes, arena),
+        ("persistent region", plan.persistent_bytes, persistent),
+    ];
+    let idle = regions.into_iter().find(|&(_, bytes, end)| bytes > end);
+    idle.map(|(name, bytes, end)| {
+        format!("its {name} has {bytes} bytes, but its places end at {end}")
+    })
 }
 
 fn verify_persistent(plan: &Plan) -> Result<(), PlanError> {

@@ -106,3 +106,10 @@ fn any_bytes_are_read_or_refused_without_a_panic() {
         Ok(())
     });
 }
+
+#[test]
+fn a_line_that_does_not_end_is_refused_in_bounded_memory() {
+    let endless = std::io::BufReader::new(std::io::repeat(b'7'));
+    let error = girih_plan::csv::read(endless).unwrap_err().to_string();
+    assert_eq!(error, "line 1 is longer than 65536 bytes");
+}

@@ -324,8 +324,9 @@ fn problem_of(trace: &Trace) -> (Problem, Plan, Lifetimes, Iterations) {
     let mut seen = None;
     let plan = profile::plan(trace, &lives, &iterations, |problem| {
         seen = Some(problem.clone());
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
-    });
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    })
+    .expect("valid");
     (seen.expect("the planner is asked once"), plan, lives, iterations)
 }
 

@@ -181,6 +181,22 @@ fn is_right_without_rooms(plan: &Plan) -> bool {
         && is_right_around_interludes(plan, ring)
         && are_persistent_places_apart(plan)
         && are_claims_right(plan, ring)
+        && are_regions_used(plan)
+}
+
+/// No region is longer than what is placed in it, and both together are no more than a device holds.
+fn are_regions_used(plan: &Plan) -> bool {
+    let ends = |is_arena: bool| {
+        let end = move |entry: &Entry| match entry.place {
+            Place::Arena(offset) if is_arena => Some(u128::from(offset) + size(entry)),
+            Place::Persistent(offset) if !is_arena => Some(u128::from(offset) + size(entry)),
+            _ => None,
+        };
+        let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
+        entries.filter_map(end).max().unwrap_or(0)
+    };
+    let (arena, persistent) = (u128::from(plan.arena_bytes), u128::from(plan.persistent_bytes));
+    arena <= ends(true) && persistent <= ends(false) && arena + persistent <= 1 << 42
 }
 
 /// The bytes `[start, end)` of the arena that an entry holds; none elsewhere.
@@ -305,9 +321,8 @@ fn are_claims_right(plan: &Plan, ring: &[Entry]) -> bool {
 fn plan_of(trace: &Trace) -> Plan {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
-    profile::plan(trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::attempts(3)).unwrap()
-    })
+    profile::plan(trace, &lives, &iterations, |problem| solve(problem, Budget::attempts(3)))
+        .unwrap()
 }
 
 /// Plans of small runs: with evaluations, with lengths that vary, of two rounds, of nothing that

@@ -2,7 +2,8 @@
 //! refused.
 
 use girih_plan::{
-    Budget, Entry, Place, Plan, PlanError, Role, file, granted, profile, solve, verify,
+    Budget, Entry, Place, Plan, PlanError, ProblemError, Role, Sequence, file, granted, profile,
+    solve, verify,
 };
 use girih_trace::{
     Action, Event, Iterations, Lifetimes, Mark, MarkKind, PoolId, StackId, StreamId, Trace,
@@ -86,8 +87,9 @@ fn plan_of(trace: &Trace) -> Plan {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     profile::plan(trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).unwrap()
+        solve(problem, Budget::interactive(problem.buffers.len()))
     })
+    .unwrap()
 }
 
 fn written(plan: &Plan) -> String {
@@ -214,6 +216,9 @@ fn every_damage_to_a_plan_is_noticed() {
     });
     assert_refused("an arena that is too small", |plan| plan.arena_bytes -= 512);
     assert_refused("a persistent region that is too small", |plan| plan.persistent_bytes -= 512);
+    assert_refused("an arena that is longer than its places", |plan| plan.arena_bytes += 512);
+    assert_refused("a persistent region likewise", |plan| plan.persistent_bytes += 512);
+    assert_refused("an arena that no device has", |plan| plan.arena_bytes = 1 << 60);
     assert_refused("a life that ends before it begins", |plan| {
         plan.sequences[1].entries[5].until = 5;
     });
@@ -236,4 +241,72 @@ fn overlap_errors_name_the_buffers() {
     plan.sequences[1].entries[0].place = place;
     let error = verify(&plan).unwrap_err();
     assert!(matches!(error, PlanError::Overlap { sequence: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_plan_of_one_place_larger_than_any_device_is_refused_however_right_it_is() {
+    let of = |bytes: u64| Plan {
+        arena_bytes: bytes,
+        persistent_bytes: 0,
+        lower_bound: bytes,
+        peak: bytes,
+        proven: true,
+        planner: "skyline".to_owned(),
+        requests: 1,
+        iterations: 2,
+        rounds: 1,
+        rooms: Vec::new(),
+        sequences: vec![Sequence {
+            role: Role::Steady,
+            entries: vec![Entry {
+                size_min: bytes,
+                size_max: bytes,
+                stream: StreamId(0),
+                place: Place::Arena(0),
+                until: 1,
+            }],
+            boundaries: Vec::new(),
+        }],
+    };
+    assert_eq!(verify(&of(1 << 42)), Ok(()));
+    for bits in [43, 45, 60] {
+        let error = verify(&of(1 << bits)).unwrap_err().to_string();
+        assert!(error.contains("more than the 4398046511104"), "{error}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_no_damaged_plan() {
+    struct Full;
+    impl std::io::Write for Full {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::StorageFull.into())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    impl std::io::Read for Full {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::StaleNetworkFileHandle.into())
+        }
+    }
+    let error = file::write(&plan(), Full).unwrap_err();
+    assert!(matches!(error, file::PlanFileError::Io(_)), "{error}");
+    let error = file::read(Full).unwrap_err();
+    assert!(matches!(error, file::PlanFileError::Io(_)), "{error}");
+}
+
+#[test]
+fn requests_that_add_up_to_more_than_can_be_counted_are_an_error() {
+    let mut run = Run::default();
+    for k in 0..80 {
+        run.alloc(k, u64::MAX / 300);
+    }
+    let lives = Lifetimes::of(&run.trace);
+    let iterations = Iterations::of(&run.trace, &lives);
+    let refused = profile::plan(&run.trace, &lives, &iterations, |problem| {
+        solve(problem, Budget::attempts(1))
+    });
+    assert!(matches!(refused, Err(ProblemError::TooLarge { .. })), "{refused:?}");
 }

@@ -48,10 +48,11 @@ fn streams_are_kept_apart_without_a_byte_more() {
     let (trace, lives, iterations) = recording();
     let mut solved = Solution::default();
     let plan = profile::plan(&trace, &lives, &iterations, |problem| {
-        let outcome = solve(problem, Budget::interactive(problem.buffers.len())).unwrap();
+        let outcome = solve(problem, Budget::interactive(problem.buffers.len()))?;
         solved = outcome.solution.clone();
-        outcome
-    });
+        Ok(outcome)
+    })
+    .unwrap();
     verify(&plan).unwrap();
     assert!(plan.proven, "a gap of {}", plan.gap());
     assert_eq!(plan.arena_bytes, solved.height);

@@ -22,8 +22,9 @@ fn problem_of(trace: &Trace) -> (Problem, Vec<PhaseSpan>) {
     let mut seen = None;
     let plan = profile::plan(trace, &lives, &iterations, |problem| {
         seen = Some(problem.clone());
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
-    });
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    })
+    .expect("valid");
     let problem = seen.expect("the planner is asked once");
     let spans = Timeline::of(&plan, trace, &lives, &iterations).spans(&problem);
     (problem, spans)

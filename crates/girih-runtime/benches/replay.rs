@@ -35,8 +35,9 @@ fn plan(trace: &Trace, lives: &Lifetimes) -> Plan {
     let iterations = Iterations::of(trace, lives);
     profile::plan(trace, lives, &iterations, |problem| {
         let budget = Budget::interactive(problem.buffers.len());
-        solve(problem, budget).expect("a problem made from a trace has a meaning")
+        solve(problem, budget)
     })
+    .expect("a problem made from a recording has a meaning")
 }
 
 fn replay(c: &mut Criterion) {

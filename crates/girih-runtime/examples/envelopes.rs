@@ -138,7 +138,8 @@ fn plan_of(
     of: std::ops::RangeInclusive<usize>,
 ) -> Arc<Plan> {
     let of = Iterations { steady: Some((*of.start(), *of.end())), ..iterations.clone() };
-    Arc::new(profile::plan(trace, lives, &of, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("lives of a trace")
-    }))
+    let plan = profile::plan(trace, lives, &of, |problem| {
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    });
+    Arc::new(plan.expect("lives of a recording"))
 }

@@ -8,6 +8,7 @@
 //! What is older than the recording is asked for first, block by block. The allocator that made the
 //! recording can do better: it takes over what was held, free memory and all ([`begin`]).
 
+use girih_trace::bounds::HELD_MAX;
 use girih_trace::{
     Action, Contradiction, Earlier, Event, Evidence, Lifetimes, StreamId, Tick, Trace,
 };
@@ -23,6 +24,8 @@ pub struct Options<'a> {
     /// Ticks, rising, before which the device's calls are looked at ([`Replayed::calls_before`]):
     /// where iterations begin.
     pub count_calls_at: &'a [Tick],
+    /// Ends after the first operation with which the device has been called more often than this.
+    pub calls_max: Option<u64>,
     /// Ends after the operation at this tick.
     pub until: Option<Tick>,
     /// Lets the simulated device check that each use of a byte comes after the last one. Slower.
@@ -66,6 +69,8 @@ pub struct Replayed {
     pub stop: Option<Stop>,
     /// Requests that were not served.
     pub failed: u64,
+    /// Where the replay ended for [`Options::calls_max`], and the calls until then.
+    pub overworked: Option<(Tick, u64)>,
     /// The device's calls so far, before each of [`Options::count_calls_at`] that was reached.
     pub calls_before: Vec<CallTotals>,
     /// What the policy took and gave back, in order.
@@ -107,10 +112,6 @@ pub struct Rebuilt {
     pub assumed: u64,
 }
 
-/// More than any GPU has. A file that claims to have held more is damaged, and is not followed: each
-/// page would cost memory here.
-const MOST_HELD: u64 = 1 << 41;
-
 /// Rebuilds in `policy`, which holds nothing yet, what was held before the first event of `trace`
 /// as [`Earlier::of`] has `found` it, each segment at its recorded address. A device that has too little for that, in a replay that
 /// asks what would have been, begins with the older requests alone.
@@ -131,7 +132,7 @@ pub fn begin(
     let found = match made_it {
         false => Ok(None),
         true => found.as_ref().map_err(ToString::to_string).and_then(|earlier| {
-            let fits = !earlier.is_empty() && earlier.reserved() <= info.free.min(MOST_HELD);
+            let fits = !earlier.is_empty() && earlier.reserved() <= info.free.min(HELD_MAX);
             let checked = policy.check_adoption(info.total, earlier);
             checked.map(|()| fits.then_some(earlier)).map_err(|error| error.to_string())
         }),
@@ -241,7 +242,22 @@ struct Run<'a, P: ?Sized> {
 impl<P: Policy + ?Sized> Run<'_, P> {
     /// Makes the requests that are older than the recording.
     fn request_older(&mut self) -> Result<(), AllocError> {
-        (0..self.lives.older as u32).try_for_each(|request| self.allocate(Tick(0), request))
+        for request in 0..self.lives.older as u32 {
+            self.allocate(Tick(0), request)?;
+            if self.is_overworked(Tick(0)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// True if the device has been called more often than is allowed.
+    fn is_overworked(&mut self, tick: Tick) -> bool {
+        let calls = self.device.calls();
+        if self.options.calls_max.is_some_and(|most| calls > most) {
+            self.result.overworked = Some((tick, calls));
+        }
+        self.result.overworked.is_some()
     }
 
     /// Knows the blocks that the policy holds already, and holds back those whose free waits.
@@ -269,6 +285,9 @@ impl<P: Policy + ?Sized> Run<'_, P> {
         let mut unclosed = self.lives.unclosed_deaths().into_iter().peekable();
         for (index, event) in self.trace.events.iter().enumerate() {
             let tick = Tick(index as u32);
+            if self.is_overworked(tick) {
+                break;
+            }
             let at = self.options.count_calls_at;
             while at.get(self.result.calls_before.len()).is_some_and(|&start| start <= tick) {
                 self.result.calls_before.push(self.device.totals().clone());

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use girih_plan::{Plan, granted};
+use girih_trace::bounds::{BoundsError, HELD_MAX, check_held};
 use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
@@ -23,8 +24,14 @@ use crate::sim::{CallTotals, SimDevice};
 use crate::stats::Stats;
 use crate::waste::{Viewpoint, Waste, waste};
 
-/// Bytes of a device that sets no limit: 32 TiB.
-const UNLIMITED: u64 = 1 << 45;
+/// Bytes of a device that sets no limit: twice what may be alive at once. What is kept of a device grows
+/// with the pages that it gives.
+const UNLIMITED: u64 = 2 * HELD_MAX;
+
+/// Calls of the device after which a replay is given up, and for each event as many more: a few seconds'
+/// work, many times what any allocator needs for a recording of a GPU.
+const CALLS_MAX: u64 = 1 << 22;
+const CALLS_PER_EVENT: u64 = 1024;
 
 /// The allocators that can be simulated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -143,6 +150,22 @@ pub enum SimulateError {
     /// The allocator is `planned` and there is no plan.
     #[error("the allocator `planned` needs a plan: make one with `girih plan`")]
     NoPlan,
+    /// More is alive at once than a device holds.
+    #[error(transparent)]
+    Bounds(#[from] BoundsError),
+    /// The allocator keeps the device busier than any run does, for it holds what no GPU has.
+    #[error(
+        "{allocator} has called the device {calls} times by event {event}: the sizes of this \
+         recording are those of no GPU"
+    )]
+    Overworked {
+        /// The allocator.
+        allocator: &'static str,
+        /// The event at which the replay was given up, from 0.
+        event: u32,
+        /// Calls until then.
+        calls: u64,
+    },
     /// The device refused a call for another reason than memory: a bug of ours.
     #[error("the simulated device refused a call, which is a bug of Girih: {0}")]
     Device(#[from] AllocError),
@@ -182,6 +205,10 @@ impl Simulation {
 }
 
 /// Simulates `allocator` on a recorded run.
+///
+/// # Errors
+/// If the settings make no sense, if there is no plan to follow, or if the recording holds more than any
+/// device does; see [`SimulateError`].
 pub fn simulate(
     trace: &Trace,
     lives: &Lifetimes,
@@ -238,6 +265,9 @@ fn run(
     options: Options<'_>,
     mut inspect: impl FnMut(&dyn Policy, &Config),
 ) -> Result<Simulation, SimulateError> {
+    check_held(lives)?;
+    let calls_max = CALLS_MAX + CALLS_PER_EVENT * trace.events.len() as u64;
+    let options = Options { calls_max: Some(calls_max), ..options };
     let mut device = SimDevice::new(setup.capacity.unwrap_or(UNLIMITED));
     let mut config = Config::parse(&setup.conf)?;
     config.tie_order = setup.tie_order;
@@ -306,6 +336,13 @@ fn run(
             (replayed, stats)
         }
     };
+    if let Some((tick, calls)) = replayed.overworked {
+        return Err(SimulateError::Overworked {
+            allocator: allocator.name(),
+            event: tick.0,
+            calls,
+        });
+    }
     let calls = device.totals().clone();
     let starts = &replayed.calls_before;
     let ends = starts.iter().skip(1).chain([&calls]);

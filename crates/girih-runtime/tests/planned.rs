@@ -97,8 +97,9 @@ fn plan_of(trace: &Trace) -> (Arc<Plan>, Iterations) {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     let plan = profile::plan(trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("a problem of a trace")
-    });
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    })
+    .expect("a problem of a trace");
     verify(&plan).expect("a plan of the planners is right");
     (Arc::new(plan), iterations)
 }
@@ -175,8 +176,9 @@ fn experts_find_room_whatever_is_routed_to_them() {
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
     let alone = profile::plan_without_rooms(&trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("a problem of a trace")
-    });
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    })
+    .expect("a problem of a trace");
     assert!(plan.arena_bytes < alone.arena_bytes, "rooms save nothing");
     let (policy, _) = follow(&other, &Arc::new(alone));
     assert!(policy.following().miss_bytes > 2 * miss_bytes, "{:?}", policy.following());

@@ -27,10 +27,10 @@ fn run(trace: &Trace, allocator: Allocator) -> Simulation {
     let lives = Lifetimes::of(trace);
     let plan = (allocator == Allocator::Planned).then(|| {
         let iterations = Iterations::of(trace, &lives);
-        Arc::new(profile::plan(trace, &lives, &iterations, |problem| {
-            let budget = Budget::interactive(problem.buffers.len());
-            solve(problem, budget).expect("a problem of a trace")
-        }))
+        let plan = profile::plan(trace, &lives, &iterations, |problem| {
+            solve(problem, Budget::interactive(problem.buffers.len()))
+        });
+        Arc::new(plan.expect("a problem of a trace"))
     });
     let setup = Setup { plan, ..Setup::default() };
     let simulation = simulate(trace, &lives, allocator, &setup).expect("a simulation");

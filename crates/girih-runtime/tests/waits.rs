@@ -30,9 +30,10 @@ fn the_waits_of_a_steady_iteration_are_those_that_its_plan_lists() {
     let trace = recording();
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
-    let plan = Arc::new(profile::plan(&trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("valid")
-    }));
+    let plan = profile::plan(&trace, &lives, &iterations, |problem| {
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    });
+    let plan = Arc::new(plan.expect("valid"));
     let made = |times| waits_made(&repeated(&trace, times), &plan);
     let of_an_iteration = made(4) - made(3);
     let listed = waits(&with_frees(&plan, &lives, &iterations)).len() as u64;

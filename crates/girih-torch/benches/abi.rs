@@ -193,8 +193,9 @@ fn planned() -> f64 {
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
     let plan = profile::plan(&trace, &lives, &iterations, |problem| {
-        solve(problem, Budget::interactive(problem.buffers.len())).expect("it has a meaning")
-    });
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    })
+    .expect("it has a meaning");
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("plan");
     girih_plan::file::write(&plan, File::create(&path).expect("a file")).expect("it is written");

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use girih_plan::{Budget, Plan, file, profile, solve};
+use girih_plan::{Budget, Plan, ProblemError, file, profile, solve};
 use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
 use serde::Serialize;
 
@@ -147,6 +147,7 @@ pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
         return Err("the device was asked for nothing yet: there is nothing to plan".to_owned());
     }
     let (plan, seconds) = timed(|| make_plan(&trace));
+    let plan = plan.map_err(|error| error.to_string())?;
     save_plan(&plan, Path::new(path))?;
     let summary = Planned { seconds, plan: report::PlanSummary::of(&plan) };
     serde_json::to_string(&summary).map_err(|error| error.to_string())
@@ -177,12 +178,11 @@ fn used(device: i32) -> Result<&'static Heap, String> {
 }
 
 /// A plan of a trace.
-fn make_plan(trace: &Trace) -> Plan {
+fn make_plan(trace: &Trace) -> Result<Plan, ProblemError> {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     profile::plan(trace, &lives, &iterations, |problem| {
-        let budget = Budget::interactive(problem.buffers.len());
-        solve(problem, budget).expect("a problem made from a trace has a meaning")
+        solve(problem, Budget::interactive(problem.buffers.len()))
     })
 }
 

@@ -42,7 +42,7 @@ impl Limits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
     "{consumed} compressed bytes have become more than {allowed} bytes; if the file is to be \
-     trusted, raise the expansion limit"
+     trusted, decompress it first (`gunzip`, `zstd -d`)"
 )]
 pub struct ExpansionError {
     /// Compressed bytes read so far.

@@ -66,7 +66,7 @@ impl Iterations {
         let births = births_before(lives);
         let found = |source, bounds: &[u32]| {
             let list = split(bounds, &births, lives.requests.len() as u32);
-            let steady = steady(&list, &keys);
+            let steady = steady(&list, &keys, trace.events.len() as u32);
             Iterations { source, list, steady }
         };
         // Marks are believed, unless no two of the steps they mark are alike.
@@ -74,9 +74,46 @@ impl Iterations {
         if let Some(marked) = marked.as_ref().filter(|marked| marked.steady.is_some()) {
             return marked.clone();
         }
-        let repeated = repeated_starts(lives, &keys).map(|at| found(Source::Sequence, &at));
+        // Of a single whole step and a part of the next, marks cannot show that steps are alike, and what
+        // repeats in them is no step.
+        let events = trace.events.len() as u32;
+        let is_one = marked.as_ref().is_some_and(|marked| whole(&marked.list, events) < 2);
+        let repeated = match is_one {
+            true => None,
+            false => repeated_starts(lives, &keys).map(|at| found(Source::Sequence, &at)),
+        };
         let repeated = repeated.filter(|repeated| repeated.steady.is_some() || marked.is_none());
         repeated.or(marked).unwrap_or_else(|| found(Source::None, &[]))
+    }
+
+    /// What a user should know of how the iterations were found: that the recording ends within one, or
+    /// that marks were not believed. Empty if there is nothing to say.
+    pub fn notes(&self, trace: &Trace) -> Vec<String> {
+        let mut notes = Vec::new();
+        let count = whole(&self.list, trace.events.len() as u32);
+        if let [.., before, last] = &self.list[..]
+            && count < self.list.len()
+        {
+            notes.push(format!(
+                "the recording ends within an iteration, the last of {}: {} requests are there, {} were \
+                 in the one before",
+                self.list.len(),
+                last.requests.len(),
+                before.requests.len()
+            ));
+        }
+        let steps = trace.marks.iter().filter(|mark| mark.kind == MarkKind::Step).count();
+        if steps > 1 && self.source == Source::Sequence {
+            notes.push(format!(
+                "no two of the {steps} steps that are marked are alike: the marks were left aside, and \
+                 iterations were found in the sequence of requests"
+            ));
+        } else if steps > 1 && self.steady.is_none() {
+            notes.push(format!(
+                "no two of the {steps} steps that are marked are alike: the recording is planned as one"
+            ));
+        }
+        notes
     }
 
     /// The iteration in which the request was born; None for model building and for what comes
@@ -113,10 +150,29 @@ fn split(bounds: &[u32], births: &[u32], requests: u32) -> Vec<Iteration> {
         .collect()
 }
 
+/// How many iterations are whole: all, or all but a last one that the end of the recording, of so many
+/// events, has cut short. One that lacks less than a fifth counts as whole.
+fn whole(list: &[Iteration], events: u32) -> usize {
+    match list {
+        [.., before, last]
+            if last.ticks.end == events && last.requests.len() * 5 < before.requests.len() * 4 =>
+        {
+            list.len() - 1
+        }
+        _ => list.len(),
+    }
+}
+
+/// A part of an iteration shows that it is like another from so many requests on.
+const PART_MIN: usize = 4 * GRAM;
+
 /// The run of iterations that are alike: from the first that shares all but 1 % of its places with
-/// the model iteration and adds nothing that stays, to the last.
-fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
-    let model = model_iteration(list)?;
+/// the model iteration and adds nothing that stays, to the last. A last one that is cut short is alike
+/// if it is the beginning of the model.
+fn steady(list: &[Iteration], keys: &[Key], events: u32) -> Option<(usize, usize)> {
+    let whole = whole(list, events);
+    // A model that is cut short itself would be none, and a first step alone is not one.
+    let model = model_iteration(&list[..whole])?;
     let slice = |index: usize| {
         let requests = &list[index].requests;
         &keys[requests.start as usize..requests.end as usize]
@@ -127,10 +183,18 @@ fn steady(list: &[Iteration], keys: &[Key]) -> Option<(usize, usize)> {
             return true;
         }
         let other = slice(index);
+        let is_part = index >= whole;
+        // A little more than as many: the part may have requests that the model has not.
+        let reach = if is_part { other.len() + other.len() / 64 + GRAM } else { usize::MAX };
+        let template = &template[..reach.min(template.len())];
         let places = align(template, other);
         let found = places.iter().flatten().count();
         // What is added and never freed belongs to a first step: states and gradients that stay.
         let adds = (0..other.len()).any(|k| places[k].is_none() && other[k].life == Key::FOREVER);
+        if is_part {
+            // What lives when the recording ends is not known to stay.
+            return other.len() >= PART_MIN && found * 100 >= other.len() * 99;
+        }
         // One of the two may have an evaluation at its end, or be cut short by the recording's.
         let (short, long) = (template.len().min(other.len()), template.len().max(other.len()));
         found * 100 >= short * 99 && short * 5 >= long * 4 && !adds
@@ -203,7 +267,7 @@ fn repeated_starts(lives: &Lifetimes, keys: &[Key]) -> Option<Vec<u32>> {
     let least = wide().map(|cut| cut.load).min()?;
     let peak = load.iter().copied().max().unwrap_or(0);
     // Between microbatches gradients are alive that are not between steps.
-    let allowed = least + least / 2 + peak / 32;
+    let allowed = least.saturating_add(least / 2).saturating_add(peak / 32);
     let low = || wide().filter(|cut| cut.load <= allowed);
     let period = low().map(|cut| cut.period).min()?;
     // Periods differ a little from anchor to anchor where something comes in between.
@@ -246,7 +310,7 @@ fn cuts_at(anchor: &Anchor, order: &[(u64, u32)], load: &[u64], keys: &[Key]) ->
     let crossing = |back: usize| at.iter().map(|&at| load[at - back]).max().unwrap_or(0);
     let loads: Vec<u64> = (0..=at[0].min(anchor.period - 1)).map(crossing).collect();
     let peak = load.iter().copied().max().unwrap_or(0);
-    let low = loads.iter().copied().min().unwrap_or(0) + peak / 32;
+    let low = loads.iter().copied().min().unwrap_or(0).saturating_add(peak / 32);
     let is_low = |back: usize| loads.get(back).is_some_and(|&load| load <= low);
     let mut backs: Vec<usize> = (0..loads.len())
         .filter(|&back| is_low(back) && (back == 0 || !is_low(back - 1) || !is_low(back + 1)))
@@ -334,14 +398,16 @@ fn regular_anchors(order: &[(u64, u32)]) -> Vec<Anchor> {
 fn crossing_load(lives: &Lifetimes) -> Vec<u64> {
     let mut change = vec![0i64; lives.request_of.len() + 1];
     for request in lives.requests.iter().filter(|request| request.death != Tick::NEVER) {
-        change[request.birth.index()] += request.size as i64;
-        change[request.death.index()] -= request.size as i64;
+        // Only where sizes are beyond all bounds is it not exact.
+        let (birth, death) = (request.birth.index(), request.death.index());
+        change[birth] = change[birth].saturating_add_unsigned(request.size);
+        change[death] = change[death].saturating_sub_unsigned(request.size);
     }
     let mut before = Vec::with_capacity(change.len());
-    let mut live = 0;
+    let mut live = 0i64;
     for change in change {
-        before.push(live as u64);
-        live += change;
+        before.push(live.max(0) as u64);
+        live = live.saturating_add(change);
     }
     lives.requests[lives.older..].iter().map(|request| before[request.birth.index()]).collect()
 }

@@ -9,6 +9,7 @@
 //! no clock.
 
 pub mod align;
+pub mod bounds;
 pub mod compress;
 pub mod earlier;
 pub mod event;

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::compress::{Input, Limits};
-use crate::event::Event;
+use crate::event::{Action, Event};
 use crate::mark::{Mark, MarkKind, Recorded};
 use crate::trace::Trace;
 
@@ -52,27 +52,102 @@ struct MarkFields {
     name: String,
 }
 
-/// Adds the marks of a marks file to `trace`, and sets what the process reported of itself.
-///
-/// A mark stands before the first event that is not earlier. Marks that the trace had before stay,
-/// and come first where both stand before the same event. Applying a file twice doubles its marks.
+/// What a marks file holds, before it is known where its marks stand.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    /// What the process reported of itself.
+    pub recorded: Recorded,
+    /// The marks, in the order of the file; where they stand is not set.
+    marks: Vec<Mark>,
+}
+
+/// Reads a marks file.
 ///
 /// # Errors
-/// If `bytes` cannot be decompressed or are not the JSON of a marks file. The trace is then
-/// unchanged.
-pub fn apply(trace: &mut Trace, bytes: &[u8]) -> Result<(), MarksError> {
+/// If `bytes` cannot be decompressed or are not the JSON of a marks file.
+pub fn read(bytes: &[u8]) -> Result<Marks, MarksError> {
     let mut text = Vec::new();
     Input::new(bytes, Limits::default())?.read_to_end(&mut text)?;
     let file: MarksFile = serde_json::from_slice(&text)?;
-    let mut marks: Vec<Mark> = file.marks.into_iter().map(Mark::from).collect();
-    place_by_time(&mut marks, &trace.events);
-    trace.marks.extend(marks);
-    trace.marks.sort_by_key(|mark| mark.before);
-    trace.recorded = Recorded {
-        allocated_peak: file.recorded.alloc_peak.or(trace.recorded.allocated_peak),
-        reserved_peak: file.recorded.reserved_peak.or(trace.recorded.reserved_peak),
-    };
+    let RecordedFields { alloc_peak, reserved_peak } = file.recorded;
+    Ok(Marks {
+        recorded: Recorded { allocated_peak: alloc_peak, reserved_peak },
+        marks: file.marks.into_iter().map(Mark::from).collect(),
+    })
+}
+
+/// Adds the marks of a marks file to `trace`: [`read`], and then [`Marks::apply`].
+///
+/// # Errors
+/// Those of [`read`]. The trace is then unchanged.
+pub fn apply(trace: &mut Trace, bytes: &[u8]) -> Result<(), MarksError> {
+    read(bytes)?.apply(trace);
     Ok(())
+}
+
+impl Marks {
+    /// Adds the marks to `trace`, and sets what the process reported of itself.
+    ///
+    /// A mark stands before the first event that is not earlier. Marks that the trace had before stay,
+    /// and come first where both stand before the same event. Applying marks twice doubles them.
+    pub fn apply(mut self, trace: &mut Trace) {
+        place_by_time(&mut self.marks, &trace.events);
+        trace.marks.extend(self.marks);
+        trace.marks.sort_by_key(|mark| mark.before);
+        let Recorded { allocated_peak, reserved_peak } = self.recorded;
+        trace.recorded = Recorded {
+            allocated_peak: allocated_peak.or(trace.recorded.allocated_peak),
+            reserved_peak: reserved_peak.or(trace.recorded.reserved_peak),
+        };
+    }
+
+    /// Why these are certainly marks of another recording than `trace`: no mark lies in its time. None
+    /// if one does, or if there is nothing to compare.
+    pub fn is_of_another_time(&self, trace: &Trace) -> Option<String> {
+        let range = |times: &mut dyn Iterator<Item = i64>| {
+            times.filter(|&time| time != 0).fold(None, |range: Option<(i64, i64)>, time| {
+                let (first, last) = range.unwrap_or((time, time));
+                Some((first.min(time), last.max(time)))
+            })
+        };
+        let events = range(&mut trace.events.iter().map(|event| event.time_us))?;
+        let marks = range(&mut self.marks.iter().map(|mark| mark.time_us))?;
+        (marks.1 < events.0 || events.1 < marks.0).then(|| {
+            format!(
+                "its marks are from {} to {} us on the clock, the events from {} to {}",
+                marks.0, marks.1, events.0, events.1
+            )
+        })
+    }
+
+    /// What makes it doubtful that these are marks of `trace`: the process reports that it held less at
+    /// most than the trace shows that it did.
+    pub fn doubts(&self, trace: &Trace) -> Vec<String> {
+        let Recorded { reserved_peak, .. } = self.recorded;
+        let shown = reserved_at_least(trace);
+        let reported = reserved_peak.filter(|&reported| reported < shown);
+        let doubt = |reported| {
+            format!(
+                "it says that {reported} bytes were reserved at most, the recording shows {shown}"
+            )
+        };
+        reported.map(doubt).into_iter().collect()
+    }
+}
+
+/// The most bytes that the segment events of a trace add up to. What was held before its first event is
+/// not known here.
+fn reserved_at_least(trace: &Trace) -> u64 {
+    let (mut now, mut most) = (0i128, 0i128);
+    for event in &trace.events {
+        match event.action {
+            Action::SegmentAlloc | Action::SegmentMap => now += i128::from(event.size),
+            Action::SegmentFree | Action::SegmentUnmap => now -= i128::from(event.size),
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    u64::try_from(most).unwrap_or(u64::MAX)
 }
 
 impl From<MarkFields> for Mark {
@@ -106,7 +181,7 @@ pub(crate) fn place_by_time(marks: &mut [Mark], events: &[Event]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Action, PoolId, StackId, StreamId};
+    use crate::event::{PoolId, StackId, StreamId};
 
     fn trace(times: &[i64]) -> Trace {
         let event = |&time_us| Event {
@@ -169,5 +244,26 @@ mod tests {
         let error = apply(&mut trace, b"{\"marks\":\n [{\"time_us\": true}]}").unwrap_err();
         assert!(error.to_string().contains("line 2"), "{error}");
         assert_eq!(trace.recorded, recorded);
+    }
+
+    #[test]
+    fn marks_of_another_time_and_of_a_smaller_run_are_told() {
+        let mut trace = trace(&[10, 20]);
+        trace.events[0] = Event { action: Action::SegmentAlloc, size: 4096, ..trace.events[0] };
+        let of = |json: &str| read(json.as_bytes()).unwrap();
+        let late = of(r#"{"marks": [{"time_us": 21, "kind": "step"}]}"#);
+        let reason = late.is_of_another_time(&trace).unwrap();
+        assert!(
+            reason.contains("from 21 to 21 us") && reason.contains("from 10 to 20"),
+            "{reason}"
+        );
+        let around =
+            r#"{"marks": [{"time_us": 5, "kind": "step"}, {"time_us": 30, "kind": "step"}]}"#;
+        assert_eq!(of(around).is_of_another_time(&trace), None);
+        assert_eq!(of("{}").is_of_another_time(&trace), None);
+        let smaller = of(r#"{"recorded": {"reserved_peak": 4095}}"#);
+        assert!(smaller.doubts(&trace)[0].contains("4095 bytes"), "{:?}", smaller.doubts(&trace));
+        let same = of(r#"{"recorded": {"reserved_peak": 4096}}"#);
+        assert!(same.doubts(&trace).is_empty());
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, Cursor, Read};
 
 use thiserror::Error;
 
+use crate::bounds::{self, BoundsError};
 use crate::compress::{Input, Limits, fill};
 use crate::file::{self, FileError, MAGIC};
 use crate::snapshot::{self, ReadError};
@@ -21,9 +22,12 @@ pub enum OpenError {
     /// It is a trace file, but a damaged one.
     #[error(transparent)]
     File(#[from] FileError),
+    /// It says of sizes and addresses what cannot be.
+    #[error(transparent)]
+    Bounds(#[from] BoundsError),
     /// It is nothing that is known.
     #[error(
-        "this is neither a PyTorch memory snapshot nor a trace file of Girih: it begins with {0:?}"
+        "this is neither a PyTorch memory snapshot nor a trace file of Girih: it begins with {0}"
     )]
     Unknown(String),
 }
@@ -35,16 +39,24 @@ const PICKLE_STARTS: [u8; 4] = [0x80, b'(', b'}', b']'];
 /// Reads a snapshot or a trace file, whichever `input` is; it may be gzipped or in zstd.
 ///
 /// # Errors
-/// If `input` is neither of them, or a damaged one; see [`OpenError`].
+/// If `input` is neither of them, a damaged one, or one beyond all bounds ([`bounds::check_sizes`]); see
+/// [`OpenError`].
 pub fn detect_and_read(input: impl Read, limits: Limits) -> Result<Recording, OpenError> {
     let mut input = Input::new(input, limits)?;
     let mut head = [0; MAGIC.len()];
     let length = fill(&mut input, &mut head)?;
     let head = &head[..length];
     let whole = Cursor::new(head).chain(input);
-    match head {
-        _ if head == MAGIC => Ok(file::read_decompressed(whole, limits)?),
-        [first, ..] if PICKLE_STARTS.contains(first) => Ok(snapshot::read_decompressed(whole)?),
-        _ => Err(OpenError::Unknown(head.escape_ascii().to_string())),
-    }
+    let recording = match head {
+        _ if head == MAGIC => file::read_decompressed(whole, limits)?,
+        [first, ..] if PICKLE_STARTS.contains(first) => snapshot::read_decompressed(whole)?,
+        _ => return Err(OpenError::Unknown(as_text(head))),
+    };
+    recording.traces.iter().try_for_each(bounds::check_sizes)?;
+    Ok(recording)
+}
+
+/// Bytes as they are shown: what is no printable character is escaped.
+fn as_text(bytes: &[u8]) -> String {
+    format!("\"{}\"", bytes.escape_ascii())
 }

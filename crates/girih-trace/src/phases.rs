@@ -228,14 +228,16 @@ fn microbatch_bounds(keys: &[Key]) -> (Vec<usize>, usize) {
 fn load_at_births(lives: &Lifetimes) -> Vec<u64> {
     let mut change = vec![0i64; lives.request_of.len() + 1];
     for request in lives.requests.iter().filter(|request| request.death != Tick::NEVER) {
-        change[request.birth.index()] += request.size as i64;
-        change[request.death.index()] -= request.size as i64;
+        // Only where sizes are beyond all bounds is it not exact.
+        let (birth, death) = (request.birth.index(), request.death.index());
+        change[birth] = change[birth].saturating_add_unsigned(request.size);
+        change[death] = change[death].saturating_sub_unsigned(request.size);
     }
-    let mut live = 0;
+    let mut live = 0i64;
     let running: Vec<u64> = (change.iter())
-        .map(|change| {
-            live += change;
-            live as u64
+        .map(|&change| {
+            live = live.saturating_add(change);
+            live.max(0) as u64
         })
         .collect();
     lives.requests.iter().map(|request| running[request.birth.index()]).collect()

@@ -68,7 +68,7 @@ impl Statistics {
             statistics.deferred_frees += 1;
             if let Some(done) = trace.events.get(request.death.index()) {
                 let asked = trace.events[request.free_requested.index()].time_us;
-                let waited = (done.time_us - asked).max(0) as f64 / 1e6;
+                let waited = done.time_us.saturating_sub(asked).max(0) as f64 / 1e6;
                 statistics.deferred_byte_seconds += request.size as f64 * waited;
             }
         }
@@ -101,12 +101,12 @@ impl Statistics {
 
     fn born(&mut self, live: &mut Live, request: &Lifetime, scope: Scope, tick: Tick) {
         let count = |share: &mut Share, live: &mut u64| {
-            *live += request.size;
+            *live = live.saturating_add(request.size);
             share.requests += 1;
-            share.bytes += request.size;
+            share.bytes = share.bytes.saturating_add(request.size);
             share.live_peak = share.live_peak.max(*live);
         };
-        if live.all + request.size > self.all.live_peak {
+        if live.all.saturating_add(request.size) > self.all.live_peak {
             self.live_peak_at = tick;
         }
         count(&mut self.all, &mut live.all);
@@ -129,10 +129,11 @@ struct Live {
 
 impl Live {
     fn remove(&mut self, request: &Lifetime, scope: Scope) {
-        self.all -= request.size;
-        self.scopes[scope as usize] -= request.size;
+        let less = |live: &mut u64| *live = live.saturating_sub(request.size);
+        less(&mut self.all);
+        less(&mut self.scopes[scope as usize]);
         if let Some(stream) = self.streams.get_mut(usize::from(request.stream.0)) {
-            *stream -= request.size;
+            less(stream);
         }
     }
 }

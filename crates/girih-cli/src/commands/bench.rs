@@ -20,7 +20,7 @@ use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
 use crate::load::{self, timed};
-use crate::progress::Progress;
+use crate::progress::{Progress, in_one_line};
 use crate::table::table;
 use crate::units::{bytes, count};
 
@@ -144,7 +144,7 @@ fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Res
                 match measure(file, options, args) {
                     Ok(found) => JsonRow { planner, found: Some(found), error: None },
                     Err(error) => {
-                        JsonRow { planner, found: None, error: Some(format!("{error:#}")) }
+                        JsonRow { planner, found: None, error: Some(in_one_line(&error)) }
                     }
                 }
             })
@@ -237,7 +237,7 @@ fn row(args: &RowArgs, out: &mut dyn Write) -> anyhow::Result<Answer> {
         (read_csv(&args.file)?.problem, Known::default())
     } else {
         let source = load::Source { file: args.file.clone(), marks: None, device: None };
-        Known::of(&source.load()?)
+        Known::of(&source.load()?)?
     };
     let known = if args.bare { Known::default() } else { known };
     write_json(out, &plan(&problem, &args.effort, known)?)?;

@@ -1,6 +1,5 @@
 //! `girih check`: is a plan file whole and right?
 
-use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::PathBuf;
 
@@ -11,11 +10,12 @@ use serde::Serialize;
 
 use super::write_json;
 use crate::Answer;
+use crate::files::{self, shown_input};
 use crate::units::{bytes, count};
 
 #[derive(Args)]
 pub(crate) struct CheckArgs {
-    /// The plan file.
+    /// The plan file; - is standard input.
     plan: PathBuf,
 }
 
@@ -32,9 +32,8 @@ struct Json {
 }
 
 pub(crate) fn run(args: &CheckArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
-    let shown = args.plan.display();
-    let open = File::open(&args.plan).with_context(|| format!("cannot open {shown}"))?;
-    let read = match file::read(BufReader::new(open)) {
+    let shown = shown_input(&args.plan);
+    let read = match file::read(BufReader::new(files::open(&args.plan)?)) {
         Err(PlanFileError::Io(error)) => {
             return Err(error).with_context(|| format!("cannot read {shown}"));
         }

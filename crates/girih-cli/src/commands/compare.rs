@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::earlier::earlier_sentence;
 use super::row::{
-    COLUMNS, JsonRow, WhatIf, learning_sentence, recorded_peak, stop_sentence, table_row,
+    JsonRow, WhatIf, columns, learning_sentence, recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -88,25 +88,29 @@ pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow
     if args.marks.len() > args.files.len() {
         bail!("{} marks files for {} recordings", args.marks.len(), args.files.len());
     }
-    let progress = Progress::new();
+    let mut progress = Progress::new();
     let mut recordings = Vec::new();
+    let mut all_fit = true;
     for (index, file) in args.files.iter().enumerate() {
         let marks = args.marks.get(index).cloned();
         let source = load::Source { file: file.clone(), marks, device: args.device };
         let comparison = compare(&source, &args.what_if, &progress)?;
+        all_fit &= comparison.rows.iter().any(|(row, ..)| row.replayed.stop.is_none());
         if json {
             recordings.push(comparison.into_json());
         } else {
-            progress.say("");
+            // Nothing that moves may be left above the table.
+            drop(progress);
             comparison.print(out)?;
             out.flush()?;
+            progress = Progress::new();
         }
     }
     drop(progress);
     if json {
         write_json(out, &Json { recordings })?;
     }
-    Ok(Answer::Yes)
+    Ok(if args.what_if.requires_fit() && !all_fit { Answer::No } else { Answer::Yes })
 }
 
 fn compare(
@@ -165,7 +169,7 @@ impl Comparison {
 
     fn print(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         writeln!(out, "{}", self.loaded.name)?;
-        write!(out, "{}", table(&COLUMNS, &self.table_rows()))?;
+        write!(out, "{}", table(&columns(&self.setup), &self.table_rows()))?;
         writeln!(out)?;
         self.print_waste(out)?;
         let beginnings = self.rows.iter().map(|(simulation, ..)| &simulation.beginning);
@@ -185,7 +189,15 @@ impl Comparison {
     fn table_rows(&self) -> Vec<Vec<String>> {
         let trace = &self.loaded.trace;
         let blank = || "-".to_owned();
+        let width = columns(&self.setup).len();
         let mut rows = Vec::new();
+        let with_fit = |mut row: Vec<String>| {
+            if self.setup.capacity.is_some() {
+                row.insert(1, blank());
+            }
+            row.resize_with(width, blank);
+            row
+        };
         if let Some(reserved) = recorded_peak(trace) {
             let mut row = vec!["recorded".to_owned(), blank(), bytes(reserved)];
             if let Some(allocated) = trace.recorded.allocated_peak {
@@ -193,15 +205,12 @@ impl Comparison {
                 row[1] = bytes(allocated);
                 row.extend([percent(efficiency), percent(1.0 - efficiency)]);
             }
-            row.resize_with(COLUMNS.len(), blank);
-            rows.push(row);
+            rows.push(with_fit(row));
         }
-        rows.extend(self.rows.iter().map(|(simulation, ..)| table_row(simulation)));
+        rows.extend(self.rows.iter().map(|(simulation, ..)| table_row(simulation, &self.setup)));
         let bound = bytes(self.lower_bound);
-        let mut row =
-            vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
-        row.resize_with(COLUMNS.len(), blank);
-        rows.push(row);
+        let row = vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
+        rows.push(with_fit(row));
         rows
     }
 

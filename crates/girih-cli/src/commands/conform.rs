@@ -1,6 +1,5 @@
 //! `girih conform`: holds the simulated allocator against PyTorch's own answers.
 
-use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use serde::Serialize;
 
 use super::write_json;
 use crate::Answer;
+use crate::files::{self, shown_input};
 use crate::load::name_of;
 use crate::progress::Progress;
 use crate::table::table;
@@ -63,9 +63,9 @@ pub(crate) fn run(args: &ConformArgs, json: bool, out: &mut dyn Write) -> anyhow
 }
 
 fn read(path: &Path) -> anyhow::Result<OracleFile> {
-    let open = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let input = Input::new(open, Limits::default())
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    let shown = shown_input(path);
+    let input = Input::new(files::open(path)?, Limits::default())
+        .with_context(|| format!("cannot read {shown}"))?;
     serde_json::from_reader(BufReader::new(input))
-        .with_context(|| format!("{} holds no recorded answers", path.display()))
+        .with_context(|| format!("{shown} holds no recorded answers"))
 }

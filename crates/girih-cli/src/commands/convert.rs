@@ -3,25 +3,28 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use girih_plan::csv::Table;
 use girih_plan::{ALIGNMENT, Buffer, Problem, granted, profile};
-use girih_trace::{Lifetimes, Trace, file};
+use girih_trace::bounds::check_sizes;
+use girih_trace::{Trace, file};
 use serde::Serialize;
 
 use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
+use crate::files::{self, Output};
 use crate::load::{self, Loaded};
-use crate::progress::Progress;
+use crate::progress::{Progress, say_aside};
 use crate::units::bytes;
 
 #[derive(Args)]
 pub(crate) struct ConvertArgs {
     #[command(flatten)]
     source: load::Source,
-    /// Where to write. The ending says what: .girih for a trace file, .csv for a planning problem.
+    /// Where to write; - is standard output. The ending says what: .girih for a trace file, .csv for a
+    /// planning problem.
     output: PathBuf,
     /// What to write, if the ending does not say it.
     #[arg(long, value_enum)]
@@ -67,43 +70,48 @@ pub(crate) fn run(args: &ConvertArgs, json: bool, out: &mut dyn Write) -> anyhow
     };
     let from_csv = load::name_of(&args.source.file).len() < args.source.file.as_os_str().len()
         && args.source.file.to_string_lossy().trim_end_matches(".gz").ends_with(".csv");
-    match (from_csv, format) {
+    let output = Output::new(&args.output, &args.source.inputs())?;
+    if json && output.is_standard() {
+        bail!("--json and the output {} both want standard output", files::STANDARD);
+    }
+    let written = match (from_csv, format) {
         (true, Format::Csv) => {
             let table = read_csv(&args.source.file)?;
-            load::write_whole(&args.output, |writer| Ok(table.write(writer, None)?))?;
+            output.write(|writer| Ok(table.write(writer, None)?))?
         }
         (true, Format::Girih) => {
-            let recording = trace_of_problem(&read_csv(&args.source.file)?);
-            load::write_whole(&args.output, |writer| Ok(file::write(&recording, writer)?))?;
+            let recording = trace_of_problem(&read_csv(&args.source.file)?)?;
+            output.write(|writer| Ok(file::write(&recording, writer)?))?
         }
         (false, Format::Girih) => {
             // Every device goes along; the marks are those of the one that was chosen.
             let mut recording = load::read(&args.source.file)?;
-            let loaded = args.source.load()?;
+            let loaded = args.source.understand(recording.clone())?;
             for trace in &mut recording.traces {
                 if trace.device == loaded.trace.device {
                     trace.clone_from(&loaded.trace);
                 }
             }
             progress.say("writing");
-            load::write_whole(&args.output, |writer| Ok(file::write(&recording, writer)?))?;
+            output.write(|writer| Ok(file::write(&recording, writer)?))?
         }
         (false, Format::Csv) => {
             let loaded = args.source.load()?;
             let table = Table::from(problem_of(&loaded, args.part)?);
-            load::write_whole(&args.output, |writer| Ok(table.write(writer, None)?))?;
+            output.write(|writer| Ok(table.write(writer, None)?))?
         }
-    }
+    };
     drop(progress);
-    let written = std::fs::metadata(&args.output).map_or(0, |meta| meta.len());
     if json {
         let format = if format == Format::Girih { "girih" } else { "csv" };
         write_json(
             out,
             &Json { output: args.output.display().to_string(), format, bytes: written },
         )?;
+    } else if output.is_standard() {
+        say_aside(&format!("{}: {}", output.shown(), bytes(written)));
     } else {
-        writeln!(out, "{}: {}", args.output.display(), bytes(written))?;
+        writeln!(out, "{}: {}", output.shown(), bytes(written))?;
     }
     Ok(Answer::Yes)
 }
@@ -116,13 +124,12 @@ fn problem_of(loaded: &Loaded, part: Part) -> anyhow::Result<Problem> {
         if iterations.steady.is_none() {
             bail!("{name} has no iterations that are alike: convert the whole run instead");
         }
-        let mut seen = None;
-        let budget = girih_plan::Budget::attempts(1);
+        let mut seen = Problem::default();
         profile::plan(trace, lives, iterations, |problem| {
-            seen = Some(problem.clone());
-            girih_plan::solve(problem, budget).expect("a problem made from a trace has a meaning")
-        });
-        return Ok(seen.expect("the planner is asked once"));
+            seen.clone_from(problem);
+            girih_plan::solve(problem, girih_plan::Budget::attempts(1))
+        })?;
+        return Ok(seen);
     }
     let end = loaded.trace.events.len() as u32 + 1;
     let buffers = loaded.lives.requests.iter().map(|request| Buffer {
@@ -135,7 +142,7 @@ fn problem_of(loaded: &Loaded, part: Part) -> anyhow::Result<Problem> {
 
 /// A planning problem as a recording: each buffer an allocation and a free, each at an address of
 /// its own.
-fn trace_of_problem(table: &Table) -> girih_trace::Recording {
+fn trace_of_problem(table: &Table) -> anyhow::Result<girih_trace::Recording> {
     use girih_trace::{Action, Event, PoolId, StackId, StreamId};
     let mut order: Vec<(u32, bool, usize)> = Vec::new();
     for (index, buffer) in table.problem.buffers.iter().enumerate() {
@@ -145,12 +152,14 @@ fn trace_of_problem(table: &Table) -> girih_trace::Recording {
     // What dies at a tick makes room for what is born at it.
     order.sort_unstable();
     let mut address = 1u64 << 30;
-    let addresses: Vec<u64> = (table.problem.buffers.iter())
+    let addresses: Option<Vec<u64>> = (table.problem.buffers.iter())
         .map(|buffer| {
-            address += granted(buffer.size);
-            address - granted(buffer.size)
+            let own = address;
+            address = address.checked_add(granted(buffer.size))?;
+            Some(own)
         })
         .collect();
+    let addresses = addresses.context("the sizes add up to more than there are addresses")?;
     let mut trace = Trace { streams: vec![0], pools: vec![(0, 0)], ..Trace::default() };
     for (tick, is_birth, index) in order {
         let event = |action| Event {
@@ -168,7 +177,7 @@ fn trace_of_problem(table: &Table) -> girih_trace::Recording {
             trace.events.extend([event(Action::FreeRequested), event(Action::FreeCompleted)]);
         }
     }
-    debug_assert_eq!(Lifetimes::of(&trace).requests.len(), table.problem.buffers.len());
+    check_sizes(&trace).context("what this writes would be refused when it is read")?;
     trace.origin.kind = "planning problem".to_owned();
-    girih_trace::Recording { traces: vec![trace] }
+    Ok(girih_trace::Recording { traces: vec![trace] })
 }

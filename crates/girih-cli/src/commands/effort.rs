@@ -1,5 +1,6 @@
 //! How much a command plans, and with which planners: the options that commands share.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,9 @@ pub(crate) struct Effort {
     /// Threads that plan. The outcome is the same with any number. Without this, all of the machine.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
+    /// True once Ctrl-C has come; none as long as nobody watches for it.
+    #[arg(skip)]
+    stopped: RefCell<Option<Arc<AtomicBool>>>,
 }
 
 /// Where the search ends.
@@ -101,18 +105,17 @@ enum Trick {
 impl Known {
     /// What the phases and the modules of a recording tell of the problem that its steady iteration
     /// poses, and the problem.
-    pub(crate) fn of(loaded: &Loaded) -> (Problem, Known) {
+    pub(crate) fn of(loaded: &Loaded) -> Result<(Problem, Known), ProblemError> {
         let Loaded { trace, lives, iterations, .. } = loaded;
         let mut problem = Problem::default();
         let plan = profile::plan(trace, lives, iterations, |asked| {
             problem.clone_from(asked);
             // Only the shape of the plan is looked at.
-            let outcome = solve(asked, Budget::attempts(1));
-            outcome.expect("a problem made from a trace has a meaning")
-        });
+            solve(asked, Budget::attempts(1))
+        })?;
         let phases = Timeline::of(&plan, trace, lives, iterations).spans(&problem);
         let layers = Layers::marked(&plan, trace, lives, iterations);
-        (problem, Known { phases: Some(phases), layers })
+        Ok((problem, Known { phases: Some(phases), layers }))
     }
 }
 
@@ -171,13 +174,22 @@ const NODES: u64 = 1000;
 const NODES_AT_ONCE: u64 = 10_000_000_000;
 
 impl Effort {
+    /// True if Ctrl-C has ended the search.
+    pub(crate) fn was_cut_short(&self) -> bool {
+        self.stopped.borrow().as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
     /// True if the planner goes by what a recording tells besides its buffers.
     pub(crate) fn wants_to_know(&self) -> bool {
         matches!(self.planner, Kind::Stweaver | Kind::Memo)
     }
 
     /// The planner of a recording with this effort.
-    pub(crate) fn plan(&self, loaded: &Loaded, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
+    pub(crate) fn plan(
+        &self,
+        loaded: &Loaded,
+        solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+    ) -> Result<Plan, ProblemError> {
         let Loaded { trace, lives, iterations, .. } = loaded;
         if self.without.contains(&Trick::Rooms) {
             profile::plan_without_rooms(trace, lives, iterations, solve)
@@ -214,6 +226,7 @@ impl Effort {
             bail!("no planner is left: --without takes away all that --planner names");
         }
         let stop = Stop::new(self.budget);
+        *self.stopped.borrow_mut() = stop.by_ctrl_c.clone();
         Ok(move |problem: &Problem| {
             let stop = stop.begun();
             match self.planner {

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -17,14 +16,15 @@ use serde::Serialize;
 use super::effort::{Effort, Known};
 use super::write_json;
 use crate::Answer;
+use crate::files::{self, Output, shown_input};
 use crate::load::{self, timed};
-use crate::progress::Progress;
+use crate::progress::{Progress, say_aside};
 use crate::table::table;
 use crate::units::{bytes, count};
 
 #[derive(Args)]
 pub(crate) struct PlanArgs {
-    /// A PyTorch memory snapshot (pickle, .gz or .zst), or a trace file of Girih.
+    /// A PyTorch memory snapshot (pickle, .gz or .zst), or a trace file of Girih; - is standard input.
     #[arg(required_unless_present = "csv", conflicts_with = "csv")]
     file: Option<PathBuf>,
     /// The marks of the run. Without this, NAME.marks.json or NAME.marks.json.gz beside the file.
@@ -42,7 +42,7 @@ pub(crate) struct PlanArgs {
     /// waits for another.
     #[arg(long)]
     explain: bool,
-    /// Where to write the plan; for a CSV problem, the rows with their offsets.
+    /// Where to write the plan; for a CSV problem, the rows with their offsets. - is standard output.
     #[arg(short, long, value_name = "PLAN")]
     output: Option<PathBuf>,
 }
@@ -72,6 +72,8 @@ struct Json {
     /// Iterations of the steady sequence.
     #[serde(skip)]
     rounds: u32,
+    /// Ctrl-C ended the search.
+    cut_short: bool,
     seconds: f64,
 }
 
@@ -125,46 +127,61 @@ impl Certificate {
         }
         let mut sizes: Vec<SizeCount> =
             counts.into_iter().map(|(bytes, count)| SizeCount { bytes, count }).collect();
-        sizes.sort_by_key(|size| (Reverse(size.bytes * size.count as u64), size.bytes));
+        sizes.sort_by_key(|size| {
+            (Reverse(size.bytes.saturating_mul(size.count as u64)), size.bytes)
+        });
         Certificate { tick: bound.tick, blocks: bound.live.len(), sizes }
     }
 }
 
 pub(crate) fn run(args: &PlanArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    let inputs: Vec<&Path> =
+        [&args.csv, &args.file, &args.marks].into_iter().flatten().map(PathBuf::as_path).collect();
+    let output = args.output.as_deref().map(|named| Output::new(named, &inputs)).transpose()?;
+    let is_taken = output.as_ref().is_some_and(Output::is_standard);
+    if json && is_taken {
+        bail!("--json and the output {} both want standard output", files::STANDARD);
+    }
     let result = match (&args.csv, &args.file) {
-        (Some(csv), _) => plan_csv(args, csv)?,
-        (None, Some(file)) => plan_recording(args, file)?,
+        (Some(csv), _) => plan_csv(args, csv, output.as_ref())?,
+        (None, Some(file)) => plan_recording(args, file, output.as_ref())?,
         (None, None) => bail!("give a recording, or a planning problem with --csv"),
     };
     if json {
         write_json(out, &result)?;
+    } else if is_taken {
+        // What is said would be taken for a part of the plan.
+        let mut text = Vec::new();
+        print(&result, args, output.as_ref(), &mut text)?;
+        say_aside(String::from_utf8_lossy(&text).trim_end());
     } else {
-        print(&result, args, out)?;
+        print(&result, args, output.as_ref(), out)?;
     }
-    Ok(Answer::Yes)
+    Ok(if result.cut_short { Answer::CutShort } else { Answer::Yes })
 }
 
-fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
+fn plan_recording(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Result<Json> {
     let progress = Progress::new();
-    progress.say(format!("reading {}", path.display()));
+    progress.say(format!("reading {}", shown_input(path)));
     let source =
         load::Source { file: path.to_owned(), marks: args.marks.clone(), device: args.device };
     let loaded = source.load()?;
     progress.say("planning");
-    let known = if args.effort.wants_to_know() { Known::of(&loaded).1 } else { Known::default() };
+    let known = if args.effort.wants_to_know() { Known::of(&loaded)?.1 } else { Known::default() };
     let solver = args.effort.solver_knowing(known, &progress)?;
     let mut made = None;
     let (plan, seconds) = timed(|| {
         args.effort.plan(&loaded, |problem| {
-            let outcome = solver(problem).expect("a problem made from a trace has a meaning");
+            let outcome = solver(problem)?;
             let searched = (outcome.least, outcome.nodes);
             made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome), searched));
-            outcome
+            Ok(outcome)
         })
     });
+    let plan = plan.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
     let (certificate, attempts, (least, exact_nodes)) = made.expect("the planner is asked once");
-    if let Some(output) = &args.output {
-        load::write_whole(output, |writer| Ok(file::write(&plan, writer)?))?;
+    if let Some(output) = output {
+        output.write(|writer| Ok(file::write(&plan, writer)?))?;
     }
     Ok(Json {
         name: loaded.name,
@@ -184,23 +201,24 @@ fn plan_recording(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         fingerprint: Some(format!("{:016x}", plan.fingerprint())),
         waits: Some(waits(&plan).iter().map(JsonWait::new).collect()),
         rounds: plan.rounds,
+        cut_short: args.effort.was_cut_short(),
         seconds,
     })
 }
 
-fn plan_csv(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
+fn plan_csv(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Result<Json> {
     let progress = Progress::new();
-    progress.say(format!("reading {}", path.display()));
+    progress.say(format!("reading {}", shown_input(path)));
     let problem = read_csv(path)?;
     progress.say("planning");
     let solver = args.effort.solver(&progress)?;
     let (outcome, seconds) = timed(|| solver(&problem.problem));
-    let outcome = outcome.with_context(|| format!("{}", path.display()))?;
+    let outcome = outcome.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
     // The checker shares nothing with the planners: what it passes is right.
     check::check(&problem.problem, &outcome.solution)
         .context("the planner made a mistake, which is a bug of Girih")?;
-    if let Some(output) = &args.output {
-        load::write_whole(output, |writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
+    if let Some(output) = output {
+        output.write(|writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
     }
     Ok(Json {
         name: load::name_of(path),
@@ -220,16 +238,17 @@ fn plan_csv(args: &PlanArgs, path: &Path) -> anyhow::Result<Json> {
         fingerprint: None,
         waits: None,
         rounds: 1,
+        cut_short: args.effort.was_cut_short(),
         seconds,
     })
 }
 
 /// Reads a planning problem, which may be compressed.
 pub(crate) fn read_csv(path: &Path) -> anyhow::Result<Table> {
-    let open = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let input = Input::new(open, Limits::default())
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    csv::read(BufReader::new(input)).with_context(|| format!("cannot read {}", path.display()))
+    let shown = shown_input(path);
+    let input = Input::new(files::open(path)?, Limits::default())
+        .with_context(|| format!("cannot read {shown}"))?;
+    csv::read(BufReader::new(input)).with_context(|| format!("cannot read {shown}"))
 }
 
 fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
@@ -239,7 +258,12 @@ fn attempts(outcome: &Outcome) -> Vec<JsonAttempt> {
         .collect()
 }
 
-fn print(result: &Json, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print(
+    result: &Json,
+    args: &PlanArgs,
+    output: Option<&Output>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let verdict = match (result.proven, result.gap) {
         (true, 0.0) => "at the lower bound: no plan can be lower".to_owned(),
@@ -257,12 +281,15 @@ fn print(result: &Json, args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<
     ];
     write!(out, "{}", table(&[&result.name, ""], &rows))?;
     writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
+    if result.cut_short {
+        writeln!(out, "Ctrl-C cut the search short: this is the best that was found until then")?;
+    }
     if args.explain {
         explain(result, out)?;
         explain_waits(result, out)?;
     }
-    if let Some(output) = &args.output {
-        writeln!(out, "written to {}", output.display())?;
+    if let Some(output) = output {
+        writeln!(out, "written to {}", output.shown())?;
     }
     Ok(())
 }
@@ -280,13 +307,13 @@ fn explain(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
         bytes(result.lower_bound)
     )?;
     let row = |size: &SizeCount| {
-        let sum = size.bytes * size.count as u64;
+        let sum = size.bytes.saturating_mul(size.count as u64);
         vec![count(size.count as u64), bytes(size.bytes), bytes(sum)]
     };
     let mut rows: Vec<Vec<String>> = sizes.iter().take(SIZES_SHOWN).map(row).collect();
     let others = sizes.iter().skip(SIZES_SHOWN);
     let (others, sum) = others.fold((0, 0), |(others, sum), size| {
-        (others + size.count, sum + size.bytes * size.count as u64)
+        (others + size.count, size.bytes.saturating_mul(size.count as u64).saturating_add(sum))
     });
     if others > 0 {
         rows.push(vec![count(others as u64), "others".to_owned(), bytes(sum)]);

@@ -7,7 +7,7 @@ use girih_runtime::simulate::{Allocator, simulate};
 
 use super::earlier::earlier_sentence;
 use super::row::{
-    COLUMNS, JsonRow, Name, WhatIf, compared_with_recording, learning_sentence, mapping_work,
+    JsonRow, Name, WhatIf, columns, compared_with_recording, learning_sentence, mapping_work,
     recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
@@ -46,12 +46,14 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let (simulation, seconds) = timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
     let simulation = simulation?;
     drop(progress);
+    let fits = simulation.replayed.stop.is_none();
+    let answer = if args.what_if.requires_fit() && !fits { Answer::No } else { Answer::Yes };
     if json {
         write_json(out, &JsonRow::new(&simulation, &loaded.trace, &setup, seconds))?;
-        return Ok(Answer::Yes);
+        return Ok(answer);
     }
     writeln!(out, "{}", loaded.name)?;
-    write!(out, "{}", table(&COLUMNS, &[table_row(&simulation)]))?;
+    write!(out, "{}", table(&columns(&setup), &[table_row(&simulation, &setup)]))?;
     if let Some(stop) = &simulation.replayed.stop {
         writeln!(out, "{}", stop_sentence(stop, &loaded.lives))?;
     }
@@ -89,5 +91,5 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let events = simulation.replayed.events;
     let rate = events as f64 / seconds.max(1e-9) / 1e6;
     writeln!(out, "{} events in {seconds:.3} s: {rate:.1} million a second", count(events))?;
-    Ok(Answer::Yes)
+    Ok(answer)
 }

@@ -1,12 +1,13 @@
 //! One allocator on one recording: the arguments that choose it, its JSON object, its table row.
 
 use std::collections::BTreeMap;
+use std::io::BufReader;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use girih_plan::{Budget, Outcome, Plan, file, profile, solve};
+use girih_plan::{Budget, Plan, Problem, file, profile, solve};
 use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
 use girih_runtime::gmlake;
@@ -19,7 +20,9 @@ use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
 
 use super::earlier::JsonEarlier;
+use crate::files::{self, shown_input};
 use crate::load::Loaded;
+use crate::progress;
 use crate::table::table;
 use crate::units::{self, bytes, count, milliseconds, percent};
 
@@ -59,13 +62,17 @@ pub(crate) struct WhatIf {
     /// Bytes of the device, such as 80GiB: would the run have fitted?
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub(crate) capacity: Option<u64>,
+    /// Exits with status 1 if the run does not fit on the device of --capacity; of `compare`, if it fits
+    /// under no allocator.
+    #[arg(long, requires = "capacity")]
+    require_fit: bool,
     /// The torch release whose order among equal free blocks is taken.
     #[arg(long, value_name = "VERSION", default_value = "2.11")]
     torch: String,
     /// GMLake neither splits nor stitches blocks of less. In the published code, 512MiB.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::parse_bytes)]
     gmlake_limit: u64,
-    /// Follows this plan instead of one made from the recording itself.
+    /// Follows this plan instead of one made from the recording itself; - is standard input.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
 }
@@ -73,9 +80,7 @@ pub(crate) struct WhatIf {
 impl WhatIf {
     /// The setup of the simulations, for now without a plan.
     pub(crate) fn setup(&self, loaded: &Loaded) -> anyhow::Result<Setup> {
-        let Some(tie_order) = TieOrder::of_torch(&self.torch) else {
-            bail!("{:?} is no release of torch: try 2.11, 2.12 or 2.13", self.torch);
-        };
+        let tie_order = tie_order(&self.torch)?;
         let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(&loaded.trace));
         let capacity = self.capacity;
         let earlier = Some(Arc::new(Earlier::of(&loaded.trace, &loaded.lives)));
@@ -86,18 +91,45 @@ impl WhatIf {
         Ok(Setup { conf, tie_order, capacity, earlier, gmlake, iterations, ..Setup::default() })
     }
 
-    /// The plan that was named, or one made from the recording.
+    /// The plan that was named, or one made from the recording. Says so if the plan that was named is of
+    /// another recording.
     pub(crate) fn plan(&self, loaded: &Loaded) -> anyhow::Result<Arc<Plan>> {
-        let plan = match &self.plan {
-            Some(path) => {
-                let open = std::fs::File::open(path);
-                let open = open.with_context(|| format!("cannot open {}", path.display()))?;
-                let read = file::read(std::io::BufReader::new(open));
-                read.with_context(|| format!("cannot read {}", path.display()))?
-            }
-            None => make_plan(loaded).0,
-        };
+        let Some(path) = &self.plan else { return Ok(Arc::new(make_plan(loaded)?)) };
+        let shown = shown_input(path);
+        let read = file::read(BufReader::new(files::open(path)?));
+        let plan = read.with_context(|| format!("cannot read {shown}"))?;
+        let (own, given) =
+            (planned_by(loaded, Budget::attempts(1))?.fingerprint(), plan.fingerprint());
+        if own != given {
+            progress::warn(&format!(
+                "{shown} was made from another recording than {}, or from a part of it: its \
+                 fingerprint is {given:016x}, that of this recording {own:016x}; it is followed as far \
+                 as it fits",
+                loaded.name
+            ));
+        }
         Ok(Arc::new(plan))
+    }
+
+    /// Whether a run that does not fit is a no.
+    pub(crate) fn requires_fit(&self) -> bool {
+        self.require_fit
+    }
+}
+
+/// Releases of torch of which it is known how they order equal free blocks: 2.1 to this.
+const LAST_RELEASE: u32 = 15;
+
+/// The order of a release that is known.
+fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
+    let mut numbers = torch.split('.').map(|number| number.parse::<u32>().ok());
+    let release = (numbers.next().flatten(), numbers.next().flatten());
+    match (TieOrder::of_torch(torch), release) {
+        (Some(order), (Some(2), Some(1..=LAST_RELEASE))) => Ok(order),
+        (Some(_), _) => {
+            bail!("torch {torch} is not known: the releases 2.1 to 2.{LAST_RELEASE} are")
+        }
+        (None, _) => bail!("{torch:?} is no release of torch: try 2.11, 2.12 or 2.13"),
     }
 }
 
@@ -111,16 +143,20 @@ fn recorded_conf(trace: &Trace) -> String {
     }
 }
 
-/// Makes a plan of the recording: the plan, and what the planners did.
-pub(crate) fn make_plan(loaded: &Loaded) -> (Plan, Outcome) {
-    let mut outcome = None;
-    let plan = profile::plan(&loaded.trace, &loaded.lives, &loaded.iterations, |problem| {
-        let solved = solve(problem, Budget::interactive(problem.buffers.len()))
-            .expect("a problem made from a trace has a meaning");
-        outcome = Some(solved.clone());
-        solved
-    });
-    (plan, outcome.expect("the planner is asked once"))
+/// Makes a plan of the recording.
+fn make_plan(loaded: &Loaded) -> anyhow::Result<Plan> {
+    planned(loaded, |problem| Budget::interactive(problem.buffers.len()))
+}
+
+/// Makes a plan of the recording with a given budget.
+fn planned_by(loaded: &Loaded, budget: Budget) -> anyhow::Result<Plan> {
+    planned(loaded, |_| budget)
+}
+
+fn planned(loaded: &Loaded, budget: impl FnOnce(&Problem) -> Budget) -> anyhow::Result<Plan> {
+    let Loaded { trace, lives, iterations, name, .. } = loaded;
+    let plan = profile::plan(trace, lives, iterations, |problem| solve(problem, budget(problem)));
+    plan.with_context(|| format!("{name} cannot be planned"))
 }
 
 /// One allocator's figures as `--json` gives them.
@@ -133,8 +169,9 @@ pub(crate) struct JsonRow {
     active_peak: u64,
     reserved_peak: u64,
     requested_peak: u64,
-    efficiency: f64,
-    fragmentation: f64,
+    /// None for a run that stopped: what it did not get to counts too.
+    efficiency: Option<f64>,
+    fragmentation: Option<f64>,
     num_alloc_retries: u64,
     num_ooms: u64,
     num_device_alloc: u64,
@@ -261,8 +298,8 @@ impl JsonRow {
             active_peak: stats.active_bytes.all.peak,
             reserved_peak: stats.reserved_bytes.all.peak,
             requested_peak: stats.requested_bytes.all.peak,
-            efficiency: simulation.efficiency(),
-            fragmentation: 1.0 - simulation.efficiency(),
+            efficiency: efficiency(simulation),
+            fragmentation: efficiency(simulation).map(|efficiency| 1.0 - efficiency),
             num_alloc_retries: stats.num_alloc_retries,
             num_ooms: stats.num_ooms,
             num_device_alloc: stats.num_device_alloc,
@@ -323,7 +360,7 @@ pub(crate) fn compared_with_recording(
 }
 
 /// The columns of the table of allocators.
-pub(crate) const COLUMNS: [&str; 7] = [
+const COLUMNS: [&str; 7] = [
     "allocator",
     "allocated",
     "reserved",
@@ -333,19 +370,39 @@ pub(crate) const COLUMNS: [&str; 7] = [
     "their cost",
 ];
 
-/// A row of the table of allocators.
-pub(crate) fn table_row(simulation: &Simulation) -> Vec<String> {
+/// The columns, with one more where it is asked whether the run fits.
+pub(crate) fn columns(setup: &Setup) -> Vec<&'static str> {
+    let mut columns = COLUMNS.to_vec();
+    if setup.capacity.is_some() {
+        columns.insert(1, "fits");
+    }
+    columns
+}
+
+/// The efficiency of a run; none for one that stopped, which might have gone on to hold anything.
+fn efficiency(simulation: &Simulation) -> Option<f64> {
+    simulation.replayed.stop.is_none().then(|| simulation.efficiency())
+}
+
+/// A row of the table of allocators, with the cells of [`columns`].
+pub(crate) fn table_row(simulation: &Simulation, setup: &Setup) -> Vec<String> {
     let stats = &simulation.stats;
     let calls = simulation.calls.sum();
-    vec![
+    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), percent);
+    let mut row = vec![
         simulation.allocator.name().to_owned(),
         bytes(stats.allocated_bytes.all.peak),
         bytes(stats.reserved_bytes.all.peak),
-        percent(simulation.efficiency()),
-        percent(1.0 - simulation.efficiency()),
+        share(efficiency(simulation)),
+        share(efficiency(simulation).map(|efficiency| 1.0 - efficiency)),
         count(calls.calls),
         milliseconds(calls.microseconds),
-    ]
+    ];
+    if setup.capacity.is_some() {
+        let fits = if simulation.replayed.stop.is_none() { "yes" } else { "no" };
+        row.insert(1, fits.to_owned());
+    }
+    row
 }
 
 /// The columns of the table of mapping work.
@@ -389,9 +446,13 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
                 u64::MAX => String::new(),
                 limit => format!(", of {} that it may hold", bytes(limit)),
             };
+            let short = match segment.checked_sub(*device_free) {
+                Some(short @ 1..) => format!(", {} too little", bytes(short)),
+                _ => String::new(),
+            };
             format!(
-                "{} more are needed and {} are free on the device; {} are reserved{cap}, {} of \
-                 them allocated",
+                "{} more are needed and {} are free on the device{short}; {} are reserved{cap}, {} \
+                 of them allocated",
                 bytes(*segment),
                 bytes(*device_free),
                 bytes(*reserved),

@@ -8,6 +8,7 @@
 mod answers;
 mod compare;
 mod convert;
+mod files;
 mod girih;
 mod plan;
 mod refusals;

@@ -1,6 +1,6 @@
 //! `girih replay`.
 
-use crate::girih::{arg, has_fields, integer, json, snapshot, text, without_times};
+use crate::girih::{arg, girih, has_fields, integer, json, snapshot, text, without_times};
 
 /// The fields of every row.
 pub(crate) const ROW_FIELDS: [&str; 13] = [
@@ -78,7 +78,8 @@ fn a_plan_of_another_run_costs_misses_and_memory_but_serves_every_request() {
     let file = snapshot("megatron_gpt2-R_r3");
     let args = ["replay", arg(&file), "--allocator", "planned"];
     let own = json(&args);
-    let other = json(&[&args[..], &["--plan", arg(&plan)]].concat());
+    let ran = girih(&[&args[..], &["--plan", arg(&plan), "--json"]].concat());
+    let other: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
     assert_eq!(other["requests"], own["requests"]);
     assert_eq!(other["num_ooms"], 0);
     assert_eq!(other["fits"], true);

@@ -433,6 +433,8 @@ extern "C" fn event_create(out: *mut CuEvent, _flags: c_uint) -> CuResult {
 extern "C" fn event_record(event: CuEvent, stream: CuStream) -> CuResult {
     call("cuEventRecord", |state| {
         state.current()?;
+        state.names(stream.0);
+        check(!state.capturing.contains(&stream.0), INVALID)?;
         let waits = state.held.contains(&stream.0).then_some(stream.0);
         let event = state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)?;
         *event = waits.into_iter().collect();
@@ -443,7 +445,7 @@ extern "C" fn event_record(event: CuEvent, stream: CuStream) -> CuResult {
 /// Refused while any stream of the context captures, in whatever mode; and the capture is spoiled.
 extern "C" fn context_record_event(_context: CuContext, event: CuEvent) -> CuResult {
     call("cuCtxRecordEvent", |state| {
-        if state.captures {
+        if state.captures || !state.capturing.is_empty() {
             state.spoiled = true;
             return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -478,15 +480,18 @@ extern "C" fn event_destroy(event: CuEvent) -> CuResult {
     call("cuEventDestroy", |state| check(state.events.remove(&event.0).is_some(), INVALID_HANDLE))
 }
 
-extern "C" fn stream_wait_event(_stream: CuStream, event: CuEvent, _flags: c_uint) -> CuResult {
+extern "C" fn stream_wait_event(stream: CuStream, event: CuEvent, _flags: c_uint) -> CuResult {
     call("cuStreamWaitEvent", |state| {
         state.current()?;
+        state.names(stream.0);
+        check(!state.capturing.contains(&stream.0), INVALID)?;
         check(state.events.contains_key(&event.0), INVALID_HANDLE)
     })
 }
 
 extern "C" fn stream_synchronize(stream: CuStream) -> CuResult {
     memory_call("cuStreamSynchronize", |state| {
+        state.names(stream.0);
         state.held.remove(&stream.0);
         for waits in state.events.values_mut() {
             waits.remove(&stream.0);
@@ -495,9 +500,11 @@ extern "C" fn stream_synchronize(stream: CuStream) -> CuResult {
     })
 }
 
-extern "C" fn stream_is_capturing(_stream: CuStream, out: *mut c_uint) -> CuResult {
+extern "C" fn stream_is_capturing(stream: CuStream, out: *mut c_uint) -> CuResult {
     call("cuStreamIsCapturing", |state| {
-        put(out, c_uint::from(state.captures && !state.hides_capture));
+        state.names(stream.0);
+        let is_capturing = state.captures && !state.hides_capture;
+        put(out, c_uint::from(is_capturing || state.capturing.contains(&stream.0)));
         Ok(())
     })
 }

@@ -40,6 +40,10 @@ pub(crate) struct State {
     pub(crate) mode: CuCaptureMode,
     /// A graph is being captured.
     pub(crate) captures: bool,
+    /// Streams from which graphs are captured in this thread.
+    pub(crate) capturing: BTreeSet<usize>,
+    /// Streams that are destroyed.
+    pub(crate) gone: BTreeSet<usize>,
     /// It is captured from a stream that nobody has named.
     pub(crate) hides_capture: bool,
     /// A call spoiled the capture.
@@ -103,6 +107,8 @@ impl State {
             mode: CuCaptureMode::GLOBAL,
             captures: false,
             hides_capture: false,
+            capturing: BTreeSet::new(),
+            gone: BTreeSet::new(),
             spoiled: false,
             peers: BTreeSet::new(),
             opened: BTreeMap::new(),
@@ -152,6 +158,11 @@ impl State {
             true => Err(CuResult::NOT_SUPPORTED),
             false => Ok(()),
         }
+    }
+
+    /// A call names a stream.
+    pub(crate) fn names(&self, stream: usize) {
+        assert!(!self.gone.contains(&stream), "the driver crashes: stream {stream} is gone");
     }
 
     /// A call that a capture cannot hold.
@@ -233,6 +244,24 @@ pub(crate) fn resume(stream: u64) {
         for waits in state.events.values_mut() {
             waits.remove(&(stream as usize));
         }
+    });
+}
+
+/// A graph is captured from a stream, or no more.
+pub(crate) fn capture_from(stream: u64, begins: bool) {
+    with(|state| {
+        if begins {
+            state.capturing.insert(stream as usize);
+        } else {
+            state.capturing.remove(&(stream as usize));
+        }
+    });
+}
+
+/// A stream is destroyed: the driver crashes if it is named again.
+pub(crate) fn destroy(stream: u64) {
+    with(|state| {
+        state.gone.insert(stream as usize);
     });
 }
 

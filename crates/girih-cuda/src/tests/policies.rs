@@ -15,6 +15,7 @@ use crate::device::CudaDevice;
 use crate::driver::types::CuResult;
 use crate::fake;
 use crate::phantom::Phantom;
+use crate::streams::StreamHandle;
 
 /// A device on the fake driver.
 struct Played<D> {
@@ -47,6 +48,21 @@ impl<D: Device> Stage for Played<D> {
 
     fn end_use(&mut self, address: Address, size: u64, streams: &[StreamId]) -> Result<(), String> {
         self.begin_use(address, size, streams[0])
+    }
+
+    /// The fake driver does no work that could be ordered.
+    fn order(&mut self, _before: StreamId, _after: StreamId) {}
+
+    fn capture(&mut self, stream: StreamId, begins: bool) {
+        fake::capture_from(u64::from(stream.0), begins);
+    }
+
+    fn destroy(&mut self, stream: StreamId) {
+        fake::destroy(u64::from(stream.0));
+    }
+
+    fn finish_all(&mut self) {
+        fake::arrange(|state| state.held.clear());
     }
 
     fn is_intended(&self, error: &DeviceError) -> bool {
@@ -91,11 +107,12 @@ const POLICIES: [Make; 7] = [
     || suite::planned(suite::reckless_plan(3)),
 ];
 
-/// A device on which stream `n` has the handle `n`.
+/// A device on which stream `n` has the handle `n`. All may be destroyed.
 fn device(scenario: &Scenario) -> CudaDevice {
     let mut device = device_of(scenario.device_bytes);
-    for handle in 0..8 {
-        device.add_stream(handle);
+    for number in 0..256 {
+        let stream = StreamHandle { device: 0, handle: u64::from(number), is_transient: true };
+        device.set_stream(StreamId(number), stream);
     }
     device
 }

@@ -31,9 +31,9 @@ use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Trace};
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
-use crate::plan::{Entry, Place, Plan, Role, Room, Sequence};
+use crate::plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence};
 use crate::portfolio::Outcome;
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemError};
 use crate::streams::keep_apart;
 
 /// Stands for a request that has no place in the steady iteration.
@@ -41,22 +41,29 @@ const NO_PLACE: u32 = u32::MAX;
 
 /// Makes a plan of a trace. `solve` is the planner: it is asked once, for the steady iteration, or
 /// for the whole trace if nothing in it repeats.
+///
+/// # Errors
+/// Those of `solve`, and [`ProblemError::TooLarge`] where the requests, rounded up, add up to more than
+/// can be counted: then `solve` is not asked.
 pub fn plan(
     trace: &Trace,
     lives: &Lifetimes,
     iterations: &Iterations,
-    solve: impl FnOnce(&Problem) -> Outcome,
-) -> Plan {
+    solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+) -> Result<Plan, ProblemError> {
     plan_as(trace, lives, iterations, true, solve)
 }
 
 /// The same with a place for each request, and no rooms: what rooms are worth.
+///
+/// # Errors
+/// As [`plan`].
 pub fn plan_without_rooms(
     trace: &Trace,
     lives: &Lifetimes,
     iterations: &Iterations,
-    solve: impl FnOnce(&Problem) -> Outcome,
-) -> Plan {
+    solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+) -> Result<Plan, ProblemError> {
     plan_as(trace, lives, iterations, false, solve)
 }
 
@@ -65,14 +72,34 @@ fn plan_as(
     lives: &Lifetimes,
     iterations: &Iterations,
     has_rooms: bool,
-    solve: impl FnOnce(&Problem) -> Outcome,
-) -> Plan {
+    solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+) -> Result<Plan, ProblemError> {
+    check_total(lives)?;
     let mut profile = Profile::new(trace, lives, iterations);
     profile.has_rooms = has_rooms;
-    match profile.steady {
+    let mut plan = match profile.steady {
         Some(steady) => profile.with_steady(steady, solve),
         None => profile.without_steady(solve),
+    }?;
+    // A request for nothing never comes to a follower; its place is there all the same, and has a size.
+    for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
+        entry.size_max = entry.size_max.max(1);
     }
+    Ok(plan)
+}
+
+/// Makes sure that whatever is summed up of the requests can be: a place may stand twice on the ring,
+/// and in rooms and in what stays besides.
+fn check_total(lives: &Lifetimes) -> Result<(), ProblemError> {
+    let mut total = 0u64;
+    for (buffer, request) in lives.requests.iter().enumerate() {
+        let most =
+            request.size.checked_next_multiple_of(ROOM_GRAIN).map(|size| size.max(ROOM_GRAIN));
+        let most = most.and_then(|size| size.checked_mul(4));
+        let sum = most.and_then(|size| total.checked_add(size));
+        total = sum.ok_or(ProblemError::TooLarge { buffer })?;
+    }
+    Ok(())
 }
 
 /// The trace, and where its requests stand in the steady iteration.
@@ -158,7 +185,11 @@ impl<'a> Profile<'a> {
         self.births.get(request.death.index()).copied()
     }
 
-    fn with_steady(self, steady: Steady, solve: impl FnOnce(&Problem) -> Outcome) -> Plan {
+    fn with_steady(
+        self,
+        steady: Steady,
+        solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+    ) -> Result<Plan, ProblemError> {
         let (mut ring, rounds) = unroll(self.envelope(steady));
         let mut interludes = self.interludes(steady);
         let drafts = if self.has_rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
@@ -168,7 +199,7 @@ impl<'a> Profile<'a> {
             ring.iter_mut().chain(between).filter(|entry| has_place_of_its_own(entry)).collect();
         let streams = planned.iter().map(|entry| entry.stream);
         let streams: Vec<StreamId> = streams.chain(drafts.iter().map(|room| room.stream)).collect();
-        let outcome = solve_apart(&problem, &streams, solve);
+        let outcome = solve_apart(&problem, &streams, solve)?;
         let height = outcome.solution.height;
         let (own, shared) = outcome.solution.offsets.split_at(planned.len());
         for (entry, &offset) in planned.iter_mut().zip(own) {
@@ -190,7 +221,7 @@ impl<'a> Profile<'a> {
             entries: interlude.entries,
         });
         let opening = (!opening.entries.is_empty()).then_some(opening);
-        Plan {
+        Ok(Plan {
             arena_bytes: height,
             persistent_bytes,
             lower_bound: outcome.bound.bytes,
@@ -202,7 +233,7 @@ impl<'a> Profile<'a> {
             rounds,
             rooms,
             sequences: opening.into_iter().chain([ring]).chain(interludes).collect(),
-        }
+        })
     }
 
     /// The ticks from just after the request before a run to its end.
@@ -236,12 +267,11 @@ fn has_place_of_its_own(entry: &Entry) -> bool {
 fn solve_apart(
     problem: &Problem,
     streams: &[StreamId],
-    solve: impl FnOnce(&Problem) -> Outcome,
-) -> Outcome {
-    let outcome = solve(problem);
-    let solution = keep_apart(problem, streams, outcome.solution)
-        .expect("a problem that was solved is one that has a meaning");
-    Outcome { solution, ..outcome }
+    solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
+) -> Result<Outcome, ProblemError> {
+    let outcome = solve(problem)?;
+    let solution = keep_apart(problem, streams, outcome.solution)?;
+    Ok(Outcome { solution, ..outcome })
 }
 
 /// Marks that bring a follower in step. Those of modules are too many to be worth it.

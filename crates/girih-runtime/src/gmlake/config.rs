@@ -30,6 +30,11 @@ pub struct Config {
     pub stitched_limit: u64,
 }
 
+/// Bytes of stitched blocks, all together, beyond which nothing is stitched any more whatever the setting,
+/// and the halves of a split are not kept together: what is free serves as it is, or memory grows. Each
+/// costs a word or two for each of its handles here, and page tables on a GPU. No run comes near it.
+pub(super) const STITCHED_MAX: u64 = 4 << 40;
+
 impl Default for Config {
     fn default() -> Config {
         Config {

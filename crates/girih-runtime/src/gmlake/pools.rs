@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use girih_trace::StreamId;
 
+use super::config::STITCHED_MAX;
 use super::kinds::{HANDLE, Place, Primitive, PrimitiveId, Range, RangeId, StitchId, Stitched};
 use crate::device::{Address, Handle};
 use crate::policy::BlockId;
@@ -152,7 +153,14 @@ impl Pools {
         }
         self.insert_idle(id);
         self.insert_idle(second);
-        self.add_stitch(address, vec![id, second], false);
+        if self.has_room_for_stitch(whole) {
+            self.add_stitch(address, vec![id, second], false);
+        }
+    }
+
+    /// True if a stitched block of `size` bytes more keeps what they cost in bounds ([`STITCHED_MAX`]).
+    pub(super) fn has_room_for_stitch(&self, size: u64) -> bool {
+        self.stitched_bytes.saturating_add(size) <= STITCHED_MAX
     }
 
     /// Adds the stitched block of inactive parts, at addresses of its own or at theirs.

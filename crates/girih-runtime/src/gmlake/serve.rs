@@ -33,9 +33,16 @@ impl Gmlake {
         let found = match self.pools.best_fit(stream, size, &self.config) {
             Fit::Exact(place) => Ok(place),
             Fit::Single(id) => Ok(self.halve(id, size)),
-            Fit::Multiple(parts) => self.stitch(env, &parts, size, None),
+            Fit::Multiple(parts) if self.may_stitch(env, size)? => {
+                self.stitch(env, &parts, size, None)
+            }
+            // The cheapest that is left: new memory for all of it.
+            Fit::Multiple(_) if !self.beside.allows(env, size) => return Ok(None),
+            Fit::Multiple(_) => self.grow(env, stream, &[], size),
             Fit::Insufficient(parts, missing) => {
-                let is_added = self.config.grows_by_deficit && !parts.is_empty();
+                let is_added = self.config.grows_by_deficit
+                    && !parts.is_empty()
+                    && self.may_stitch(env, size)?;
                 let (parts, missing) = if is_added { (parts, missing) } else { (vec![], size) };
                 if !self.beside.allows(env, missing) {
                     return Ok(None);
@@ -48,6 +55,15 @@ impl Gmlake {
             Err(DeviceError::OutOfMemory { .. }) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes room for a stitched block of `size` bytes ([`Gmlake::free_stitches`]). False if those that
+    /// cannot be given up are too many.
+    fn may_stitch(&mut self, env: &mut Env<'_>, size: u64) -> Result<bool, DeviceError> {
+        if !self.pools.has_room_for_stitch(size) {
+            self.free_stitches(env, size)?;
+        }
+        Ok(self.pools.has_room_for_stitch(size))
     }
 
     /// S2: what is needed of a larger block; all of it if it may not be split.

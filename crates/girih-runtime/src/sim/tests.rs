@@ -190,3 +190,22 @@ fn calls_are_counted_with_their_cost_by_handle() {
     assert_eq!(device.totals().of(Call::Unmap).microseconds, 33.4);
     assert_eq!(device.totals().sum().calls, 7);
 }
+
+/// A step for each of the others each time would be ten thousand million: this test would not end.
+#[test]
+fn what_is_unmapped_page_by_page_costs_a_step_a_page() {
+    const PAGES: u64 = 100_000;
+    let page = SimDevice::GRANULARITY;
+    let mut device = SimDevice::new(PAGES * page);
+    let base = device.reserve(PAGES * page).unwrap();
+    let handles: Vec<_> = (0..PAGES).map(|_| device.create(page).unwrap()).collect();
+    for (index, &handle) in (0..).zip(&handles) {
+        device.map(base + index * page, handle).unwrap();
+    }
+    for (index, handle) in (0..).zip(handles) {
+        device.unmap(base + index * page, page).unwrap();
+        Device::release(&mut device, handle).unwrap();
+    }
+    device.unreserve(base, PAGES * page).unwrap();
+    assert_eq!(device.live().handles, 0);
+}

@@ -1,0 +1,222 @@
+//! Files as the command reads and writes them: `-` for the standard streams, outputs that are written
+//! whole or not at all, and that are never the input.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+/// The name of standard input and of standard output.
+pub(crate) const STANDARD: &str = "-";
+
+/// True for the name of a standard stream.
+pub(crate) fn is_standard(path: &Path) -> bool {
+    path.as_os_str() == STANDARD
+}
+
+/// A file as messages call it.
+pub(crate) fn shown_input(path: &Path) -> String {
+    if is_standard(path) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// Opens a file to be read; `-` is standard input.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
+    if is_standard(path) {
+        return Ok(Box::new(io::stdin().lock()));
+    }
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(Box::new(file))
+}
+
+/// Bytes of a file that is read whole: more is no marks file.
+const WHOLE_MAX: u64 = 1 << 30;
+
+/// The bytes of a file, of which there may be a gibibyte at most: a device has no end.
+pub(crate) fn read_whole(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = open(path)?.take(WHOLE_MAX + 1).read_to_end(&mut bytes);
+    read.with_context(|| format!("cannot read {}", shown_input(path)))?;
+    if bytes.len() as u64 > WHOLE_MAX {
+        bail!("cannot read {}: it has more than {WHOLE_MAX} bytes", shown_input(path));
+    }
+    Ok(bytes)
+}
+
+/// Where a result goes.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// As the user named it.
+    named: PathBuf,
+    target: Target,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// Standard output.
+    Standard,
+    /// A pipe or a device, which is written to as it is.
+    Stream(PathBuf),
+    /// A file, behind the links that lead to it, with its permissions if it is there.
+    File(PathBuf, Option<fs::Permissions>),
+}
+
+impl Output {
+    /// Looks at where a result is to go before any work is done. `inputs` are the files that it is made
+    /// from.
+    ///
+    /// # Errors
+    /// If it is a folder, or one of the inputs, by whatever name.
+    pub(crate) fn new(named: &Path, inputs: &[&Path]) -> anyhow::Result<Output> {
+        let target =
+            Target::of(named).with_context(|| format!("cannot write {}", named.display()))?;
+        if let Target::File(path, _) = &target
+            && let Some(input) = inputs.iter().find(|input| is_same_file(path, input))
+        {
+            bail!(
+                "cannot write {}: it is the input {}; give the output another name",
+                named.display(),
+                input.display()
+            );
+        }
+        Ok(Output { named: named.to_owned(), target })
+    }
+
+    /// True if the result goes to standard output: what else there is to say goes elsewhere.
+    pub(crate) fn is_standard(&self) -> bool {
+        matches!(self.target, Target::Standard)
+    }
+
+    /// As messages call it.
+    pub(crate) fn shown(&self) -> String {
+        if self.is_standard() {
+            "standard output".to_owned()
+        } else {
+            self.named.display().to_string()
+        }
+    }
+
+    /// Writes what `fill` writes, and returns its bytes. A file appears whole or not at all, so that a
+    /// full disk or an interrupt leaves what was there before.
+    pub(crate) fn write(
+        &self,
+        fill: impl FnOnce(&mut dyn Write) -> anyhow::Result<()>,
+    ) -> anyhow::Result<u64> {
+        let write = || match &self.target {
+            Target::Standard => filled(io::stdout().lock(), fill),
+            Target::Stream(path) => filled(File::options().write(true).open(path)?, fill),
+            Target::File(path, permissions) => {
+                let mut file = new_file(folder_of(path))?;
+                let count = filled(&mut file, fill)?;
+                if let Some(permissions) = permissions {
+                    fs::set_permissions(file.path(), permissions.clone())?;
+                }
+                file.persist(path)?;
+                Ok(count)
+            }
+        };
+        write().with_context(|| format!("cannot write {}", self.shown()))
+    }
+}
+
+impl Target {
+    fn of(named: &Path) -> io::Result<Target> {
+        if is_standard(named) {
+            return Ok(Target::Standard);
+        }
+        match fs::metadata(named) {
+            Ok(it) if it.is_dir() => Err(io::Error::other("it is a folder")),
+            Ok(it) if it.is_file() => {
+                Ok(Target::File(fs::canonicalize(named)?, Some(it.permissions())))
+            }
+            Ok(_) => Ok(Target::Stream(named.to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(Target::File(behind_links(named)?, None))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Links that are followed to a file that is not there yet.
+const LINKS_MAX: usize = 40;
+
+/// Where a path leads whose last part may be a link to nothing.
+fn behind_links(named: &Path) -> io::Result<PathBuf> {
+    let mut path = named.to_owned();
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&path) {
+            Ok(next) => path = folder_of(&path).join(next),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::other("too many links"))
+}
+
+/// The folder that a file is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Writes what `fill` writes, and counts it.
+fn filled(
+    inner: impl Write,
+    fill: impl FnOnce(&mut dyn Write) -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
+    let mut counted = Counted { inner: io::BufWriter::new(inner), count: 0 };
+    fill(&mut counted)?;
+    counted.flush()?;
+    Ok(counted.count)
+}
+
+/// A writer that counts its bytes.
+struct Counted<W> {
+    inner: W,
+    count: u64,
+}
+
+impl<W: Write> Write for Counted<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.count += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// True if both names lead to one file that is there.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (fs::metadata(one), fs::metadata(other)) {
+        (Ok(first), Ok(second)) => is_same(&first, &second, one, other),
+        _ => false,
+    }
+}
+
+#[cfg(unix)]
+fn is_same(one: &Metadata, other: &Metadata, _: &Path, _: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn is_same(_: &Metadata, _: &Metadata, one: &Path, other: &Path) -> bool {
+    matches!((fs::canonicalize(one), fs::canonicalize(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// A new file in `folder` that gets a name of its own once it is complete. Others may read it, as
+/// far as the user's mask allows: temporary files are private otherwise.
+fn new_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
+}
