@@ -182,6 +182,11 @@ impl Order {
         self.frees
     }
 
+    /// The host knows that everything is done that used bytes freed up to this one.
+    pub(crate) fn done(&self) -> Stamp {
+        self.done
+    }
+
     /// Lets go of the events: they are recorded anew when they are needed. So a policy that gives
     /// everything back has nothing of the device.
     pub(crate) fn forget_fences(&mut self, device: &mut dyn Device, limbo: &mut Limbo) {

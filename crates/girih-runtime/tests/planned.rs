@@ -23,9 +23,9 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn following_a_reckless_plan_passes_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut || {
+    suite::check_policy(24, &mut |granularity| {
         seed += 1;
-        suite::planned(suite::reckless_plan(seed))
+        suite::planned(suite::reckless_plan(seed), granularity)
     });
 }
 
@@ -33,7 +33,7 @@ fn following_a_reckless_plan_passes_the_suite() {
 fn following_a_plan_without_places_passes_the_suite() {
     let mut plan = suite::reckless_plan(1);
     plan.sequences.clear();
-    suite::check_policy(8, &mut || suite::planned(plan.clone()));
+    suite::check_policy(8, &mut |granularity| suite::planned(plan.clone(), granularity));
 }
 
 #[test]
@@ -41,7 +41,9 @@ fn every_device_call_may_fail_whatever_the_plan() {
     arbtest::arbtest(|u| {
         let seed = u.arbitrary()?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut || suite::planned(suite::reckless_plan(seed)));
+        suite::run_with_faults(&scenario, &mut |granularity| {
+            suite::planned(suite::reckless_plan(seed), granularity)
+        });
         Ok(())
     })
     .size_min(200)
@@ -52,9 +54,9 @@ fn every_device_call_may_fail_whatever_the_plan() {
 #[test]
 fn guests_in_idle_space_pass_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut || {
+    suite::check_policy(24, &mut |granularity| {
         seed += 1;
-        suite::with_guests(seed)
+        suite::with_guests(seed, granularity)
     });
 }
 
@@ -63,7 +65,7 @@ fn every_device_call_may_fail_while_there_are_guests() {
     arbtest::arbtest(|u| {
         let seed = u.arbitrary()?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut || suite::with_guests(seed));
+        suite::run_with_faults(&scenario, &mut |granularity| suite::with_guests(seed, granularity));
         Ok(())
     })
     .size_min(200)
@@ -74,9 +76,9 @@ fn every_device_call_may_fail_while_there_are_guests() {
 #[test]
 fn changing_reckless_plans_in_the_middle_passes_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut || {
+    suite::check_policy(24, &mut |granularity| {
         seed += 1;
-        suite::changing_plans(seed)
+        suite::changing_plans(seed, granularity)
     });
 }
 
@@ -85,7 +87,9 @@ fn every_device_call_may_fail_while_plans_change() {
     arbtest::arbtest(|u| {
         let seed = u.int_in_range(0..=1000)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut || suite::changing_plans(seed));
+        suite::run_with_faults(&scenario, &mut |granularity| {
+            suite::changing_plans(seed, granularity)
+        });
         Ok(())
     })
     .size_min(200)

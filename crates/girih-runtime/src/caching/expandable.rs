@@ -219,7 +219,8 @@ impl Caching {
     /// Bytes of a page of an expandable segment, where holes are not stitched.
     pub(super) fn page(&self, is_small: bool) -> u64 {
         let large = self.config.expandable_page_size.unwrap_or(self.config.large_segment_size);
-        if is_small { SMALL_SEGMENT } else { large }
+        // PyTorch takes no notice of the granularity, which is 2 MiB on every GPU so far.
+        (if is_small { SMALL_SEGMENT } else { large }).next_multiple_of(self.granularity)
     }
 
     /// Reserves addresses for a pool and stream, 9/8 of the device or what the settings say, to be
@@ -328,7 +329,8 @@ impl Caching {
     }
 
     /// Gives back the pages that lie wholly inside a free block. What is left of it on both sides
-    /// stays free. Waits for the stream first.
+    /// stays free. Waits first for those who may still use them; where that cannot be, in a capture, the pages
+    /// stay.
     pub(super) fn unmap_block(
         &mut self,
         env: &mut Env<'_>,
@@ -340,7 +342,9 @@ impl Caching {
         if pages.is_empty() {
             return Ok(());
         }
-        self.synchronize_users(env, id)?;
+        if !self.synchronize_users(env, id)? {
+            return Ok(());
+        }
         let mut handles = Vec::new();
         self.unmap_pages(env, id, pages, &mut handles)?;
         for handle in handles {

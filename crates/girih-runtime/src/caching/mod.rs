@@ -89,6 +89,8 @@ pub struct Caching {
     /// The driver's handles of the streams, by which PyTorch orders them.
     stream_handles: Vec<u64>,
     last_registration: u32,
+    /// Bytes of which pages are multiples: the device's, once it was asked for memory.
+    granularity: u64,
     stats: Stats,
     /// The most bytes that were in use, as far as it is known; see `stitching`.
     most_in_use: u64,
@@ -123,6 +125,7 @@ impl Caching {
             captures: 0,
             stream_handles: Vec::new(),
             last_registration: 0,
+            granularity: 1,
             stats: Stats::default(),
             most_in_use: 0,
             views: Views::default(),

@@ -52,6 +52,7 @@ impl Caching {
         requested: u64,
     ) -> Result<BlockId, AllocError> {
         self.limbo.settle(env.device)?;
+        self.granularity = env.device.granularity();
         if self.config.garbage_collection_threshold > 0.0
             && let Some(limit) = self.limit(env)
         {

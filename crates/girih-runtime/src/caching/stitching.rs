@@ -281,7 +281,9 @@ impl Caching {
         starts: impl Iterator<Item = BlockId>,
     ) -> Option<Growth> {
         let size = search.size;
-        let mut unreserved: Vec<u64> = pages_for(self.most_in_use).collect();
+        let mut unreserved: Vec<u64> = pages_for(self.most_in_use)
+            .filter(|page| page.is_multiple_of(self.granularity))
+            .collect();
         let largest = unreserved.last().copied();
         let may_map = |page: u64, missing: u64, mapped: u64| {
             let is_few = missing <= REQUEST_PAGES_MAX && mapped + missing <= SEGMENT_PAGES_MAX;

@@ -199,23 +199,26 @@ impl Caching {
     }
 
     /// Waits on the host until nobody uses a free block any more, nor, where holes are stitched, the addresses
-    /// of the views over it.
+    /// of the views over it. False if that cannot be now: a graph is being captured.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<bool, DeviceError> {
         let block = self.blocks[id];
-        if self.config.orders_all_streams() && !self.is_capturing() {
-            let part = Part { address: block.address, size: block.size };
-            let latest = block.freed().max(self.latest_use_of_views_over(part));
-            if self.order.synchronize(env.device, &mut self.limbo, latest)? {
-                self.stains.forget(&self.order);
-                return Ok(());
-            }
+        if !self.config.orders_all_streams() {
+            // As PyTorch does.
+            env.device.synchronize_stream(block.home.stream)?;
+            return Ok(true);
         }
-        // As PyTorch does. In a capture nobody can wait for more.
-        env.device.synchronize_stream(block.home.stream)
+        let part = Part { address: block.address, size: block.size };
+        let latest = block.freed().max(self.latest_use_of_views_over(part));
+        if latest > self.order.done() && self.is_capturing() {
+            return Ok(false);
+        }
+        let is_done = self.order.synchronize(env.device, &mut self.limbo, latest)?;
+        self.stains.forget(&self.order);
+        Ok(is_done)
     }
 
     /// Every stain is of bytes that their stream's segment has mapped and that are not in use by it.

@@ -139,6 +139,8 @@ pub(super) struct Harness<S> {
     raw_capture: Option<StreamId>,
     checkpoints: Vec<Checkpoint>,
     streams: Streams,
+    /// The program keeps to what PyTorch's allocator trusts that programs do.
+    is_trusted: bool,
     /// The device call that is to fail, for messages.
     pub(super) fault: Option<u64>,
     /// What is being done, for messages; none at the end, when everything is freed.
@@ -159,12 +161,14 @@ impl<S: Stage> Harness<S> {
             raw_capture: None,
             checkpoints: Vec::new(),
             streams: Streams::default(),
+            is_trusted: false,
             fault: None,
             op: None,
         }
     }
 
     pub(super) fn run(&mut self, scenario: &Scenario) {
+        self.is_trusted = scenario.is_trusted;
         for (index, op) in scenario.ops.iter().enumerate() {
             self.step(index as u64, *op);
             self.check();
@@ -185,7 +189,11 @@ impl<S: Stage> Harness<S> {
             Op::Free { pick } if !self.live.is_empty() => {
                 self.free(usize::from(pick) % self.live.len());
             }
-            Op::RecordStream { pick, stream } if !self.live.is_empty() && !self.captures() => {
+            Op::RecordStream { pick, stream }
+                if !self.live.is_empty()
+                    && !self.captures()
+                    && (self.scopes.is_empty() || !self.is_trusted) =>
+            {
                 let place = usize::from(pick) % self.live.len();
                 let stream = self.streams.now(stream);
                 let block = self.live[place].granted.block;

@@ -14,7 +14,7 @@
 //! use girih_runtime::caching::{Caching, Config};
 //! use girih_runtime::{direct::Direct, suite};
 //!
-//! suite::check_policy(16, &mut || Box::new(Direct::new(Caching::new(Config::default()))));
+//! suite::check_policy(16, &mut |_| Box::new(Direct::new(Caching::new(Config::default()))));
 //! ```
 
 mod balance;
@@ -34,8 +34,8 @@ pub use self::soak::{Soak, Soaked, soak};
 use crate::policy::{AllocError, BlockId, Env, Policy};
 use crate::sim::{Fault, SimDevice};
 
-/// Makes a fresh policy that holds nothing.
-pub type Make<'a> = &'a mut dyn FnMut() -> Box<dyn Policy>;
+/// Makes a fresh policy that holds nothing, for a device of this granularity in bytes.
+pub type Make<'a> = &'a mut dyn FnMut(u64) -> Box<dyn Policy>;
 
 /// Most calls that [`run_with_faults`] lets fail, one at a time.
 const MAX_FAULTS: u64 = 400;
@@ -49,13 +49,12 @@ pub fn check_policy(scenarios: u64, make: Make<'_>) {
     check_on(scenarios, Scenario::of_seed, make);
 }
 
-/// The same for a policy that trusts, as PyTorch's does, that nobody but a block's stream and those that
-/// were recorded use it.
+/// The same for a policy that trusts programs as PyTorch's does ([`Scenario::trusted`]).
 ///
 /// # Panics
 /// On the first rule that is broken, with the operation.
 pub fn check_trusting_policy(scenarios: u64, make: Make<'_>) {
-    check_on(scenarios, |seed| Scenario::of_seed(seed).without_borrows(), make);
+    check_on(scenarios, |seed| Scenario::of_seed(seed).trusted(), make);
 }
 
 fn check_on(scenarios: u64, scenario: impl Fn(u64) -> Scenario, make: Make<'_>) {
@@ -75,7 +74,7 @@ fn check_on(scenarios: u64, scenario: impl Fn(u64) -> Scenario, make: Make<'_>) 
 /// # Panics
 /// On the first rule that is broken, with the operation.
 pub fn run(scenario: &Scenario, make: Make<'_>) {
-    Harness::new(simulated(scenario), make()).run(scenario);
+    Harness::new(simulated(scenario), make(scenario.granularity)).run(scenario);
 }
 
 /// Runs a scenario on another device than the simulated one, and returns it.
@@ -101,10 +100,11 @@ fn simulated(scenario: &Scenario) -> SimDevice {
 /// # Panics
 /// On the first rule that is broken, with the call that failed and the operation.
 pub fn run_with_faults(scenario: &Scenario, make: Make<'_>) {
-    let calls = run_on(scenario, simulated(scenario), make()).calls();
+    let policy = make(scenario.granularity);
+    let calls = run_on(scenario, simulated(scenario), policy).calls();
     let step = calls.div_ceil(MAX_FAULTS).max(1);
     for call in (1..=calls).step_by(step as usize) {
-        run_with_fault(scenario, call, make());
+        run_with_fault(scenario, call, make(scenario.granularity));
     }
 }
 
@@ -125,8 +125,13 @@ pub fn run_with_fault(scenario: &Scenario, call: u64, policy: Box<dyn Policy>) {
 /// # Panics
 /// If the policy gives more than there is, fails otherwise than for memory, or does not recover.
 pub fn recovers_from_exhaustion(make: Make<'_>) {
-    let scenario = Scenario { device_bytes: 64 << 20, granularity: 2 << 20, ops: Vec::new() };
-    let mut harness = Harness::new(simulated(&scenario), make());
+    let scenario = Scenario {
+        device_bytes: 64 << 20,
+        granularity: 2 << 20,
+        is_trusted: true,
+        ops: Vec::new(),
+    };
+    let mut harness = Harness::new(simulated(&scenario), make(scenario.granularity));
     for round in 0..3 {
         let size = 3 << (19 + round);
         let mut given = 0;
@@ -150,8 +155,13 @@ pub fn recovers_from_exhaustion(make: Make<'_>) {
 /// # Panics
 /// If the policy does not refuse with [`AllocError::UnknownBlock`].
 pub fn refuses_what_is_not_in_use(make: Make<'_>) {
-    let scenario = Scenario { device_bytes: 64 << 20, granularity: 2 << 20, ops: Vec::new() };
-    let mut harness = Harness::new(simulated(&scenario), make());
+    let scenario = Scenario {
+        device_bytes: 64 << 20,
+        granularity: 2 << 20,
+        is_trusted: true,
+        ops: Vec::new(),
+    };
+    let mut harness = Harness::new(simulated(&scenario), make(scenario.granularity));
     assert!(harness.alloc(4096, StreamId(0), PoolId::DEFAULT));
     let block = harness.live[0].granted.block;
     harness.free(0);

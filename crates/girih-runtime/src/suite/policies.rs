@@ -18,7 +18,7 @@ use crate::sim::SimDevice;
 /// often.
 pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     let native = || Caching::new(Config::default());
-    let expandable = Config { expandable_segments: true, ..Config::default() };
+    let expandable = Config { expandable_segments: true, own_order: true, ..Config::default() };
     let stitch = Config { stitches: true, view_pages_max: 256, ..expandable.clone() };
     let lake = gmlake::Config {
         fragmentation_limit: SimDevice::GRANULARITY,
@@ -31,8 +31,8 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
         Box::new(Caching::new(stitch)),
         Box::new(Gmlake::new(lake, native())),
         Box::new(Direct::new(native())),
-        changing_plans(seed),
-        auto(),
+        changing_plans(seed, SimDevice::GRANULARITY),
+        auto(SimDevice::GRANULARITY),
     ]
 }
 
@@ -43,15 +43,15 @@ fn expandable() -> Box<dyn Policy> {
 }
 
 /// A policy that follows `plan`, with expandable segments as its fallback.
-pub fn planned(plan: Plan) -> Box<dyn Policy> {
-    Box::new(Planned::new(Arc::new(plan), expandable(), SimDevice::GRANULARITY))
+pub fn planned(plan: Plan, granularity: u64) -> Box<dyn Policy> {
+    Box::new(Planned::new(Arc::new(plan), expandable(), granularity))
 }
 
 /// A policy that begins without a plan and takes up another [`reckless_plan`], and now and then
 /// none, at every step.
-pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
+pub fn changing_plans(seed: u64, granularity: u64) -> Box<dyn Policy> {
     let mut next = seed;
-    let planned = Planned::empty(expandable(), SimDevice::GRANULARITY);
+    let planned = Planned::empty(expandable(), granularity);
     Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, moment| {
         if moment == Moment::Mark {
             next += 1;
@@ -68,13 +68,13 @@ pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
 /// A policy that takes up one plan with its first operation and follows it from then on. The places
 /// are large, so that the arena is soon mapped, and what comes is small, so that much of it is idle:
 /// what has no place becomes a guest.
-pub fn with_guests(seed: u64) -> Box<dyn Policy> {
+pub fn with_guests(seed: u64, granularity: u64) -> Box<dyn Policy> {
     let mut plan = reckless_plan(seed);
     for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
         entry.size_max = 16 << 20;
     }
     let mut plan = Some(Arc::new(plan));
-    let planned = Planned::empty(expandable(), SimDevice::GRANULARITY);
+    let planned = Planned::empty(expandable(), granularity);
     Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, _| {
         // A refusal leaves everything as it was: the next operation tries again.
         if let Some(next) = &plan
@@ -87,8 +87,8 @@ pub fn with_guests(seed: u64) -> Box<dyn Policy> {
 }
 
 /// A policy that learns its plan, at once.
-pub fn auto() -> Box<dyn Policy> {
-    let mut auto = Auto::new(expandable(), SimDevice::GRANULARITY);
+pub fn auto(granularity: u64) -> Box<dyn Policy> {
+    let mut auto = Auto::new(expandable(), granularity);
     auto.set_planning(Planning::AtOnce);
     Box::new(auto)
 }

@@ -93,6 +93,8 @@ pub struct Scenario {
     pub device_bytes: u64,
     /// Bytes of which its handles are multiples.
     pub granularity: u64,
+    /// The program keeps to what PyTorch's allocator trusts that programs do; see [`Scenario::trusted`].
+    pub is_trusted: bool,
     /// The operations.
     pub ops: Vec<Op>,
 }
@@ -113,7 +115,7 @@ impl<'a> Arbitrary<'a> for Scenario {
         while ops.len() < MAX_OPS && !u.is_empty() {
             ops.push(arbitrary_op(u, &weights, streams, pools, largest)?);
         }
-        Ok(Scenario { device_bytes, granularity, ops })
+        Ok(Scenario { device_bytes, granularity, is_trusted: false, ops })
     }
 }
 
@@ -180,10 +182,14 @@ fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
 }
 
 impl Scenario {
-    /// The same for a policy that trusts, as PyTorch's does, that nobody but a block's stream and those that
-    /// were recorded use it: nothing is borrowed.
-    pub fn without_borrows(mut self) -> Scenario {
-        self.ops.retain(|op| !matches!(op, Op::Borrow { .. }));
+    /// The same for a policy that trusts as PyTorch's does: that nobody but a block's stream and those that
+    /// were recorded use it, that streams live for ever, that every capture is told of and no use is recorded
+    /// in a pool's scope, and that the granularity is 2 MiB.
+    pub fn trusted(mut self) -> Scenario {
+        (self.granularity, self.is_trusted) = (2 << 20, true);
+        self.ops.retain(|op| {
+            !matches!(op, Op::Borrow { .. } | Op::DestroyStream(_) | Op::RawCapture(_))
+        });
         self
     }
 

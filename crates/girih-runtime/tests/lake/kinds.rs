@@ -26,6 +26,8 @@ pub(crate) trait Lake: Policy + Sized {
 
     /// True if pages that are new stay when what they were taken for fails afterwards.
     const GROWS_APART: bool;
+    /// A request is served though an optimization for it was refused.
+    const DEGRADES: bool;
 
     /// True if `releasable` bytes go back when `held` are and the program has `given` of them.
     fn may_release(releasable: u64, held: u64, given: u64) -> bool;
@@ -57,6 +59,7 @@ impl Lake for Gmlake {
     }
 
     const GROWS_APART: bool = false;
+    const DEGRADES: bool = false;
 
     fn may_release(releasable: u64, held: u64, given: u64) -> bool {
         releasable == held - given
@@ -95,6 +98,7 @@ impl Lake for Caching {
     }
 
     const GROWS_APART: bool = true;
+    const DEGRADES: bool = true;
 
     /// Parts of pages stay.
     fn may_release(releasable: u64, held: u64, given: u64) -> bool {
