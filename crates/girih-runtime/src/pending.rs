@@ -14,6 +14,9 @@ use girih_trace::StreamId;
 use crate::device::{Address, Device, DeviceError, Handle, StreamEvent};
 use crate::policy::BlockId;
 
+/// The queue of events of the whole device: no stream has this id.
+const ALL: StreamId = StreamId(u16::MAX);
+
 /// Blocks that wait for events, by stream in the order of the events.
 #[derive(Debug, Default)]
 pub(crate) struct PendingFrees {
@@ -55,16 +58,36 @@ impl PendingFrees {
                 }
             }
         }
-        for (&stream, &event) in streams.iter().zip(&self.scratch) {
-            let place = self.queues.binary_search_by_key(&stream, |queue| queue.0);
-            let place = place.unwrap_or_else(|place| {
-                self.queues.insert(place, (stream, VecDeque::new()));
-                place
-            });
-            self.queues[place].1.push_back((event, block));
+        let events = std::mem::take(&mut self.scratch);
+        for (&stream, &event) in streams.iter().zip(&events) {
+            self.push(stream, event, block);
         }
-        self.waiting += streams.len();
+        self.scratch = events;
         Ok(streams.len() as u32)
+    }
+
+    /// Records an event of the whole device for `block`. False while a graph is captured.
+    pub(crate) fn record_fence(
+        &mut self,
+        device: &mut dyn Device,
+        block: BlockId,
+    ) -> Result<bool, DeviceError> {
+        let event = match device.record_fence() {
+            Err(DeviceError::Capturing { .. }) => return Ok(false),
+            event => event?,
+        };
+        self.push(ALL, event, block);
+        Ok(true)
+    }
+
+    fn push(&mut self, stream: StreamId, event: StreamEvent, block: BlockId) {
+        let place = self.queues.binary_search_by_key(&stream, |queue| queue.0);
+        let place = place.unwrap_or_else(|place| {
+            self.queues.insert(place, (stream, VecDeque::new()));
+            place
+        });
+        self.queues[place].1.push_back((event, block));
+        self.waiting += 1;
     }
 
     /// Takes the next event that is done off its queue and returns its block. `cursor` begins at 0

@@ -97,6 +97,22 @@ impl Caching {
         }
     }
 
+    /// Records an event for a block that was freed during a capture. False if one is still under way.
+    fn record_after_capture(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+    ) -> Result<bool, DeviceError> {
+        // The streams may be gone by now: none is named, unlike in PyTorch's allocator.
+        let is_used = self.uses.get(&id).is_some_and(|uses| !uses.is_empty());
+        if is_used && !self.pending.record_fence(env.device, id)? {
+            return Ok(false);
+        }
+        self.forget_uses(id);
+        self.blocks[id].events = u16::from(is_used);
+        Ok(true)
+    }
+
     /// Gives the blocks that were freed during a capture their events. Streams that were recorded
     /// inside the capture need none: the graph is known to be done. A capture that nobody has told of may
     /// still be under way; its blocks stay.
@@ -106,11 +122,10 @@ impl Caching {
             if let Some(uses) = self.uses.get_mut(&id) {
                 uses.retain(|entry| !entry.captured);
             }
-            if self.is_captured(env, id)? {
+            if !self.record_after_capture(env, id)? {
                 staying += 1;
                 continue;
             }
-            self.record_events(env.device, id)?;
             self.deferred.remove(staying);
             if self.blocks[id].events == 0 {
                 self.complete_free(env, id);
