@@ -80,7 +80,8 @@ fn main() -> ExitCode {
             let Err(panic) = done else { continue };
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "?".to_owned());
             // The rule without its numbers.
-            let rule: String = text.chars().filter(|letter| !letter.is_ascii_digit()).take(160).collect();
+            let rule: String =
+                text.chars().filter(|letter| !letter.is_ascii_digit()).take(160).collect();
             let count = broken.entry(format!("{number} {rule}")).or_insert((seed, 0));
             count.1 += 1;
             if count.1 == 1 {

@@ -42,6 +42,7 @@ pub mod rounding;
 mod search;
 mod segments;
 mod stitching;
+mod tie_order;
 mod users;
 mod view;
 mod views;
