@@ -92,9 +92,9 @@ def ipc_both_ways() -> None:
         equal(mine.unique().tolist(), [3.0], "what the other process wrote")
         theirs.fill_(5)
         torch.cuda.synchronize()
+        del theirs  # before the process that it belongs to ends
         queue.put(None)
         equal(answers.get(timeout=120), [5.0], "what the other process sees in the end")
-        del theirs
     finally:
         queue.put(None)
         process.join(timeout=60)
