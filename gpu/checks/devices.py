@@ -25,7 +25,7 @@ def two_devices() -> None:
 
 
 @alone
-def record_stream_of_another_device() -> None:
+def record_stream_across_devices() -> None:
     """A tensor that a stream of another device is recorded on is freed once that one has passed."""
     if torch.cuda.device_count() < 2:
         raise Skip("there is one device")

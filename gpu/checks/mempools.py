@@ -54,7 +54,7 @@ def counting_allocator(folder: Path) -> Path:
 
 
 @alone
-def mem_pool_of_another_allocator() -> None:
+def mem_pool_own_allocator() -> None:
     """MemPool(allocator.allocator()) takes from it inside, not outside, and gives back to it."""
     with tempfile.TemporaryDirectory() as folder:
         path = counting_allocator(Path(folder))

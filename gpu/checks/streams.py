@@ -90,7 +90,7 @@ def churn(turns: int) -> None:
 
 
 @alone
-def external_stream_that_is_destroyed() -> None:
+def external_stream_destroyed() -> None:
     """A stream of a library is used, recorded and destroyed; another one takes its handle."""
     if girih_mode() is None and torch.cuda.memory._snapshot()["allocator_settings"].get(
         "expandable_segments"
