@@ -22,3 +22,27 @@ def two_devices() -> None:
 
     replicas = comm.broadcast(first, [0, 1])
     equal(replicas[1].sum().item(), float(MIB), "the broadcast")
+
+
+@alone
+def record_stream_across_devices() -> None:
+    """A tensor that a stream of another device is recorded on is freed once that one has passed."""
+    if torch.cuda.device_count() < 2:
+        raise Skip("there is one device")
+    second = torch.cuda.Stream(device=1)
+    for value in range(1, 11):
+        tensor = torch.full((40 * MIB,), value, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.synchronize(0)
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(10_000_000)
+        tensor.record_stream(second)
+        del tensor
+        thief = torch.full((40 * MIB,), 100 + value, dtype=torch.uint8, device="cuda:0")
+        equal(thief.unique().tolist(), [100 + value], "the tensor that came after")
+        del thief
+    for device in (0, 1):
+        torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    for device in (0, 1):
+        active = torch.cuda.memory_stats(device)["active_bytes.all.current"]
+        equal(active, 0, f"bytes of device {device} in use when everything is freed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import torch
 
@@ -48,15 +49,50 @@ def out_of_memory_by_degrees() -> None:
     assert abs(counts[0] - counts[1]) <= 1, f"blocks of 512 MiB: {counts}"
 
 
+# PyTorch's own, of all releases since 2.2.
+SENTENCE = re.compile(
+    r"CUDA out of memory\. Tried to allocate [0-9.]+ [KMG]iB\. "
+    r"GPU \d+ has a total capacity of [0-9.]+ GiB of which [0-9.]+ [KMG]iB is free\."
+)
+
+
 @check
+def out_of_memory_sentence() -> None:
+    """The text of OutOfMemoryError begins with PyTorch's own sentence, which programs search."""
+    text = exhaust()
+    assert SENTENCE.match(text), text
+
+
+@check
+def out_of_memory_exabytes() -> None:
+    """A request of 1 EiB and more is OutOfMemoryError too, with PyTorch's text for it."""
+    for size in (1 << 60, (1 << 60) + 1, 1 << 62):
+        text = ""
+        try:
+            torch.empty(size, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+        assert "Tried to allocate more than 1EB memory." in text, f"{size} bytes: {text!r}"
+
+
+@alone
 def out_of_memory_observer() -> None:
-    """Observers hear of it: the device, the request, what is allocated and what is free."""
+    """Observers hear of it, once: the device, what is wanted of it, what it may hold, its rest."""
     heard: list[tuple[int, int, int, int]] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: heard.append(numbers))
-    exhaust()
-    equal(len(heard), 1, "the times that it was called")
-    device, requested, limit, free = heard[0]
-    equal(device, torch.cuda.current_device(), "the device")
-    assert requested >= torch.cuda.get_device_properties(0).total_memory
-    assert limit >= 0
-    assert free >= 0
+    total = torch.cuda.mem_get_info()[1]
+    requested = int(1.5 * torch.cuda.get_device_properties(0).total_memory)
+    for fraction in (1.0, 0.5):
+        torch.cuda.set_per_process_memory_fraction(fraction)
+        ooms = torch.cuda.memory_stats()["num_ooms"]
+        heard.clear()
+        exhaust()
+        equal(torch.cuda.memory_stats()["num_ooms"], ooms + 1, "num_ooms")
+        equal(len(heard), 1, "the times that it was called")
+        device, wanted, limit, free = heard[0]
+        equal(device, torch.cuda.current_device(), "the device")
+        # Segments are rounded up.
+        assert requested - MIB <= wanted <= requested + 32 * MIB, f"{wanted} for {requested}"
+        assert abs(limit - fraction * total) < MIB, f"the limit is {limit} of {total}"
+        assert 0 <= free <= total, f"{free} bytes are free of {total}"
+    torch.cuda.set_per_process_memory_fraction(1.0)

@@ -59,6 +59,50 @@ def ipc_of_a_part() -> None:
     del keep
 
 
+LARGE = 200 * MIB  # floats
+
+
+def _ipc_partner(queue: Any, answers: Any) -> None:
+    """The other process: adds what it was sent to a tensor of its own, and sends that back."""
+    sent = queue.get()
+    own = torch.full((LARGE,), 40.0, device="cuda")
+    own += sent
+    sent.fill_(3)
+    torch.cuda.synchronize()
+    answers.put(own)
+    queue.get()  # lives until the tensor is no longer read
+    answers.put(own.unique().tolist())
+    del sent
+
+
+@alone
+def ipc_both_ways() -> None:
+    """A large tensor goes to a spawned process, and one of that process comes back."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_ipc_partner, args=(queue, answers))
+    process.start()
+    try:
+        mine = torch.full((LARGE,), 2.0, device="cuda")
+        queue.put(mine)
+        theirs = answers.get(timeout=120)
+        equal(theirs.unique().tolist(), [42.0], "what the other process sent")
+        equal(mine.unique().tolist(), [3.0], "what the other process wrote")
+        theirs.fill_(5)
+        torch.cuda.synchronize()
+        del theirs  # before the process that it belongs to ends
+        queue.put(None)
+        equal(answers.get(timeout=120), [5.0], "what the other process sees in the end")
+    finally:
+        queue.put(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+    equal(process.exitcode, 0, "the exit status of the other process")
+
+
 @alone
 def fork_and_workers() -> None:
     """A DataLoader forks workers before and after CUDA has started."""

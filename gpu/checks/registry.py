@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -37,6 +38,15 @@ def alone(function: Check) -> Check:
 def blank(mebibytes: float, device: str | int = "cuda") -> torch.Tensor:
     """A tensor of that many MiB, not written to."""
     return torch.empty(int(mebibytes * MIB), dtype=torch.uint8, device=device)
+
+
+def girih_mode() -> str | None:
+    """The mode in which Girih serves device 0; None under torch's own allocator."""
+    if "girih" not in sys.modules:
+        return None
+    import girih
+
+    return girih.stats(0)["mode"] if girih.is_enabled() else None
 
 
 def equal(found: object, expected: object, what: str) -> None:

@@ -53,3 +53,43 @@ def memory_history() -> None:
     assert abs(alloc["time_us"] / 1e6 - time.time()) < 600, f"time_us is {alloc['time_us']}"
     assert "segments" in snapshot
     assert "allocator_settings" in snapshot
+
+
+def born() -> torch.Tensor:
+    """A place in a call stack: the tensor's birth."""
+    return blank(9)
+
+
+def dies(held: list[torch.Tensor]) -> int:
+    """A place in a call stack: the tensor's death. Gives where it was."""
+    address = held[0].data_ptr()
+    held.clear()
+    return address
+
+
+def frames_of(context: str) -> dict[str, set[str]]:
+    """The functions in the call stack of each event of a tensor that is made and freed."""
+    torch.cuda.memory._record_memory_history(context=context, stacks="python")
+    try:
+        address = dies([born()])
+        traces = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return {
+        event["action"]: {frame["name"] for frame in event.get("frames", ())}
+        for event in traces
+        if event["addr"] == address and not event["action"].startswith("segment")
+    }
+
+
+@check
+def memory_history_of_frees() -> None:
+    """The history has the stack of each free; with context="alloc" that of the allocation."""
+    stacks = frames_of("all")
+    assert "born" in stacks["alloc"], stacks
+    for action in ("free_requested", "free_completed"):
+        assert "dies" in stacks[action], f"{action}: {stacks[action]}"
+        assert "born" not in stacks[action], f"{action}: {stacks[action]}"
+    stacks = frames_of("alloc")
+    for action in ("alloc", "free_requested", "free_completed"):
+        assert "born" in stacks[action], f"{action}: {stacks[action]}"
