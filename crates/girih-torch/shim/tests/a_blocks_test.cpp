@@ -258,6 +258,16 @@ TEST("a stream is recorded on our blocks and ignored on those of others") {
       reinterpret_cast<cudaStream_t>(uintptr_t{0x90}), 0);
   get()->recordStream(block, stream);
   EXPECT_EQ(fake::heap().recorded_streams.back(), uint64_t{0x90});
+  EXPECT_EQ(fake::heap().recorded_devices.back(), 0);
+  // Nobody knows when it is destroyed: the heap is told that it is there now.
+  EXPECT_EQ(fake::heap().seen_streams.back(), uint64_t{0x90});
+  get()->recordStream(block, c10::cuda::getStreamFromExternal(
+      reinterpret_cast<cudaStream_t>(uintptr_t{0xa0}), 1));
+  EXPECT_EQ(fake::heap().recorded_devices.back(), 1);
+  const size_t seen = fake::heap().seen_streams.size();
+  get()->recordStream(block, c10::cuda::getDefaultCUDAStream(1));
+  EXPECT_EQ(fake::heap().recorded_devices.back(), 1);
+  EXPECT_EQ(fake::heap().seen_streams.size(), seen);
   const size_t recorded = fake::heap().recorded_streams.size();
   int foreign = 0;
   get()->recordStream(c10::DataPtr(&foreign, cuda(0)), stream);

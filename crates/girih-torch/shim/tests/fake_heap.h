@@ -33,6 +33,9 @@ struct Heap {
   // What was asked, newest last.
   std::vector<Request> requests;
   std::vector<uint64_t> recorded_streams;
+  // Of each of those, the device.
+  std::vector<int32_t> recorded_devices;
+  std::vector<uint64_t> seen_streams;
   std::vector<std::string> pool_calls;
   std::vector<std::string> peer_calls;
   // The allocator of the pool that was given one last: requests of the pool take from it.
