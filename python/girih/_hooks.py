@@ -52,8 +52,7 @@ class _Optimizers:
         if self._is_compiling():
             return
         identity = id(optimizer)
-        if identity not in self._known:
-            self._meet(optimizer, identity)
+        self._meet(optimizer)
         # `args` begins with the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self._watch.steps.optimizer_begins(identity, has_closure=closure is not None)
@@ -63,11 +62,22 @@ class _Optimizers:
             self._ended = id(optimizer)
             self._watch.steps.optimizer_ends(id(optimizer))
 
-    def _meet(self, optimizer: Any, identity: int) -> None:
+    def _meet(self, optimizer: Any) -> bool:
+        """Whether it is known, be it from now on: then it will be forgotten when it dies.
+
+        Its `id` may come again, so nothing is noted of one whose death nobody tells.
+        """
+        identity = id(optimizer)
+        if identity in self._known:
+            return True
+        try:
+            weakref.finalize(optimizer, self._forget, identity).atexit = False
+        except TypeError:
+            return False
         self._known.add(identity)
-        weakref.finalize(optimizer, self._forget, identity).atexit = False
-        parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        parameters = sum(len(group["params"]) for group in getattr(optimizer, "param_groups", ()))
         self.parameters_max = max(self.parameters_max, parameters)
+        return True
 
     def _forget(self, identity: int) -> None:
         self._known.discard(identity)
@@ -76,16 +86,17 @@ class _Optimizers:
     def _watch_scaler(self, torch: Any) -> None:
         """A step that `GradScaler` skips, for gradients that overflowed, ends an iteration too."""
         scaler = getattr(getattr(torch.amp, "grad_scaler", None), "GradScaler", None)
-        stepping: list[int] = []
+        stepping: list[int | None] = []
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-            stepping.append(id(optimizer))
+            # The scaler may skip the first step of it that is seen.
+            stepping.append(id(optimizer) if self._meet(optimizer) else None)
             self._ended = None
 
         def after() -> None:
             identity = stepping.pop()
-            if self._ended != identity:
+            if identity is not None and identity != self._ended:
                 self._watch.steps.optimizer_ends(identity)
 
         if scaler is not None:

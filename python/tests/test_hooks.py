@@ -97,6 +97,28 @@ def test_an_optimizer_that_dies_is_forgotten(hooked, watch):
     assert watch.steps._anchor is None
 
 
+def test_an_optimizer_whose_every_step_the_scaler_skipped_is_forgotten_too(hooked, watch):
+    anchor, scaler = hooked.Optimizer(), hooked.amp.grad_scaler.GradScaler()
+    anchor.step()
+    scaler.overflows = True
+    for _ in range(3):
+        scaler.step(hooked.Optimizer())
+    assert watch.steps._anchor_steps_since == {}
+
+
+def test_what_steps_for_an_optimizer_and_cannot_be_watched_ends_no_iteration(hooked, marks):
+    class Slotted:
+        """A wrapper to which no weak reference can be had."""
+
+        __slots__ = ()
+
+        def step(self):
+            pass
+
+    hooked.amp.grad_scaler.GradScaler().step(Slotted())
+    assert marks == []
+
+
 def test_a_mark_that_is_refused_warns_once_and_training_goes_on(torch):
     def refuse(kind, name):
         raise RuntimeError("the driver is gone")
