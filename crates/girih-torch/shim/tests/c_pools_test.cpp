@@ -4,8 +4,11 @@
 #include "own_allocator.h"
 #include "testing.h"
 
+#include <functional>
+#include <future>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 #include <unordered_set>
 
 using girih::MempoolId_t;
@@ -21,6 +24,13 @@ bool everything(cudaStream_t) {
 uint64_t pool_of(uint64_t stream) {
   get()->raw_delete(get()->raw_alloc_with_stream(1, girih::to_stream(stream)));
   return fake::heap().requests.back().pool.second;
+}
+
+// As use_mem_pool has it: all streams of this thread.
+std::function<bool(cudaStream_t)> of_this_thread() {
+  return [thread = std::this_thread::get_id()](cudaStream_t) {
+    return thread == std::this_thread::get_id();
+  };
 }
 
 #if GIRIH_TORCH_FROM(2, 8)
@@ -72,6 +82,34 @@ TEST("a scope of one device takes nothing of another") {
   calls();
 }
 
+TEST("of two threads in one pool, each closes the scope that it opened") {
+  std::promise<void> begun;
+  std::promise<void> first_has_ended;
+  get()->beginAllocateToPool(0, {0, 1}, of_this_thread());
+  auto second = std::async(std::launch::async, [&] {
+    get()->beginAllocateToPool(0, {0, 1}, of_this_thread());
+    begun.set_value();
+    first_has_ended.get_future().wait();
+    const uint64_t pool = pool_of(0);
+    get()->endAllocateToPool(0, {0, 1});
+    return pool;
+  });
+  begun.get_future().wait();
+  get()->endAllocateToPool(0, {0, 1});
+  const uint64_t pool_of_first = pool_of(0);
+  first_has_ended.set_value();
+  EXPECT_EQ(second.get(), uint64_t{1});
+  EXPECT_EQ(pool_of_first, uint64_t{0});
+  calls();
+}
+
+TEST("a scope may be closed by another thread than the one that opened it") {
+  get()->beginAllocateToPool(0, {0, 1}, everything);
+  std::async(std::launch::async, [] { get()->endAllocateToPool(0, {0, 1}); }).get();
+  EXPECT_EQ(pool_of(0), uint64_t{0});
+  calls();
+}
+
 TEST("a scope that is not open cannot be closed") {
   EXPECT_THROWS(c10::Error, "no scope of the pool (0, 9)", get()->endAllocateToPool(0, {0, 9}));
   EXPECT_EQ(calls(), std::string(""));
@@ -87,6 +125,35 @@ TEST("a marked capture is a scope of its own, and the pool has as many users aft
       calls(),
       std::string("begin 0.1, begin 0.1 captures, end 0.1 captures, release 0.1, end 0.1"));
   EXPECT_THROWS(c10::Error, "no pool is open", get()->markCaptureBegin(0));
+}
+
+TEST("captures of two threads are marked in the pools of their own, whichever ends first") {
+  std::promise<void> begun;
+  std::promise<void> first_has_ended;
+  get()->beginAllocateToPool(0, {0, 1}, of_this_thread());
+  auto second = std::async(std::launch::async, [&] {
+    get()->beginAllocateToPool(0, {0, 2}, of_this_thread());
+    get()->markCaptureBegin(0);
+    begun.set_value();
+    first_has_ended.get_future().wait();
+    const uint64_t pool = pool_of(0);
+    get()->markCaptureEnd(0);
+    get()->endAllocateToPool(0, {0, 2});
+    return pool;
+  });
+  begun.get_future().wait();
+  get()->markCaptureBegin(0);
+  const uint64_t pool_of_first = pool_of(0);
+  const std::string begins = calls();
+  get()->markCaptureEnd(0);
+  get()->endAllocateToPool(0, {0, 1});
+  const std::string first_ends = calls();
+  first_has_ended.set_value();
+  EXPECT_EQ(second.get(), uint64_t{2});
+  EXPECT_EQ(pool_of_first, uint64_t{1});
+  EXPECT_EQ(begins, std::string("begin 0.1, begin 0.2, begin 0.2 captures, begin 0.1 captures"));
+  EXPECT_EQ(first_ends, std::string("end 0.1 captures, release 0.1, end 0.1"));
+  EXPECT_EQ(calls(), std::string("end 0.2 captures, release 0.2, end 0.2"));
 }
 
 TEST("an address that was asked for is refused with the reason") {
