@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <future>
+#include <malloc.h>
 #include <stdexcept>
 #include <thread>
 
@@ -374,6 +375,18 @@ TEST("memory of another process is opened once, and closed after its last user")
   EXPECT_EQ(fake::heap().ipc_closed, 1);
   EXPECT(get()->getIpcDevPtr(shared.handle) != nullptr);
   EXPECT_EQ(fake::heap().ipc_opened, 3);
+}
+
+TEST("memory of another process that was closed leaves nothing behind") {
+  const auto open_and_close = [](int from, int to) {
+    for (int i = from; i < to; ++i) {
+      get()->getIpcDevPtr(std::string(64, 'h') + std::to_string(i)).reset();
+    }
+  };
+  open_and_close(0, 100);
+  const size_t before = mallinfo2().uordblks;
+  open_and_close(100, 20000);
+  EXPECT(mallinfo2().uordblks < before + size_t{64} * 1024);
 }
 
 TEST("four threads allocate and free at once") {
