@@ -1,6 +1,7 @@
 // Memory history, trackers, snapshots.
 #include "../compat.h"
 #include "fake_heap.h"
+#include "program.h"
 #include "testing.h"
 
 #include <c10/cuda/CUDAGuard.h>
@@ -13,6 +14,7 @@ using girih::RecordContext;
 using girih::SnapshotInfo;
 using girih::TraceEntry;
 using girih::torch_cuda::get;
+using testing::empty_cache;
 
 namespace {
 
@@ -35,32 +37,7 @@ int frame(const std::shared_ptr<girih::GatheredContext>& context) {
 void record(RecordContext when, size_t max_entries, std::vector<std::string> skipped = {}) {
   const bool with_frames = when != RecordContext::NEVER;
   g_frames = 0;
-#if GIRIH_TORCH_FROM(2, 11)
-  get()->recordHistory(true, with_frames ? &next_frame : nullptr, max_entries, when, true, skipped);
-#elif GIRIH_TORCH_FROM(2, 8)
-  get()->recordHistory(true, with_frames ? &next_frame : nullptr, max_entries, when, true);
-#else
-  get()->recordHistory(true, with_frames ? &next_frame : nullptr, max_entries, when);
-#endif
-  (void)skipped;
-}
-
-void stop() {
-#if GIRIH_TORCH_FROM(2, 11)
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER, false, {});
-#elif GIRIH_TORCH_FROM(2, 8)
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER, false);
-#else
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER);
-#endif
-}
-
-void empty_cache() {
-#if GIRIH_TORCH_FROM(2, 8)
-  get()->emptyCache({0, 0});
-#else
-  get()->emptyCache();
-#endif
+  testing::record_history(with_frames ? &next_frame : nullptr, max_entries, when, skipped);
 }
 
 // The entries of device 0 up to now, as "action:bytes:frame".
@@ -93,7 +70,7 @@ TEST("a free without a stack of its own is told with that of the allocation") {
       trace(),
       std::string("segment_alloc:2097152:1 alloc:700:1 free_requested:700:1 free_completed:700:1 "
                   "segment_free:2097152:1"));
-  stop();
+  testing::stop_history();
 }
 
 TEST("with all stacks a free has its own") {
@@ -103,7 +80,7 @@ TEST("with all stacks a free has its own") {
       trace(),
       std::string("segment_alloc:2097152:1 alloc:700:1 free_requested:700:2 free_completed:700:2 "
                   "segment_free:2097152:2"));
-  stop();
+  testing::stop_history();
 }
 
 TEST("state alone keeps stacks for blocks and for no entry") {
@@ -124,7 +101,7 @@ TEST("state alone keeps stacks for blocks and for no entry") {
   EXPECT_EQ(frame(get()->getContextForPointer(block.get())), 1);
   EXPECT(get()->getContextForPointer(&snapshot) == nullptr);
 #endif
-  stop();
+  testing::stop_history();
 }
 
 TEST("a freed block has its stack in the history, and nowhere if only the state is kept") {
@@ -150,7 +127,7 @@ TEST("a freed block has its stack in the history, and nowhere if only the state 
     const bool is_state = when == RecordContext::STATE;
     const bool is_all = when == RecordContext::ALL;
     EXPECT_EQ(stacks, std::string(is_state ? "0000" : is_all ? "1122" : "1111"));
-    stop();
+    testing::stop_history();
   }
   empty_cache();
   fake::heap().caches = false;
@@ -165,13 +142,13 @@ TEST("a segment that one block fills has the stack of its taking") {
         return info.address == reinterpret_cast<uintptr_t>(block.get());
       });
   EXPECT_EQ(frame(segment->context_when_allocated), 1);
-  stop();
+  testing::stop_history();
 }
 
 TEST("after history has stopped, listening goes on until the last known stack is gone") {
   record(RecordContext::STATE, 100);
   c10::DataPtr block = get()->allocate(700);
-  stop();
+  testing::stop_history();
   EXPECT(!get()->isHistoryEnabled());
   EXPECT(fake::heap().listening);
   block.clear();
@@ -185,7 +162,7 @@ TEST("of many entries the newest are kept, in order") {
   EXPECT_EQ(
       trace(), std::string("free_requested:2:0 free_completed:2:0 segment_free:2097152:0"));
   record(RecordContext::NEVER, 3);
-  stop();
+  testing::stop_history();
 }
 
 TEST("running out of memory is an entry, and so is the snapshot before") {
@@ -199,7 +176,7 @@ TEST("running out of memory is an entry, and so is the snapshot before") {
   }
   const std::string snapshot = "snapshot:" + std::to_string(active) + ":0";
   EXPECT_EQ(trace(), snapshot + " oom:64:0 " + snapshot);
-  stop();
+  testing::stop_history();
 }
 
 TEST("times are microseconds since 1970 and do not fall") {
@@ -214,7 +191,7 @@ TEST("times are microseconds since 1970 and do not fall") {
     EXPECT(std::abs(entry.time_.t_ - now) < 60'000'000);
     last = entry.time_.t_;
   }
-  stop();
+  testing::stop_history();
 }
 
 TEST("every device has a trace of its own") {
@@ -225,7 +202,7 @@ TEST("every device has a trace of its own") {
   EXPECT_EQ(traces.size(), size_t{2});
   EXPECT_EQ(traces[0].size(), size_t{0});
   EXPECT_EQ(traces[1].size(), size_t{5});
-  stop();
+  testing::stop_history();
 }
 
 #if GIRIH_TORCH_FROM(2, 8)
@@ -243,7 +220,7 @@ TEST("entries carry the innermost compile context") {
   const auto entries = get()->snapshot().device_traces.at(0);
   EXPECT_EQ(entries.front().compile_context_, inner);
   EXPECT_EQ(entries.back().compile_context_, std::string("N/A"));
-  stop();
+  testing::stop_history();
 }
 #endif
 
@@ -255,7 +232,7 @@ TEST("entries carry the user's metadata") {
   get()->allocate(1);
   get()->setUserMetadata("");
   EXPECT_EQ(get()->snapshot().device_traces.at(0).front().user_metadata_, std::string("layer 3"));
-  stop();
+  testing::stop_history();
 }
 
 TEST("expandable segments are summed by stream and size class") {
@@ -274,7 +251,7 @@ TEST("actions that are skipped are not kept") {
   record(RecordContext::NEVER, 100, {"segment_alloc", "segment_free", "free_requested"});
   get()->allocate(7);
   EXPECT_EQ(trace(), std::string("alloc:7:0 free_completed:7:0"));
-  stop();
+  testing::stop_history();
 }
 
 TEST("a snapshot without traces has none") {
@@ -291,7 +268,7 @@ TEST("a note on a live block is an entry with its size") {
   EXPECT(entry.action_ == TraceEntry::ANNOTATE);
   EXPECT_EQ(entry.size_, size_t{700});
   EXPECT_EQ(entry.user_metadata_, std::string("weights"));
-  stop();
+  testing::stop_history();
 }
 #endif
 
@@ -302,7 +279,7 @@ TEST("annotations are kept while history is, and not otherwise") {
   const auto annotations = get()->snapshot().external_annotations;
   EXPECT_EQ(annotations.size(), size_t{1});
   EXPECT_EQ(annotations[0].metadata_.at("stage"), std::string("START"));
-  stop();
+  testing::stop_history();
 }
 
 TEST("a snapshot tells of segments and of the blocks that tile them") {

@@ -3,23 +3,13 @@
 #include "fake_heap.h"
 #include "testing.h"
 
-#include <algorithm>
 #include <cstdlib>
-#include <exception>
 
 int main() {
   // Registered before the shim is installed, so it runs after the shim's own handler: what is freed
   // from here on was let through by the shim.
   std::atexit(&fake::forbid_frees);
-  int failed = 0;
-  for (const testing::Test& test : testing::tests()) {
-    try {
-      test.body();
-    } catch (const std::exception& error) {
-      ++failed;
-      std::fprintf(stderr, "FAILED: %s\n  %s\n", test.sentence.c_str(), error.what());
-    }
-  }
+  const int failed = testing::run_all();
   std::printf("%zu tests, %d failed\n", testing::tests().size(), failed);
   return failed == 0 ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #define GIRIH_SHIM_TESTS_TESTING_H
 
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <sstream>
 #include <stdexcept>
@@ -29,6 +30,20 @@ struct Registration {
 
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
+}
+
+// Runs all tests. Returns how many failed, which standard error names.
+inline int run_all() {
+  int failed = 0;
+  for (const Test& test : tests()) {
+    try {
+      test.body();
+    } catch (const std::exception& error) {
+      ++failed;
+      std::fprintf(stderr, "FAILED: %s\n  %s\n", test.sentence.c_str(), error.what());
+    }
+  }
+  return failed;
 }
 
 } // namespace testing

@@ -30,7 +30,7 @@ TEST("a block's life is told with its address, its bytes and the stacks of its e
   const uint64_t address = number(block.get());
   block.clear();
   const auto entries = entries_of(address);
-  stop();
+  testing::stop_history();
   const auto begin = std::find_if(entries.begin(), entries.end(), [](const TraceEntry& entry) {
     return entry.action_ == TraceEntry::ALLOC;
   });
@@ -62,7 +62,7 @@ TEST("memory that the device gives and takes is told of, to the byte") {
     came += action == TraceEntry::SEGMENT_ALLOC || action == TraceEntry::SEGMENT_MAP ? size : 0;
     went += action == TraceEntry::SEGMENT_FREE || action == TraceEntry::SEGMENT_UNMAP ? size : 0;
   }
-  stop();
+  testing::stop_history();
   EXPECT_EQ(came, held - before);
   EXPECT_EQ(went, held - reserved());
 }
@@ -96,14 +96,14 @@ TEST("a snapshot tells where every live block lies, and who asked for it") {
     EXPECT(get()->getContextForPointer(block->get()) == found->context_when_allocated);
 #endif
   }
-  stop();
+  testing::stop_history();
 }
 
 TEST("running out of memory is an entry with what the device had free") {
   record(RecordContext::NEVER);
   EXPECT_THROWS(c10::OutOfMemoryError, "CUDA out of memory", get()->allocate(2 * kCapacity));
   const auto trace = get()->snapshot().device_traces.at(0);
-  stop();
+  testing::stop_history();
   EXPECT_EQ(count(trace, TraceEntry::OOM), size_t{1});
   const auto oom = std::find_if(trace.begin(), trace.end(), [](const TraceEntry& entry) {
     return entry.action_ == TraceEntry::OOM;
@@ -114,7 +114,7 @@ TEST("running out of memory is an entry with what the device had free") {
 
 TEST("nothing is told once history has stopped") {
   record(RecordContext::ALLOC);
-  stop();
+  testing::stop_history();
   get()->allocate(kMiB);
   EXPECT(get()->snapshot().device_traces.at(0).empty());
 }
@@ -142,7 +142,7 @@ TEST("a note on a live block is an entry with its size") {
   const c10::DataPtr block = get()->allocate(3 * kMiB);
   get()->annotateMemory(block.get(), "weights");
   const TraceEntry entry = entries_of(number(block.get())).back();
-  stop();
+  testing::stop_history();
   EXPECT(entry.action_ == TraceEntry::ANNOTATE);
   EXPECT_EQ(entry.size_, 3 * kMiB);
 }

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <exception>
 
 namespace c10::cuda::_internal {
 // libtorch_cuda tells libc10_cuda which devices have been used. It is not here, so the test does. No
@@ -29,23 +28,7 @@ std::string& mode() {
 }
 
 void record(RecordContext when, size_t max_entries) {
-#if GIRIH_TORCH_FROM(2, 11)
-  get()->recordHistory(true, &next_frame, max_entries, when, true, {});
-#elif GIRIH_TORCH_FROM(2, 8)
-  get()->recordHistory(true, &next_frame, max_entries, when, true);
-#else
-  get()->recordHistory(true, &next_frame, max_entries, when);
-#endif
-}
-
-void stop() {
-#if GIRIH_TORCH_FROM(2, 11)
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER, false, {});
-#elif GIRIH_TORCH_FROM(2, 8)
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER, false);
-#else
-  get()->recordHistory(false, nullptr, 1, RecordContext::NEVER);
-#endif
+  testing::record_history(&next_frame, max_entries, when);
 }
 
 std::vector<TraceEntry> entries_of(uint64_t address) {
@@ -84,15 +67,7 @@ extern "C" int girih_run_tests(const char* mode) {
   heaps::mode() = mode;
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   heaps::get()->init(2);
-  int failed = 0;
-  for (const testing::Test& test : testing::tests()) {
-    try {
-      test.body();
-    } catch (const std::exception& error) {
-      ++failed;
-      std::fprintf(stderr, "FAILED: %s\n  %s\n", test.sentence.c_str(), error.what());
-    }
-  }
+  const int failed = testing::run_all();
   std::printf("heaps in mode %s: %zu tests, %d failed\n", mode, testing::tests().size(), failed);
   std::fflush(stdout);
   return failed;

@@ -4,6 +4,7 @@
 #define GIRIH_SHIM_TESTS_HEAPS_SUPPORT_H
 
 #include "../../compat.h"
+#include "../program.h"
 #include "../testing.h"
 
 #include <c10/core/Device.h>
@@ -22,6 +23,7 @@ using girih::SegmentInfo;
 using girih::SnapshotInfo;
 using girih::TraceEntry;
 using girih::torch_cuda::get;
+using testing::empty_cache;
 
 inline constexpr size_t kMiB = size_t{1} << 20;
 inline constexpr size_t kCapacity = size_t{1} << 30;
@@ -46,14 +48,6 @@ inline int64_t active(int device = 0) {
 }
 inline int64_t reserved(int device = 0) {
   return get()->getDeviceStats(static_cast<c10::DeviceIndex>(device)).reserved_bytes[0].current;
-}
-
-inline void empty_cache() {
-#if GIRIH_TORCH_FROM(2, 8)
-  get()->emptyCache({0, 0});
-#else
-  get()->emptyCache();
-#endif
 }
 
 inline void create_pool(MempoolId_t pool) {
@@ -86,9 +80,8 @@ struct Frame : girih::GatheredContext {
   int number;
 };
 
-// Starts the history of all entries, whose contexts are Frames; or stops it.
+// Starts the history of all entries, whose contexts are Frames.
 void record(RecordContext when, size_t max_entries = 10000);
-void stop();
 
 // The number of a context, or 0 if there is none.
 inline int frame(const std::shared_ptr<girih::GatheredContext>& context) {

@@ -92,7 +92,7 @@ TEST("threads allocate, free, look and keep history at once, and share no byte")
   std::thread keeps(guarded([&] {
     while (!is_done) {
       record(RecordContext::ALL, 100);
-      stop();
+      testing::stop_history();
       empty_cache();
     }
   }));

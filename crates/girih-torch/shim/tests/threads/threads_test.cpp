@@ -2,6 +2,7 @@
 // thread sanitizer to watch. A program of its own: what the other tests attach is theirs alone.
 #include "../../compat.h"
 #include "../fake_heap.h"
+#include "../program.h"
 #include "../testing.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -46,26 +47,6 @@ std::shared_ptr<girih::GatheredContext> new_frame() {
 long g_tracked[kDevices];
 std::atomic<int> g_observed{0};
 
-void record(bool enabled, RecordContext when, size_t max_entries) {
-  const bool has_frames = enabled && when != RecordContext::NEVER;
-  const auto recorder = has_frames ? &new_frame : nullptr;
-#if GIRIH_TORCH_FROM(2, 11)
-  get()->recordHistory(enabled, recorder, max_entries, when, true, {});
-#elif GIRIH_TORCH_FROM(2, 8)
-  get()->recordHistory(enabled, recorder, max_entries, when, true);
-#else
-  get()->recordHistory(enabled, recorder, max_entries, when);
-#endif
-}
-
-void empty_cache() {
-#if GIRIH_TORCH_FROM(2, 8)
-  get()->emptyCache({0, 0});
-#else
-  get()->emptyCache();
-#endif
-}
-
 // ---- what a thread does, over and over ----
 
 void allocate_and_free(int round) {
@@ -108,7 +89,7 @@ void look(int round) {
   get()->checkPoolLiveAllocations(device, {0, 3}, {});
   size_t largest = 0;
   get()->cacheInfo(device, &largest);
-  empty_cache();
+  testing::empty_cache();
   get()->resetPeakStats(device);
 #if GIRIH_TORCH_FROM(2, 10)
   get()->getExpandableSegmentSizes(device);
@@ -122,7 +103,9 @@ void look(int round) {
 void keep_history(int round) {
   static const RecordContext levels[] = {
       RecordContext::NEVER, RecordContext::STATE, RecordContext::ALLOC, RecordContext::ALL};
-  record(true, levels[round % 4], static_cast<size_t>(1 + round % 50));
+  const RecordContext when = levels[round % 4];
+  const auto recorder = when == RecordContext::NEVER ? nullptr : &new_frame;
+  testing::record_history(recorder, static_cast<size_t>(1 + round % 50), when);
   get()->recordAnnotation({{"name", "step"}});
 #if GIRIH_TORCH_FROM(2, 8)
   std::string context = "compiled";
@@ -140,7 +123,7 @@ void keep_history(int round) {
 #if GIRIH_TORCH_FROM(2, 8)
   get()->popCompileContext();
 #endif
-  record(false, RecordContext::NEVER, 1);
+  testing::stop_history();
 }
 
 void attach(int round) {
