@@ -264,16 +264,17 @@ impl Comparison {
     }
 }
 
-/// What a cause of waste means.
+/// What a cause of waste means, in as few letters as leave room for a column of each allocator.
+/// docs/simulation.md has it at length.
 fn explain(cause: &str) -> &str {
     match cause {
-        "pending_free" => "freed, another stream may still use it",
-        "rounding" => "rounding of requests",
-        "remainder" => "remainders kept inside blocks",
-        "other_pool" => "free in the other pool",
-        "other_stream" => "free for another stream",
-        "split_pinned" => "free, pinned by a live block",
-        "page_granularity" => "free, in pages partly used",
+        "pending_free" => "freed, waiting",
+        "rounding" => "rounding",
+        "remainder" => "block remainders",
+        "other_pool" => "in the other pool",
+        "other_stream" => "of another stream",
+        "split_pinned" => "pinned by a block",
+        "page_granularity" => "partly used pages",
         "cached_whole" => "free and whole",
         "plan_idle" => "idle in the plan",
         other => other,

@@ -14,3 +14,4 @@ mod plan;
 mod refusals;
 mod replay;
 mod stats;
+mod tables;
