@@ -29,8 +29,8 @@ const GRANULARITY_DEFAULT: u64 = 2 << 20;
 pub struct Properties {
     /// Its name, as `nvidia-smi` shows it.
     pub name: String,
-    /// The number that this GPU has in every process; nothing if the driver does not say. The parts
-    /// of a partitioned GPU (MIG) share one.
+    /// The number that this GPU has in every process; nothing if the driver does not say. Each part
+    /// of a partitioned GPU (MIG) has its own, but with drivers before CUDA 11.4, where they share one.
     pub uuid: Option<[u8; 16]>,
     /// Bytes of memory.
     pub total: u64,

@@ -6,9 +6,9 @@
 //!                                    (CUDA_VISIBLE_DEVICES) have the same key and the same DEVICE
 //! ```
 //!
-//! DEVICE is the number that the process knows the device by, GPU its UUID. A run on a GPU that has
-//! no plan of its own begins with the latest of another GPU: a scheduler gives the same program
-//! another one each time. What it keeps is its own.
+//! DEVICE is the number that the process knows the device by, GPU its UUID, of a MIG slice that of the
+//! slice. A run on a GPU that has no plan of its own begins with the latest of another GPU: a scheduler
+//! gives the same program another one each time. What it keeps is its own.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

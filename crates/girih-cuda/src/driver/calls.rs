@@ -142,9 +142,13 @@ impl Driver {
             .map(|bytes| bytes as u64)
     }
 
-    /// The number that the GPU has in every process, on every machine.
+    /// The number that the GPU, or the part of a partitioned one (MIG), has in every process, on every
+    /// machine. Drivers before CUDA 11.4 have one for all parts.
     pub(crate) fn device_uuid(&self, device: CuDevice) -> Result<[u8; 16], Failure> {
-        give!("cuDeviceGetUuid", [0; 16], |out| (self.table.device_uuid)(out, device))
+        let of_part = self.table.device_uuid_of_part;
+        give!("cuDeviceGetUuid", [0; 16], |out| (of_part.unwrap_or(self.table.device_uuid))(
+            out, device
+        ))
     }
 
     pub(crate) fn attribute(&self, device: CuDevice, which: CuAttribute) -> Result<i32, Failure> {

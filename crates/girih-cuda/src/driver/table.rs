@@ -113,5 +113,7 @@ table! {
         context_record_event = "cuCtxRecordEvent" (CuContext, CuEvent);
         // Since CUDA 12.0.
         stream_id = "cuStreamGetId" (CuStream, *mut u64);
+        // Since CUDA 11.4. The plain one has the parts of a partitioned GPU share a UUID.
+        device_uuid_of_part = "cuDeviceGetUuid_v2" (*mut [u8; 16], CuDevice);
     }
 }

@@ -109,7 +109,15 @@ extern "C" fn device_total_memory(out: *mut usize, _device: CuDevice) -> CuResul
 }
 
 extern "C" fn device_uuid(out: *mut [u8; 16], device: CuDevice) -> CuResult {
-    call("cuDeviceGetUuid", |_| {
+    call("cuDeviceGetUuid", |state| {
+        let card = if state.is_partitioned { 0 } else { device.0 as u8 };
+        put(out, [card + 1; 16]);
+        Ok(())
+    })
+}
+
+extern "C" fn device_uuid_of_part(out: *mut [u8; 16], device: CuDevice) -> CuResult {
+    call("cuDeviceGetUuid_v2", |_| {
         put(out, [device.0 as u8 + 1; 16]);
         Ok(())
     })
@@ -558,5 +566,6 @@ pub(crate) fn table() -> Table {
         stream_is_capturing,
         context_record_event: Some(context_record_event),
         stream_id: Some(stream_id),
+        device_uuid_of_part: Some(device_uuid_of_part),
     }
 }

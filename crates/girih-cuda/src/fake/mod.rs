@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) peers: BTreeSet<(usize, usize)>,
     /// Allocations of other processes that are open.
     pub(crate) opened: BTreeMap<u64, u64>,
+    /// The devices are parts of one card.
+    pub(crate) is_partitioned: bool,
     /// Addresses cannot be reserved, nor memory mapped.
     pub(crate) without_virtual_memory: bool,
     /// The same, though the device says that they can.
@@ -113,6 +115,7 @@ impl State {
             peers: BTreeSet::new(),
             opened: BTreeMap::new(),
             without_virtual_memory: false,
+            is_partitioned: false,
             refuses_virtual_memory: false,
             without_rdma: false,
             without_sharing: false,
@@ -197,7 +200,12 @@ pub(crate) fn old_driver() -> &'static Driver {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let table = functions::table();
-        Driver::from_table(Table { context_record_event: None, stream_id: None, ..table })
+        Driver::from_table(Table {
+            context_record_event: None,
+            stream_id: None,
+            device_uuid_of_part: None,
+            ..table
+        })
     })
 }
 

@@ -41,6 +41,19 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
+fn the_parts_of_a_partitioned_card_have_numbers_of_their_own_where_the_driver_tells_them_apart() {
+    let uuids = |driver| {
+        fake::reset(64 * MIB);
+        fake::arrange(|state| state.is_partitioned = true);
+        [0, 1].map(|ordinal| CudaDevice::open(driver, ordinal).unwrap().properties().uuid.unwrap())
+    };
+    let [first, second] = uuids(fake::driver());
+    assert_ne!(first, second);
+    let [first, second] = uuids(fake::old_driver());
+    assert_eq!(first, second, "CUDA 11.3 and earlier have nothing to tell them apart by");
+}
+
+#[test]
 fn a_device_without_virtual_memory_says_so_and_allocates() {
     let says: fn(&mut fake::State) = |state| state.without_virtual_memory = true;
     let refuses: fn(&mut fake::State) = |state| state.refuses_virtual_memory = true;
