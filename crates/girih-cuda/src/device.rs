@@ -181,6 +181,12 @@ impl CudaDevice {
         self.waiter().synchronize()
     }
 
+    /// Waits for all work of a context, which may be another device's.
+    pub(crate) fn synchronize_context(&mut self, context: CuContext) -> Result<(), DeviceError> {
+        self.calls.synchronize += 1;
+        Waiter { driver: self.driver, context }.synchronize()
+    }
+
     /// Waits for all work of the device, later and on any thread, while others use the device.
     pub fn waiter(&mut self) -> Waiter {
         self.calls.synchronize += 1;
@@ -375,8 +381,8 @@ impl Device for CudaDevice {
         self.mark_stream(stream)
     }
 
-    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
-        self.mark_all()
+    fn record_fence(&mut self, users: &[StreamId]) -> Result<StreamEvent, DeviceError> {
+        self.mark_all(users)
     }
 
     fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {

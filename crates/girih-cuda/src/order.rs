@@ -119,11 +119,27 @@ impl CudaDevice {
     }
 
     /// [`record_fence`](girih_runtime::Device::record_fence).
-    pub(crate) fn mark_all(&mut self) -> Result<StreamEvent, DeviceError> {
+    pub(crate) fn mark_all(&mut self, users: &[StreamId]) -> Result<StreamEvent, DeviceError> {
+        let mut others: Vec<u32> = Vec::new();
+        for user in users.iter().filter_map(|&user| self.streams.get(user)) {
+            if user.device != self.ordinal() && !others.contains(&user.device) {
+                others.push(user.device);
+            }
+        }
+        let fence = self.mark_device(self.ordinal())?;
+        for other in others {
+            let mark = self.mark_device(other);
+            self.join(fence, mark)?;
+        }
+        Ok(fence)
+    }
+
+    /// A fence over the streams of one device.
+    fn mark_device(&mut self, ordinal: u32) -> Result<StreamEvent, DeviceError> {
         const CAPTURING: DeviceError = DeviceError::Capturing { call: "record_fence" };
-        let own = self.ordinal();
+        let context = self.context_of(ordinal)?;
         let streams: Vec<(StreamId, StreamHandle)> =
-            self.streams.all().filter(|(_, stream)| stream.device == own).collect();
+            self.streams.all().filter(|(_, stream)| stream.device == ordinal).collect();
         let lasting: Vec<StreamId> =
             streams.iter().filter(|(_, stream)| !stream.is_transient).map(|&(id, _)| id).collect();
         for &id in &lasting {
@@ -132,7 +148,6 @@ impl CudaDevice {
             }
         }
         if !self.fences_by_stream {
-            let context = self.context;
             let mut is_known = true;
             let recorded = self.record_with(context, |own, event| {
                 let answer = own.driver.record_context(context, event);
@@ -151,44 +166,38 @@ impl CudaDevice {
             }
         }
         if lasting.len() < streams.len() {
-            self.synchronize()?;
+            self.synchronize_context(context)?;
         }
-        self.mark_each(&lasting)
+        let Some((&first, others)) = lasting.split_first() else {
+            // No stream is known: the one that all of the old kind wait for.
+            let default = StreamHandle { device: ordinal, handle: 0, is_transient: false };
+            let default = self.streams.add(default);
+            return self.mark_stream(default);
+        };
+        let fence = self.mark_stream(first)?;
+        for &stream in others {
+            let mark = self.mark_stream(stream);
+            self.join(fence, mark)?;
+        }
+        Ok(fence)
     }
 
-    /// An event on each of these streams, as one.
-    fn mark_each(&mut self, streams: &[StreamId]) -> Result<StreamEvent, DeviceError> {
-        let mut marks = Vec::with_capacity(streams.len());
-        let mut marked = Ok(());
-        for &stream in streams {
-            match self.mark_stream(stream) {
-                Ok(mark) => marks.push(mark),
-                Err(error) => {
-                    marked = Err(error);
-                    break;
-                }
+    /// Makes a mark one with `fence`. If there is none, for an error, the fence is no more.
+    fn join(
+        &mut self,
+        fence: StreamEvent,
+        mark: Result<StreamEvent, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let mark = match mark {
+            Ok(mark) => mark,
+            Err(error) => {
+                self.unmark(fence);
+                return Err(error);
             }
-        }
-        match (marked, marks.first().copied()) {
-            (Ok(()), Some(first)) => {
-                marks.remove(0);
-                if !marks.is_empty() {
-                    self.fences.insert(first, marks);
-                }
-                Ok(first)
-            }
-            (Ok(()), None) => {
-                // No stream is known: the one that all of the old kind wait for.
-                let default = self.add_stream(0);
-                self.mark_stream(default)
-            }
-            (Err(error), _) => {
-                for mark in marks {
-                    self.events.take_back(mark);
-                }
-                Err(error)
-            }
-        }
+        };
+        let others = self.fences.remove(&mark).unwrap_or_default();
+        self.fences.entry(fence).or_default().extend(std::iter::once(mark).chain(others));
+        Ok(())
     }
 
     /// An event, with those that are one with it.

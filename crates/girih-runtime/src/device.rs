@@ -116,11 +116,12 @@ pub trait Device {
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError>;
 
     /// Marks the present end of the work of *every* stream of the device (`cuCtxRecordEvent`): of those
-    /// that nobody has named here too, and of those that are gone while their work still runs.
+    /// that nobody has named here too, and of those that are gone while their work still runs. The same of
+    /// each other device to which one of `users` belongs, be it gone by now.
     ///
     /// # Errors
-    /// [`DeviceError::Capturing`] while a graph is captured from a stream of the device.
-    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError>;
+    /// [`DeviceError::Capturing`] while a graph is captured from a stream of one of these devices.
+    fn record_fence(&mut self, users: &[StreamId]) -> Result<StreamEvent, DeviceError>;
 
     /// True if a graph is being captured from `stream`, whoever began that (`cuStreamIsCapturing`). The
     /// stream must be in use: a handle of one that is gone crashes the driver.
@@ -174,7 +175,7 @@ macro_rules! streams_of {
     ($field:ident) => {
         $crate::calls_of!($field {
             fn record_event(stream: ::girih_trace::StreamId) -> $crate::StreamEvent;
-            fn record_fence() -> $crate::StreamEvent;
+            fn record_fence(users: &[::girih_trace::StreamId]) -> $crate::StreamEvent;
             fn is_capturing(stream: ::girih_trace::StreamId) -> bool;
             fn query_event(event: $crate::StreamEvent) -> bool;
             fn wait_event(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();

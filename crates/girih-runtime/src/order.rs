@@ -229,7 +229,7 @@ impl Order {
 
     /// Records a fence that covers all frees so far.
     fn record(&mut self, device: &mut dyn Device, limbo: &mut Limbo) -> Result<Fence, DeviceError> {
-        let fence = Fence { covers: self.frees, event: device.record_fence()? };
+        let fence = Fence { covers: self.frees, event: device.record_fence(&[])? };
         if self.fences.len() == FENCES_MAX
             && let Some(oldest) = self.fences.pop_front()
         {

@@ -66,13 +66,15 @@ impl PendingFrees {
         Ok(streams.len() as u32)
     }
 
-    /// Records an event of the whole device for `block`. False while a graph is captured.
+    /// Records an event of the whole device for `block`, and of the devices of all that used it. False
+    /// while a graph is captured.
     pub(crate) fn record_fence(
         &mut self,
         device: &mut dyn Device,
         block: BlockId,
+        users: &[StreamId],
     ) -> Result<bool, DeviceError> {
-        let event = match device.record_fence() {
+        let event = match device.record_fence(users) {
             Err(DeviceError::Capturing { .. }) => return Ok(false),
             event => event?,
         };

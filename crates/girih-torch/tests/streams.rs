@@ -147,6 +147,31 @@ fn a_stream_that_captures_is_given_new_pages_and_no_other_stream_s_bytes() {
 }
 
 #[test]
+fn a_use_that_one_thread_records_while_another_captures_is_waited_for() {
+    for mode in ["expandable", "stitch", "auto"] {
+        let (seen, heap) = heap(mode);
+        let (own, capturing, side) = (seen.id(0, 0), seen.id(0, 1), seen.id(0, 2));
+        let block = heap.allocate(4 * MIB, 0, DEFAULT).unwrap();
+        seen.device().acquire(block, 4 * MIB, own).unwrap();
+        heap.begin_pool((1, 0), true).unwrap();
+        seen.device().begin_capture(capturing);
+        // The other thread: its work is a part of no graph.
+        assert!(heap.record_stream(block, 0, 2).unwrap());
+        seen.device().hold(side);
+        seen.device().release(block, 4 * MIB, &[own, side]).unwrap();
+        assert!(heap.free(block).unwrap());
+        seen.device().end_capture(capturing);
+        heap.end_pool((1, 0), true).unwrap();
+        let next = heap.allocate(4 * MIB, 0, DEFAULT).unwrap();
+        assert_ne!(next, block, "{mode}: the other stream still uses it");
+        seen.device().acquire(next, 4 * MIB, own).unwrap();
+        seen.device().resume(side);
+        heap.empty_cache(DEFAULT).unwrap();
+        heap.check().unwrap();
+    }
+}
+
+#[test]
 fn a_use_recorded_in_the_scope_of_a_pool_counts() {
     // In releases of torch that take every scope for a capture.
     let (seen, heap) = Seen::with_heap(1 << 30, r#"{"mode": "stitch", "torch": "2.11.0"}"#);

@@ -19,7 +19,8 @@ pub(super) struct StreamUse {
 impl Caching {
     /// Adds a stream to a block in use.
     pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId) {
-        let captured = self.is_capturing();
+        // One thread may capture while another uses blocks as ever. PyTorch cannot tell them apart.
+        let captured = self.is_capturing() && !self.config.orders_all_streams();
         let uses = self.uses.entry(id).or_default();
         if !uses.iter().any(|known| known.stream == stream) {
             uses.push(StreamUse { stream, captured });
@@ -104,8 +105,10 @@ impl Caching {
         id: BlockId,
     ) -> Result<bool, DeviceError> {
         // The streams may be gone by now: none is named, unlike in PyTorch's allocator.
-        let is_used = self.uses.get(&id).is_some_and(|uses| !uses.is_empty());
-        if is_used && !self.pending.record_fence(env.device, id)? {
+        let uses = self.uses.get(&id).map(Vec::as_slice).unwrap_or_default();
+        let users: Vec<StreamId> = uses.iter().map(|entry| entry.stream).collect();
+        let is_used = !users.is_empty();
+        if is_used && !self.pending.record_fence(env.device, id, &users)? {
             return Ok(false);
         }
         self.forget_uses(id);

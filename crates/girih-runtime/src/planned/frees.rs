@@ -83,11 +83,12 @@ impl Planned {
         let mut staying = 0;
         while let Some(&id) = self.deferred.get(staying) {
             // The streams may be gone by now: none is named.
-            if !self.pending.record_fence(env.device, id)? {
+            let block = self.blocks.at(id);
+            if !self.pending.record_fence(env.device, id, &block.users)? {
                 staying += 1;
                 continue;
             }
-            self.blocks.at(id).events = 1;
+            block.events = 1;
             self.deferred.remove(staying);
         }
         Ok(())

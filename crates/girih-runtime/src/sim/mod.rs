@@ -93,6 +93,12 @@ impl SimDevice {
         self.order.resume(stream);
     }
 
+    /// `stream` belongs to another device, which uses memory of this one: no fence covers it but one that
+    /// is recorded for a user of that device.
+    pub fn set_foreign(&mut self, stream: StreamId) {
+        self.order.set_foreign(stream);
+    }
+
     /// A graph is captured from `stream` from now on: no event may be recorded on it, it may wait for none,
     /// and there are no fences, until [`SimDevice::end_capture`].
     pub fn begin_capture(&mut self, stream: StreamId) {
@@ -283,9 +289,9 @@ impl Device for SimDevice {
         Ok(event)
     }
 
-    fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
+    fn record_fence(&mut self, users: &[StreamId]) -> Result<StreamEvent, DeviceError> {
         self.enter(Call::RecordFence, 0)?;
-        let event = self.order.record_fence()?;
+        let event = self.order.record_fence(users)?;
         self.totals.add(Call::RecordFence, 0, 1);
         Ok(event)
     }

@@ -53,6 +53,8 @@ struct Stream {
     is_capturing: bool,
     /// The program has destroyed it. Its work goes on; to name it is an error.
     is_gone: bool,
+    /// It belongs to another device.
+    is_foreign: bool,
     /// What later work of this stream comes after.
     known: Clock,
 }
@@ -153,13 +155,17 @@ impl Order {
         self.streams.entry(stream).or_default().is_capturing = is_capturing;
     }
 
+    pub(super) fn set_foreign(&mut self, stream: StreamId) {
+        self.streams.entry(stream).or_default().is_foreign = true;
+    }
+
     pub(super) fn destroy_stream(&mut self, stream: StreamId) {
         self.streams.entry(stream).or_default().is_gone = true;
     }
 
     pub(super) fn order(&mut self, before: StreamId, after: StreamId) {
         self.streams.entry(before).or_default();
-        let event = self.record_after(|&stream| stream == before);
+        let event = self.record_after(|stream, _| stream == before);
         if let Some(Event { clock, .. }) = self.events.remove(&event) {
             self.streams.entry(after).or_default().known.join(&clock);
         }
@@ -193,23 +199,26 @@ impl Order {
     pub(super) fn record(&mut self, id: StreamId) -> Result<StreamEvent, DeviceError> {
         self.is_outside("record_event", id)?;
         self.streams.entry(id).or_default();
-        Ok(self.record_after(|&stream| stream == id))
+        Ok(self.record_after(|stream, _| stream == id))
     }
 
-    pub(super) fn record_fence(&mut self) -> Result<StreamEvent, DeviceError> {
-        if self.streams.values().any(|stream| stream.is_capturing) {
+    pub(super) fn record_fence(&mut self, users: &[StreamId]) -> Result<StreamEvent, DeviceError> {
+        let is_foreign = |id: &StreamId| self.streams.get(id).is_some_and(|user| user.is_foreign);
+        let covers_foreign = users.iter().any(is_foreign);
+        let mut covered = self.streams.values().filter(|one| covers_foreign || !one.is_foreign);
+        if covered.any(|stream| stream.is_capturing) {
             return Err(DeviceError::Capturing { call: "record_fence" });
         }
-        Ok(self.record_after(|_| true))
+        Ok(self.record_after(|_, stream| covers_foreign || !stream.is_foreign))
     }
 
     /// An event after the present work of these streams.
-    fn record_after(&mut self, of: impl Fn(&StreamId) -> bool) -> StreamEvent {
+    fn record_after(&mut self, of: impl Fn(StreamId, &Stream) -> bool) -> StreamEvent {
         let (mut after, mut clock) = (Vec::new(), Clock::default());
         if self.check {
             clock.join(&self.host);
         }
-        for (&id, stream) in self.streams.iter_mut().filter(|(id, _)| of(id)) {
+        for (&id, stream) in self.streams.iter_mut().filter(|(id, stream)| of(**id, stream)) {
             stream.now += 1;
             after.push((id, stream.now));
             if self.check {

@@ -44,7 +44,7 @@ impl Device for Watched<'_> {
         unreserve(address: Address, size: u64) -> ();
         set_access(address: Address, size: u64) -> ();
         record_event(stream: StreamId) -> StreamEvent;
-        record_fence() -> StreamEvent;
+        record_fence(users: &[StreamId]) -> StreamEvent;
         is_capturing(stream: StreamId) -> bool;
         query_event(event: StreamEvent) -> bool;
         wait_event(stream: StreamId, event: StreamEvent) -> ();

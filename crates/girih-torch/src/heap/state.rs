@@ -139,7 +139,7 @@ impl State {
         let id = self.find_stream(StreamKey { device: self.ordinal, handle }, true)?;
         let Some(identity) = self.device.stream_identity(handle) else { return Ok(()) };
         if self.journal.streams.note_identity(id.0, identity) {
-            let fence = self.device.record_fence()?;
+            let fence = self.device.record_fence(&[])?;
             let waited = self.device.wait_event(id, fence);
             self.device.destroy_event(fence)?;
             waited?;
