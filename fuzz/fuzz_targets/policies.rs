@@ -77,10 +77,10 @@ fuzz_target!(|input: (u8, u16, Scenario)| {
     let (number, fault, scenario) = input;
     // PyTorch's allocators and GMLake trust the program; Girih's do not.
     let scenario = if trusts(number) { scenario.trusted() } else { scenario };
+    let mut make = |granularity| policy(number, granularity);
     if fault == 0 {
-        suite::run(&scenario, &mut |granularity| policy(number, granularity));
+        suite::run(&scenario, &mut make);
     } else {
-        let policy = policy(number, scenario.granularity);
-        suite::run_with_fault(&scenario, u64::from(fault), policy);
+        suite::run_with_fault(&scenario, u64::from(fault), &mut make);
     }
 });

@@ -69,12 +69,10 @@ fn main() -> ExitCode {
             let scenario = if number < TRUSTING { scenario.trusted() } else { scenario };
             let fault = seed % 3 == 0;
             let done = catch_unwind(AssertUnwindSafe(|| {
-                let policy = make(seed, scenario.granularity);
+                let mut make = |granularity| make(seed, granularity);
                 if fault {
-                    suite::run_with_fault(&scenario, 1 + seed / 3 % 600, policy);
+                    suite::run_with_fault(&scenario, 1 + seed / 3 % 600, &mut make);
                 } else {
-                    let mut policy = Some(policy);
-                    let mut make = |_| policy.take().expect("a scenario runs once");
                     suite::run(&scenario, &mut make);
                 }
             }));

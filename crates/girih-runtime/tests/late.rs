@@ -110,7 +110,7 @@ impl Program {
 fn cut(events: &[Event], cut: usize, end: &Caching) -> Trace {
     let mut trace = Trace {
         events: events[cut..].to_vec(),
-        streams: (0..4).collect(),
+        streams: (0..8).collect(),
         pools: (0..4).map(|pool| (0, pool)).collect(),
         segments: segments(end),
         ..Trace::default()

@@ -140,7 +140,7 @@ pub(super) struct Harness<S> {
     checkpoints: Vec<Checkpoint>,
     streams: Streams,
     /// The program keeps to what PyTorch's allocator trusts that programs do.
-    is_trusted: bool,
+    pub(super) is_trusted: bool,
     /// The device call that is to fail, for messages.
     pub(super) fault: Option<u64>,
     /// What is being done, for messages; none at the end, when everything is freed.
@@ -191,7 +191,7 @@ impl<S: Stage> Harness<S> {
             }
             Op::RecordStream { pick, stream }
                 if !self.live.is_empty()
-                    && !self.captures()
+                    && self.capturing() != Some(self.streams.now(stream))
                     && (self.scopes.is_empty() || !self.is_trusted) =>
             {
                 let place = usize::from(pick) % self.live.len();
@@ -254,18 +254,33 @@ impl<S: Stage> Harness<S> {
         }
     }
 
-    /// True while a graph is captured, whoever knows of it.
+    /// The stream from which a graph is captured, whoever knows of it.
+    pub(super) fn capturing(&self) -> Option<StreamId> {
+        self.raw_capture.or_else(|| self.scopes.iter().find_map(|scope| scope.captures))
+    }
+
     fn captures(&self) -> bool {
-        self.raw_capture.is_some() || self.scopes.iter().any(|scope| scope.captures.is_some())
+        self.capturing().is_some()
+    }
+
+    /// True if a block is in use that a stream uses.
+    pub(super) fn is_used_by(&self, name: StreamId) -> bool {
+        let stream = self.streams.now(name);
+        self.live.iter().any(|live| live.streams.contains(&stream))
+    }
+
+    /// The stream that has a name now.
+    pub(super) fn now(&self, name: StreamId) -> StreamId {
+        self.streams.now(name)
     }
 
     /// The program destroys a stream. What it owes to streams that come after this one it does before.
     fn destroy(&mut self, stream: StreamId) {
-        let gone = self.streams.now(stream);
-        if self.live.iter().any(|live| live.streams.contains(&gone)) {
+        if self.is_used_by(stream) {
             // A program keeps a stream for as long as it has something that the stream uses.
             return;
         }
+        let gone = self.streams.now(stream);
         for (before, after) in self.streams.take_orders(|order| order.0 == gone || order.1 == gone)
         {
             self.stage.order(before, after);
@@ -483,14 +498,19 @@ impl<S: Stage> Harness<S> {
         }
     }
 
-    /// Frees everything, and checks that the device has everything back.
-    pub(super) fn finish(&mut self) {
+    /// Ends every capture and closes every scope.
+    pub(super) fn end_captures(&mut self) {
         if self.raw_capture.is_some() {
             self.toggle_raw_capture(StreamId(0));
         }
         while !self.scopes.is_empty() {
             self.end_scope();
         }
+    }
+
+    /// Frees everything, and checks that the device has everything back.
+    pub(super) fn finish(&mut self) {
+        self.end_captures();
         for stream in 0..=self.streams.newest().0.max(8) {
             self.stage.resume(StreamId(stream));
         }

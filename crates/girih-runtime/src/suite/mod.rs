@@ -1,9 +1,9 @@
 //! What every policy must do, whatever it decides.
 //!
-//! A [`Scenario`] is a device and a sequence of operations, made from bytes: property tests and the
-//! fuzz target share this one generator.
+//! A [`Scenario`] is one device or two and a sequence of operations, made from bytes: property tests and
+//! the fuzz target share this one generator.
 //!
-//! The harness runs it on the simulated device with the order checker on, and after each operation
+//! The harness runs it on simulated devices with the order checker on, each with a policy, and after each operation
 //! asks: do blocks overlap, are they aligned and large enough, is memory used before the work on it
 //! is done, do the policy's own books agree? At the end everything is freed, and the device must
 //! have all of its memory back. Another device joins as a [`Stage`].
@@ -20,6 +20,7 @@
 mod balance;
 mod harness;
 mod policies;
+mod program;
 mod scenario;
 mod soak;
 mod streams;
@@ -29,10 +30,11 @@ use girih_trace::{PoolId, StreamId};
 use self::harness::Harness;
 pub use self::harness::Stage;
 pub use self::policies::{auto, changing_plans, every_policy, planned, reckless_plan, with_guests};
+use self::program::Program;
 pub use self::scenario::{Op, Scenario};
 pub use self::soak::{Soak, Soaked, soak};
 use crate::policy::{AllocError, BlockId, Env, Policy};
-use crate::sim::{Fault, SimDevice};
+use crate::sim::SimDevice;
 
 /// Makes a fresh policy that holds nothing, for a device of this granularity in bytes.
 pub type Make<'a> = &'a mut dyn FnMut(u64) -> Box<dyn Policy>;
@@ -74,24 +76,18 @@ fn check_on(scenarios: u64, scenario: impl Fn(u64) -> Scenario, make: Make<'_>) 
 /// # Panics
 /// On the first rule that is broken, with the operation.
 pub fn run(scenario: &Scenario, make: Make<'_>) {
-    Harness::new(simulated(scenario), make(scenario.granularity)).run(scenario);
+    Program::new(scenario, make).run(scenario);
 }
 
-/// Runs a scenario on another device than the simulated one, and returns it.
+/// Runs a scenario on another device than the simulated one, and returns it. Of two devices all streams are
+/// its own.
 ///
 /// # Panics
 /// On the first rule that is broken, with the operation.
 pub fn run_on<S: Stage>(scenario: &Scenario, stage: S, policy: Box<dyn Policy>) -> S {
     let mut harness = Harness::new(stage, policy);
-    harness.run(scenario);
+    harness.run(&scenario.clone().on_one_device());
     harness.stage
-}
-
-/// The simulated device of a scenario.
-fn simulated(scenario: &Scenario) -> SimDevice {
-    let mut device = SimDevice::with_granularity(scenario.device_bytes, scenario.granularity);
-    device.check_order();
-    device
 }
 
 /// Runs a scenario again and again, each time with another device call that fails, from the first
@@ -100,24 +96,32 @@ fn simulated(scenario: &Scenario) -> SimDevice {
 /// # Panics
 /// On the first rule that is broken, with the call that failed and the operation.
 pub fn run_with_faults(scenario: &Scenario, make: Make<'_>) {
-    let policy = make(scenario.granularity);
-    let calls = run_on(scenario, simulated(scenario), policy).calls();
+    let calls = Program::new(scenario, make).run(scenario);
     let step = calls.div_ceil(MAX_FAULTS).max(1);
     for call in (1..=calls).step_by(step as usize) {
-        run_with_fault(scenario, call, make(scenario.granularity));
+        run_with_fault(scenario, call, make);
     }
 }
 
-/// Runs a scenario in which the device call of number `call`, from 1, fails.
+/// Runs a scenario in which the device call of number `call`, from 1, fails. Of two devices every other
+/// call is that of the second.
 ///
 /// # Panics
 /// On the first rule that is broken, with the operation.
-pub fn run_with_fault(scenario: &Scenario, call: u64, policy: Box<dyn Policy>) {
-    let mut device = simulated(scenario);
-    device.inject(Fault::nth(call));
-    let mut harness = Harness::new(device, policy);
-    harness.fault = Some(call);
-    harness.run(scenario);
+pub fn run_with_fault(scenario: &Scenario, call: u64, make: Make<'_>) {
+    let mut program = Program::new(scenario, make);
+    program.fail(call);
+    program.run(scenario);
+}
+
+/// Bytes of a device that is soon full.
+const SMALL: u64 = 64 << 20;
+
+/// A policy on such a device, and nothing done yet.
+fn small(make: Make<'_>) -> Harness<SimDevice> {
+    let mut device = SimDevice::with_granularity(SMALL, SimDevice::GRANULARITY);
+    device.check_order();
+    Harness::new(device, make(SimDevice::GRANULARITY))
 }
 
 /// Fills a small device until it has no more, frees everything, and asks for half of it at once.
@@ -125,25 +129,19 @@ pub fn run_with_fault(scenario: &Scenario, call: u64, policy: Box<dyn Policy>) {
 /// # Panics
 /// If the policy gives more than there is, fails otherwise than for memory, or does not recover.
 pub fn recovers_from_exhaustion(make: Make<'_>) {
-    let scenario = Scenario {
-        device_bytes: 64 << 20,
-        granularity: 2 << 20,
-        is_trusted: true,
-        ops: Vec::new(),
-    };
-    let mut harness = Harness::new(simulated(&scenario), make(scenario.granularity));
+    let mut harness = small(make);
     for round in 0..3 {
         let size = 3 << (19 + round);
         let mut given = 0;
         while harness.alloc(size, StreamId(0), PoolId::DEFAULT) {
             given += size;
-            assert!(given <= scenario.device_bytes, "more was given than there is");
+            assert!(given <= SMALL, "more was given than there is");
         }
         assert!(given > 0, "nothing of {size} bytes was given by an empty device");
         while !harness.live.is_empty() {
             harness.free(0);
         }
-        let half = harness.alloc(scenario.device_bytes / 2, StreamId(0), PoolId::DEFAULT);
+        let half = harness.alloc(SMALL / 2, StreamId(0), PoolId::DEFAULT);
         assert!(half, "half of the device cannot be had though all of it is free");
         harness.free(0);
     }
@@ -155,13 +153,7 @@ pub fn recovers_from_exhaustion(make: Make<'_>) {
 /// # Panics
 /// If the policy does not refuse with [`AllocError::UnknownBlock`].
 pub fn refuses_what_is_not_in_use(make: Make<'_>) {
-    let scenario = Scenario {
-        device_bytes: 64 << 20,
-        granularity: 2 << 20,
-        is_trusted: true,
-        ops: Vec::new(),
-    };
-    let mut harness = Harness::new(simulated(&scenario), make(scenario.granularity));
+    let mut harness = small(make);
     assert!(harness.alloc(4096, StreamId(0), PoolId::DEFAULT));
     let block = harness.live[0].granted.block;
     harness.free(0);

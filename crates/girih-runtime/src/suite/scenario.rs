@@ -1,4 +1,4 @@
-//! Scenarios: a device and what a program does on it, made from bytes.
+//! Scenarios: one or two devices and what a program does on them, made from bytes.
 //!
 //! Each scenario draws its own mix of operations (swarm testing): one frees nothing, another holds
 //! every stream, a third uses private pools.
@@ -6,10 +6,14 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use girih_trace::{PoolId, StreamId};
 
+use super::streams::NAMES_OF_ONE;
+
 /// Most operations of a scenario.
 const MAX_OPS: usize = 160;
 
-/// One operation. `pick` chooses among the blocks in use, modulo their number.
+/// One operation. `pick` chooses among the blocks in use, modulo their number. A stream belongs to a device:
+/// 0 to 2 to the first, 4 to 6 to the second. What names no stream and no block is done to the device whose
+/// stream asked for memory last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Allocates `size` bytes.
@@ -26,7 +30,7 @@ pub enum Op {
         /// Which.
         pick: u16,
     },
-    /// Another stream uses a block and nobody is told: the program lets the block's stream come after that
+    /// Another stream of its device uses a block and nobody is told: the program lets the block's stream come after that
     /// before it asks for more on that stream, which may be after the free.
     Borrow {
         /// Which block.
@@ -67,7 +71,7 @@ pub enum Op {
     Restore,
     /// [`Policy::set_memory_fraction`](crate::Policy::set_memory_fraction), in tenths.
     Fraction(u8),
-    /// Lets another stream use a block.
+    /// Lets another stream use a block, be it of another device.
     RecordStream {
         /// Which block.
         pick: u16,
@@ -86,10 +90,30 @@ pub enum Op {
     Step,
 }
 
-/// A device and what a program does on it.
+impl Op {
+    /// The same with another stream, if it names one.
+    pub(super) fn with_stream(mut self, other: impl Fn(StreamId) -> StreamId) -> Op {
+        if let Op::Alloc { stream, .. }
+        | Op::Borrow { stream, .. }
+        | Op::DestroyStream(stream)
+        | Op::BeginScope { stream, .. }
+        | Op::RawCapture(stream)
+        | Op::RecordStream { stream, .. }
+        | Op::Hold(stream)
+        | Op::Resume(stream) = &mut self
+        {
+            *stream = other(*stream);
+        }
+        self
+    }
+}
+
+/// One or two devices and what a program does on them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scenario {
-    /// Bytes of the device.
+    /// How many, from 1 to 2: each with a policy of its own.
+    pub devices: usize,
+    /// Bytes of each.
     pub device_bytes: u64,
     /// Bytes of which its handles are multiples.
     pub granularity: u64,
@@ -111,11 +135,12 @@ impl<'a> Arbitrary<'a> for Scenario {
         let streams = u.int_in_range(1..=3)?;
         let pools = u.int_in_range(0..=2)?;
         let largest = u.int_in_range(10..=28)?;
+        let devices = *u.choose(&[1, 1, 2])?;
         let mut ops = Vec::new();
         while ops.len() < MAX_OPS && !u.is_empty() {
-            ops.push(arbitrary_op(u, &weights, streams, pools, largest)?);
+            ops.push(arbitrary_op(u, &weights, (devices, streams), pools, largest)?);
         }
-        Ok(Scenario { device_bytes, granularity, is_trusted: false, ops })
+        Ok(Scenario { devices: devices.into(), device_bytes, granularity, is_trusted: false, ops })
     }
 }
 
@@ -125,7 +150,7 @@ const WEIGHTS: [u32; 19] = [24, 18, 3, 3, 3, 3, 3, 3, 3, 1, 2, 4, 1, 1, 1, 1, 1,
 fn arbitrary_op(
     u: &mut Unstructured<'_>,
     weights: &[u32; WEIGHTS.len()],
-    streams: u16,
+    (devices, streams): (u16, u16),
     pools: u16,
     largest: u32,
 ) -> Result<Op> {
@@ -135,7 +160,8 @@ fn arbitrary_op(
         ticket = ticket.saturating_sub(weight);
         mine
     });
-    let stream = StreamId(u.int_in_range(0..=streams - 1)?);
+    let place = u.int_in_range(0..=devices * streams - 1)?;
+    let stream = StreamId(place / streams * NAMES_OF_ONE + place % streams);
     Ok(match kind {
         Some(1) => Op::Free { pick: u.arbitrary()? },
         Some(2) => Op::RecordStream { pick: u.arbitrary()?, stream },
@@ -183,13 +209,23 @@ fn arbitrary_size(u: &mut Unstructured<'_>, largest: u32) -> Result<u64> {
 
 impl Scenario {
     /// The same for a policy that trusts as PyTorch's does: that nobody but a block's stream and those that
-    /// were recorded use it, that streams live for ever, that every capture is told of and no use is recorded
-    /// in a pool's scope, and that the granularity is 2 MiB.
+    /// were recorded use it, that streams live for ever, that every capture is told of, which one on another
+    /// device is not, and no use is recorded in a pool's scope, and that the granularity is 2 MiB.
     pub fn trusted(mut self) -> Scenario {
         (self.granularity, self.is_trusted) = (2 << 20, true);
         self.ops.retain(|op| {
             !matches!(op, Op::Borrow { .. } | Op::DestroyStream(_) | Op::RawCapture(_))
+                && (self.devices == 1 || !matches!(op, Op::BeginScope { captures: true, .. }))
         });
+        self
+    }
+
+    /// The same with all streams of one device.
+    pub(super) fn on_one_device(mut self) -> Scenario {
+        self.devices = 1;
+        for op in &mut self.ops {
+            *op = op.with_stream(|stream| StreamId(stream.0 % NAMES_OF_ONE));
+        }
         self
     }
 

@@ -1,7 +1,10 @@
 //! The streams of a program, and what it owes them.
 //!
-//! A scenario names three streams. One that is destroyed is replaced: the program goes on with another under the
-//! same name.
+//! A scenario names three streams of each device. One that is destroyed is replaced: the program goes on with
+//! another under the same name.
+//!
+//! Each device has a policy with ids of its own for the streams of all devices, as a heap has: those of its
+//! own device come first.
 
 use girih_trace::StreamId;
 
@@ -14,8 +17,22 @@ pub(super) struct Streams {
     owed: Vec<(StreamId, StreamId)>,
 }
 
+/// Names of the streams of one device; those of the next begin after them.
+pub(super) const NAMES_OF_ONE: u16 = 4;
 /// Streams that scenarios name.
-const NAMES: u16 = 8;
+const NAMES: u16 = 2 * NAMES_OF_ONE;
+
+/// The device of a stream, by its name.
+pub(super) fn device_of(name: StreamId) -> usize {
+    usize::from(name.0 / NAMES_OF_ONE) % 2
+}
+
+/// The id that a stream has for the policy of a device, by its name; and by that id the name. What has taken
+/// the place of another has the same everywhere.
+pub(super) fn id_for(device: usize, stream: StreamId) -> StreamId {
+    let is_name = stream.0 < NAMES;
+    if is_name && device == 1 { StreamId(stream.0 ^ NAMES_OF_ONE) } else { stream }
+}
 
 impl Streams {
     /// The stream that has a name now.
