@@ -140,13 +140,9 @@ impl Order {
         limbo: &mut Limbo,
         freed: Stamp,
     ) -> Result<bool, DeviceError> {
-        if freed <= self.done {
-            return Ok(true);
-        }
-        let Some(fence) = self.fence_over(device, limbo, freed)? else { return Ok(false) };
-        device.synchronize_event(fence.event)?;
-        self.advance(device, limbo, fence.covers);
-        Ok(true)
+        self.learn(device, limbo, freed, |device, event| {
+            device.synchronize_event(event).map(|()| true)
+        })
     }
 
     /// True if everything is done that used bytes freed up to `freed`. Does not wait. A fence for it is
@@ -157,11 +153,23 @@ impl Order {
         limbo: &mut Limbo,
         freed: Stamp,
     ) -> Result<bool, DeviceError> {
+        self.learn(device, limbo, freed, |device, event| device.query_event(event))
+    }
+
+    /// Asks whether everything is done that used bytes freed up to `freed`: `ask` is asked of the fence
+    /// that covers them. If so, the host knows it from then on.
+    fn learn(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        freed: Stamp,
+        ask: impl FnOnce(&mut dyn Device, StreamEvent) -> Result<bool, DeviceError>,
+    ) -> Result<bool, DeviceError> {
         if freed <= self.done {
             return Ok(true);
         }
         let Some(fence) = self.fence_over(device, limbo, freed)? else { return Ok(false) };
-        let is_done = device.query_event(fence.event)?;
+        let is_done = ask(device, fence.event)?;
         if is_done {
             self.advance(device, limbo, fence.covers);
         }

@@ -1,6 +1,6 @@
 //! What decides where a block goes.
 
-use girih_trace::{Action, BlockState, Event, Mark, PoolId, StackId, StreamId};
+use girih_trace::{Action, BlockState, Event, Mark, PoolId, StreamId};
 use thiserror::Error;
 
 use crate::caching::Config;
@@ -176,8 +176,7 @@ pub trait Log {
         stream: StreamId,
         pool: PoolId,
     ) {
-        let stack = StackId::NONE;
-        self.record(Event { address, size, time_us: 0, stack, stream, pool, action });
+        self.record(Event::of(action, address, size, stream, pool));
     }
 }
 
@@ -214,8 +213,7 @@ impl Env<'_> {
         if let Action::Alloc | Action::FreeRequested | Action::FreeCompleted = action {
             return self.log.record_block(action, address, size, stream, pool);
         }
-        let stack = StackId::NONE;
-        self.log.record(Event { address, size, time_us: 0, stack, stream, pool, action });
+        self.log.record(Event::of(action, address, size, stream, pool));
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use girih_runtime::{Address, Log};
-use girih_trace::{Action, Event, PoolId, StackId, StreamId};
+use girih_trace::{Action, Event, PoolId, StreamId};
 
 use crate::abi::{self, Sink};
 use crate::pool_ids::PoolIds;
@@ -154,8 +154,7 @@ impl Log for Journal {
         pool: PoolId,
     ) {
         if self.listens {
-            let stack = StackId::NONE;
-            self.tell(Event { address, size, time_us: 0, stack, stream, pool, action });
+            self.tell(Event::of(action, address, size, stream, pool));
         }
     }
 }
@@ -177,9 +176,7 @@ mod tests {
     fn segments_are_numbered_as_they_come_whatever_their_address() {
         let mut journal = Journal::new(0, None);
         let mut log = |action, address| {
-            let stack = girih_trace::StackId::NONE;
-            let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
-            journal.record(Event { action, address, size: 512, time_us: 0, stack, stream, pool });
+            journal.record(Event::of(action, address, 512, StreamId(0), PoolId::DEFAULT));
         };
         log(Action::SegmentAlloc, 8192);
         log(Action::SegmentMap, 4096);
@@ -194,9 +191,7 @@ mod tests {
     fn runs_that_go_together_or_in_part_leave_no_more_than_what_is_held() {
         let mut journal = Journal::new(0, None);
         let mut log = |action, address, size| {
-            let stack = girih_trace::StackId::NONE;
-            let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
-            journal.record(Event { action, address, size, time_us: 0, stack, stream, pool });
+            journal.record(Event::of(action, address, size, StreamId(0), PoolId::DEFAULT));
         };
         for round in 1..1000 {
             // Two requests map, and one call unmaps both.

@@ -152,3 +152,11 @@ pub struct Event {
     /// What happened.
     pub action: Action,
 }
+
+impl Event {
+    /// An event without time and stack, which are a recorder's to fill in.
+    #[inline]
+    pub fn of(action: Action, address: u64, size: u64, stream: StreamId, pool: PoolId) -> Event {
+        Event { address, size, time_us: 0, stack: StackId::NONE, stream, pool, action }
+    }
+}

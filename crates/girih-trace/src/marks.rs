@@ -15,7 +15,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::compress::{Input, Limits};
-use crate::event::{Action, Event};
+use crate::event::Event;
 use crate::mark::{Mark, MarkKind, Recorded};
 use crate::trace::Trace;
 
@@ -124,7 +124,7 @@ impl Marks {
     /// most than the trace shows that it did.
     pub fn doubts(&self, trace: &Trace) -> Vec<String> {
         let Recorded { reserved_peak, .. } = self.recorded;
-        let shown = reserved_at_least(trace);
+        let shown = trace.most_taken();
         let reported = reserved_peak.filter(|&reported| reported < shown);
         let doubt = |reported| {
             format!(
@@ -133,21 +133,6 @@ impl Marks {
         };
         reported.map(doubt).into_iter().collect()
     }
-}
-
-/// The most bytes that the segment events of a trace add up to. What was held before its first event is
-/// not known here.
-fn reserved_at_least(trace: &Trace) -> u64 {
-    let (mut now, mut most) = (0i128, 0i128);
-    for event in &trace.events {
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => now += i128::from(event.size),
-            Action::SegmentFree | Action::SegmentUnmap => now -= i128::from(event.size),
-            _ => {}
-        }
-        most = most.max(now);
-    }
-    u64::try_from(most).unwrap_or(u64::MAX)
 }
 
 impl From<MarkFields> for Mark {
@@ -181,18 +166,11 @@ pub(crate) fn place_by_time(marks: &mut [Mark], events: &[Event]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{PoolId, StackId, StreamId};
+    use crate::event::{Action, PoolId, StreamId};
 
     fn trace(times: &[i64]) -> Trace {
-        let event = |&time_us| Event {
-            address: 0,
-            size: 1,
-            time_us,
-            stack: StackId::NONE,
-            stream: StreamId(0),
-            pool: PoolId::DEFAULT,
-            action: Action::Alloc,
-        };
+        let first = Event::of(Action::Alloc, 0, 1, StreamId(0), PoolId::DEFAULT);
+        let event = |&time_us| Event { time_us, ..first };
         Trace { events: times.iter().map(event).collect(), ..Trace::default() }
     }
 

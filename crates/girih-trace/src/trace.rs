@@ -1,6 +1,6 @@
 //! The trace of one device, and the recording that holds one trace for each device.
 
-use crate::event::{Event, PoolId, StackId, StreamId};
+use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{Mark, Recorded};
 
 /// Everything that one file held: a trace for each device that has events, in device order.
@@ -60,6 +60,23 @@ pub struct Origin {
     /// frees or annotations of blocks that no event allocated, or allocations in memory that no
     /// event took from the device.
     pub truncated: bool,
+}
+
+impl Trace {
+    /// The most bytes that the segment events add up to. What was held before the first event is not known
+    /// here.
+    pub(crate) fn most_taken(&self) -> u64 {
+        let (mut now, mut most) = (0_i128, 0);
+        for event in &self.events {
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => now += i128::from(event.size),
+                Action::SegmentFree | Action::SegmentUnmap => now -= i128::from(event.size),
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        u64::try_from(most).unwrap_or(u64::MAX)
+    }
 }
 
 /// A segment at the end of the recording.

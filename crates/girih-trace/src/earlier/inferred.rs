@@ -356,7 +356,7 @@ fn add_untouched(trace: &Trace, lives: &Lifetimes, earlier: &mut Earlier) {
         return;
     }
     let reported = trace.recorded.reserved_peak.unwrap_or(0);
-    let held = reported.saturating_sub(most_taken(trace)).saturating_sub(earlier.reserved());
+    let held = reported.saturating_sub(trace.most_taken()).saturating_sub(earlier.reserved());
     let most_free = (live / MIN_BLOCK).min(MAX_PIECES) * PIECE;
     let size = held.clamp(live, live + most_free).next_multiple_of(UNIT);
     let last = earlier.segments.last().map_or(0, |segment| segment.address + segment.size);
@@ -375,20 +375,6 @@ fn add_untouched(trace: &Trace, lives: &Lifetimes, earlier: &mut Earlier) {
         blocks: spread(address, size, live),
     });
     earlier.untouched = size;
-}
-
-/// The most that the events hold of the device beyond what was held at first.
-fn most_taken(trace: &Trace) -> u64 {
-    let (mut now, mut most) = (0i128, 0);
-    for event in &trace.events {
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => now += i128::from(event.size),
-            Action::SegmentFree | Action::SegmentUnmap => now -= i128::from(event.size),
-            _ => {}
-        }
-        most = most.max(now);
-    }
-    u64::try_from(most).unwrap_or(u64::MAX)
 }
 
 /// Live blocks of `live` bytes in all, spread over a segment so that between two of them there is
