@@ -37,6 +37,7 @@ SUBJECTS = (
     "out_of_memory",
     "streams",
     "pools",
+    "captures",
     "mempools",
     "kernels",
     "processes",

@@ -10,9 +10,9 @@
 //!
 //! A [`Scope`] sees to both for as long as it lives, and leaves the thread as it found it.
 
-use girih_runtime::DeviceError;
+use girih_runtime::{Address, DeviceError};
 
-use crate::driver::types::{CuCaptureMode, CuContext};
+use crate::driver::types::{CuCaptureMode, CuContext, CuResult};
 use crate::driver::{Driver, Failure};
 
 /// Waits for the work of a device without the device itself, which others may use meanwhile.
@@ -31,6 +31,34 @@ impl Waiter {
         let waited = Scope::relaxed(self.driver, self.context)
             .and_then(|_scope| self.driver.synchronize_context());
         waited.map_err(|failure| self.driver.error(failure))
+    }
+}
+
+/// An allocation without the device itself, which others may use meanwhile.
+#[derive(Clone, Copy)]
+#[must_use = "nothing is allocated before it is made"]
+pub struct BegunAlloc {
+    pub(crate) driver: &'static Driver,
+    pub(crate) context: CuContext,
+    pub(crate) size: u64,
+}
+
+impl BegunAlloc {
+    /// Allocates (`cuMemAlloc`), and may take the driver milliseconds.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`], or what else the driver refused.
+    pub fn make(self) -> Result<Address, DeviceError> {
+        let refused = |failure| self.driver.error(failure);
+        let _scope = Scope::relaxed(self.driver, self.context).map_err(refused)?;
+        match self.driver.alloc(self.size as usize) {
+            Ok(address) => Ok(address),
+            Err(Failure { code: CuResult::OUT_OF_MEMORY, .. }) => {
+                let free = self.driver.memory_info().map_or(0, |(free, _)| free);
+                Err(DeviceError::OutOfMemory { requested: self.size, free })
+            }
+            Err(failure) => Err(refused(failure)),
+        }
     }
 }
 

@@ -3,14 +3,16 @@
 //! Each method checks the books, makes its driver calls within a [`Scope`], and enters what was done.
 //! Nothing is cached here, except events: whoever calls decides what to keep.
 
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use girih_runtime::{
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+};
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use crate::books::{Books, misuse};
 use crate::calls::Calls;
-use crate::context::{Scope, Waiter};
+use crate::context::{BegunAlloc, Scope, Waiter};
 use crate::driver::types::{
     CuAccess, CuAttribute, CuContext, CuDevice, CuMemory, CuProperties, CuResult, Features,
 };
@@ -191,6 +193,22 @@ impl CudaDevice {
     pub fn waiter(&mut self) -> Waiter {
         self.calls.synchronize += 1;
         Waiter { driver: self.driver, context: self.context }
+    }
+
+    /// An allocation of `size` bytes that is made later and on any thread, while others use the device
+    /// (`cuMemAlloc`). What it gives is the device's once [`CudaDevice::finish_alloc`] was told of it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] of a size that no allocation has.
+    pub fn begin_alloc(&mut self, size: u64) -> Result<BegunAlloc, DeviceError> {
+        self.books.check_size("alloc", size, false)?;
+        self.calls.alloc += 1;
+        Ok(BegunAlloc { driver: self.driver, context: self.context, size })
+    }
+
+    /// Enters the allocation of `size` bytes that [`BegunAlloc::make`] gave at `address`.
+    pub fn finish_alloc(&mut self, address: Address, size: u64) {
+        self.books.add_allocation(address, size);
     }
 
     /// Makes our context current.
@@ -387,6 +405,14 @@ impl Device for CudaDevice {
 
     fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
         self.asks_capturing(stream)
+    }
+
+    fn captured_ends(&mut self, stream: StreamId) -> Result<Option<CapturedEnds>, DeviceError> {
+        self.asks_ends(stream)
+    }
+
+    fn graph_dependencies(&mut self, node: GraphNode) -> Result<Vec<GraphNode>, DeviceError> {
+        self.asks_dependencies(node)
     }
 
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {

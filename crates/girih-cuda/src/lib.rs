@@ -37,7 +37,7 @@ mod streams;
 mod tests;
 
 pub use calls::Calls;
-pub use context::Waiter;
+pub use context::{BegunAlloc, Waiter};
 pub use device::{CudaDevice, OpenError, Properties};
 pub use driver::{Driver, LoadError};
 pub use phantom::Phantom;

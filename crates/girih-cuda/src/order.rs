@@ -10,14 +10,14 @@
 //! on each known stream. A transient stream cannot be named there: where there are any, the host waits for
 //! the context.
 
-use girih_runtime::{DeviceError, StreamEvent};
+use girih_runtime::{CapturedEnds, DeviceError, GraphNode, StreamEvent};
 use girih_trace::StreamId;
 
 use crate::books::misuse;
 use crate::context::Scope;
 use crate::device::CudaDevice;
 use crate::driver::Failure;
-use crate::driver::types::{CuContext, CuEvent, CuResult, CuStream};
+use crate::driver::types::{CuContext, CuEvent, CuNode, CuResult, CuStream};
 use crate::streams::StreamHandle;
 
 impl CudaDevice {
@@ -217,6 +217,29 @@ impl CudaDevice {
         self.checked(self.driver.is_capturing(stream))
     }
 
+    /// [`captured_ends`](girih_runtime::Device::captured_ends).
+    pub(crate) fn asks_ends(&mut self, id: StreamId) -> Result<Option<CapturedEnds>, DeviceError> {
+        if !self.tells_of_captures() {
+            return Ok(None);
+        }
+        let (stream, context) = self.stream("captured_ends", id)?;
+        let _scope = self.checked(Scope::enter(self.driver, context))?;
+        let ends = self.checked(self.driver.captured_ends(stream))?;
+        Ok(ends.map(|(capture, nodes)| CapturedEnds { capture, nodes: of_runtime(nodes) }))
+    }
+
+    /// [`graph_dependencies`](girih_runtime::Device::graph_dependencies).
+    pub(crate) fn asks_dependencies(&self, node: GraphNode) -> Result<Vec<GraphNode>, DeviceError> {
+        let nodes = self.checked(self.driver.node_dependencies(CuNode(node.0 as usize)))?;
+        Ok(of_runtime(nodes))
+    }
+
+    /// True if the driver tells of the graphs that are being captured: what comes after what. CUDA 12.3 and
+    /// later do.
+    pub fn tells_of_captures(&self) -> bool {
+        self.driver.tells_of_captures()
+    }
+
     /// [`destroy_event`](girih_runtime::Device::destroy_event): the event is kept and used again. False if
     /// it is not in use.
     pub(crate) fn unmark(&mut self, id: StreamEvent) -> bool {
@@ -225,6 +248,10 @@ impl CudaDevice {
         }
         self.events.take_back(id)
     }
+}
+
+fn of_runtime(nodes: Vec<CuNode>) -> Vec<GraphNode> {
+    nodes.into_iter().map(|node| GraphNode(node.0 as u64)).collect()
 }
 
 /// Another device, of which streams use our memory. Its primary context is retained.

@@ -18,6 +18,19 @@ pub struct Handle(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamEvent(pub u64);
 
+/// A node of a graph that is being captured (`CUgraphNode`). Numbers come back once a graph is gone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GraphNode(pub u64);
+
+/// Where the work that is captured from a stream ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CapturedEnds {
+    /// The number of the capture, which no other capture of the process has.
+    pub capture: u64,
+    /// The nodes that whatever is captured next from the stream comes after. None if it is the first.
+    pub nodes: Vec<GraphNode>,
+}
+
 /// What the device has (`cuMemGetInfo`). Bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
@@ -127,6 +140,14 @@ pub trait Device {
     /// stream must be in use: a handle of one that is gone crashes the driver.
     fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError>;
 
+    /// Where the work ends that is captured from `stream` now (`cuStreamGetCaptureInfo`). None if no graph is
+    /// captured from it, or if the device does not tell. The stream must be in use.
+    fn captured_ends(&mut self, stream: StreamId) -> Result<Option<CapturedEnds>, DeviceError>;
+
+    /// The nodes that a node of a graph which is being captured comes after, without those that come before
+    /// these again (`cuGraphNodeGetDependencies`). Each has ended when the node begins.
+    fn graph_dependencies(&mut self, node: GraphNode) -> Result<Vec<GraphNode>, DeviceError>;
+
     /// True if the work before the event is done (`cuEventQuery`).
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError>;
 
@@ -177,6 +198,12 @@ macro_rules! streams_of {
             fn record_event(stream: ::girih_trace::StreamId) -> $crate::StreamEvent;
             fn record_fence(users: &[::girih_trace::StreamId]) -> $crate::StreamEvent;
             fn is_capturing(stream: ::girih_trace::StreamId) -> bool;
+            fn captured_ends(
+                stream: ::girih_trace::StreamId
+            ) -> ::core::option::Option<$crate::CapturedEnds>;
+            fn graph_dependencies(
+                node: $crate::GraphNode
+            ) -> ::std::vec::Vec<$crate::GraphNode>;
             fn query_event(event: $crate::StreamEvent) -> bool;
             fn wait_event(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();
             fn synchronize_event(event: $crate::StreamEvent) -> ();

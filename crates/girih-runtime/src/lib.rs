@@ -31,7 +31,9 @@ pub mod waste;
 pub mod wrapper;
 
 pub use auto::Auto;
-pub use device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+pub use device::{
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+};
 pub use planned::{Following, Planned};
 pub use policy::{
     AllocError, Backing, BlockId, BlockView, Checkpoint, Env, Granted, Log, Policy, PoolOptions,

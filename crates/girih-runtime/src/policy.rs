@@ -63,6 +63,10 @@ pub enum AllocError {
     /// the operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The request needs a segment of so many bytes, which the caller takes from the device: see
+    /// [`Caching::leave_segments`](crate::caching::Caching::leave_segments). Nothing else gives this.
+    #[error("the request needs {0} bytes of the device, which the caller has to take")]
+    SegmentLeft(u64),
     /// The block is not in use: it was freed already, or never given.
     #[error("block {} is not in use; it was freed already, or never given", .0.0)]
     UnknownBlock(BlockId),

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 3
+#define GIRIH_ABI 4
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -123,6 +123,10 @@ typedef struct girih_settings {
   uint32_t roundup_power2_divisions[16];
   /* Segments are expandable, or stitched. */
   bool expandable_segments;
+  /* Segments are taken from the device without the lock of a heap. */
+  bool release_lock_on_malloc;
+  /* What other streams used within a capture is used again within it, where the driver tells of graphs. */
+  bool graph_capture_record_stream_reuse;
 } girih_settings;
 /* The settings that hold now. */
 girih_status girih_get_settings(girih_settings *settings);
@@ -143,7 +147,8 @@ girih_status girih_pool_no_split(int32_t device, girih_pool pool);
 girih_status girih_pool_one_handle(int32_t device, girih_pool pool);
 /* The pool takes its memory from an allocator of its own, never in pages: `alloc` gives bytes or null,
  * `free` takes back what it gave. Both are called with `user` and with the heap locked, on any thread,
- * until the process ends: they must not call back. To be called between girih_pool_create and the
+ * until the process ends: they must not call back. With `release_lock_on_cudamalloc` `alloc` may be
+ * called without the lock, on several threads at once. To be called between girih_pool_create and the
  * pool's first request; again with the same functions and `user` it does nothing. */
 typedef void *(*girih_source_alloc)(void *user, uint64_t size);
 typedef void (*girih_source_free)(void *user, void *address);

@@ -88,10 +88,9 @@ AllocatorConfigInfo settings_info() {
   info.last_allocator_settings = girih_settings_text();
   info.roundup_power2_divisions.assign(
       std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
-  // The heaps keep their locks, and what a capture defers to its end stays deferred: both are off.
-  info.release_lock_on_malloc = false;
+  info.release_lock_on_malloc = settings.release_lock_on_malloc;
 #if GIRIH_TORCH_FROM(2, 9)
-  info.graph_capture_record_stream_reuse = false;
+  info.graph_capture_record_stream_reuse = settings.graph_capture_record_stream_reuse;
 #endif
   // The host's memory is torch's own to share out.
   info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();

@@ -29,7 +29,7 @@ pub use self::types::{
 };
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 4;
 
 /// The interface that this library has.
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@ use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, DeviceError};
 use girih_trace::StreamId;
 
-use crate::device::{Closing, Exported, HeapDevice};
+use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
 use crate::error::{HeapError, Outcome, unsupported};
 
 /// Bytes that a phantom has if the user does not say: 4 TiB.
@@ -53,6 +53,15 @@ impl HeapDevice for CudaDevice {
         CudaDevice::stream_identity(self, handle)
     }
 
+    fn begin_alloc(&mut self, size: u64) -> Option<BegunAlloc> {
+        let begun = CudaDevice::begin_alloc(self, size).ok()?;
+        Some(Box::new(move || begun.make()))
+    }
+
+    fn finish_alloc(&mut self, address: Address, size: u64) {
+        CudaDevice::finish_alloc(self, address, size);
+    }
+
     fn enable_peer(&mut self, peer: i32) -> Outcome<()> {
         Ok(CudaDevice::enable_peer(self, ordinal(peer)?)?)
     }
@@ -80,6 +89,10 @@ impl HeapDevice for CudaDevice {
 
     fn has_virtual_memory(&self) -> bool {
         self.properties().virtual_memory
+    }
+
+    fn tells_of_captures(&self) -> bool {
+        CudaDevice::tells_of_captures(self)
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
@@ -122,6 +135,10 @@ impl HeapDevice for Phantom {
 
     fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()> {
         HeapDevice::finish_close(self.device_mut(), address, closing)
+    }
+
+    fn tells_of_captures(&self) -> bool {
+        self.device().tells_of_captures()
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {

@@ -26,6 +26,16 @@ pub trait HeapDevice: Device + Send {
     /// A device that cannot do so never gets a source.
     fn take_from(&mut self, _source: Option<Source>) {}
 
+    /// An allocation of `size` bytes that is made without the device, which others use meanwhile. It is the
+    /// device's once [`HeapDevice::finish_alloc`] was told of what it gave. None if the device cannot do
+    /// so, or refuses now: [`Device::alloc`] says why.
+    fn begin_alloc(&mut self, _size: u64) -> Option<BegunAlloc> {
+        None
+    }
+
+    /// The allocation of `size` bytes that [`HeapDevice::begin_alloc`] began gave this address.
+    fn finish_alloc(&mut self, _address: Address, _size: u64) {}
+
     /// Lets `peer` read and write the memory of this device, present and future.
     fn enable_peer(&mut self, peer: i32) -> Outcome<()>;
 
@@ -45,6 +55,11 @@ pub trait HeapDevice: Device + Send {
     /// True if addresses can be reserved and memory mapped at them; otherwise [`Device::alloc`] and
     /// [`Device::free`] are all that there is.
     fn has_virtual_memory(&self) -> bool {
+        true
+    }
+
+    /// True if [`Device::captured_ends`] tells of graphs that are being captured.
+    fn tells_of_captures(&self) -> bool {
         true
     }
 
@@ -71,6 +86,9 @@ pub enum Closing {
         closing: u64,
     },
 }
+
+/// Asks for memory, while others use the device.
+pub type BegunAlloc = Box<dyn FnOnce() -> Result<Address, DeviceError> + Send>;
 
 /// Waits for all work of a device, while others use it.
 pub type Wait = Box<dyn FnOnce() -> Outcome<()> + Send>;

@@ -11,7 +11,9 @@ use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
-use girih_runtime::{AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request};
+use girih_runtime::{
+    Address, AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request,
+};
 
 use crate::device::HeapDevice;
 use crate::kept::{self, Gpu};
@@ -121,6 +123,27 @@ impl Engine {
             Engine::Direct(policy) => policy.allocate(env, request),
             Engine::Gmlake(policy) => policy.allocate(env, request),
             Engine::Auto(policy) => policy.allocate(env, request),
+        }
+    }
+
+    /// From now on a request of the caching policy that needs a segment fails with
+    /// [`AllocError::SegmentLeft`], or no more. The other policies leave none.
+    pub(crate) fn leave_segments(&mut self, leaves: bool) {
+        if let Engine::Caching(policy) = self {
+            policy.leave_segments(leaves);
+        }
+    }
+
+    /// [`Caching::go_on`], after such an error.
+    pub(crate) fn go_on(
+        &mut self,
+        env: &mut Env<'_>,
+        request: Request,
+        taken: Option<(Address, u64)>,
+    ) -> Result<Granted, AllocError> {
+        match self {
+            Engine::Caching(policy) => policy.go_on(env, request, taken),
+            _ => self.allocate(env, request),
         }
     }
 

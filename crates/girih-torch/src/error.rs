@@ -20,9 +20,25 @@ pub enum HeapError {
     /// It cannot be done with this kind of memory.
     #[error("{0}")]
     Unsupported(String),
+    /// The device is to be asked for a segment without the lock. It never leaves the heap.
+    #[error("a segment is to be taken from the device without the lock")]
+    SegmentLeft(SegmentLeft),
     /// A panic inside. The heap refuses all further work.
     #[error("{0}")]
     Bug(String),
+}
+
+/// A request that goes on once the device was asked for a segment, without the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentLeft {
+    /// Bytes of the segment.
+    pub(crate) segment: u64,
+    /// Bytes asked for.
+    pub(crate) size: u64,
+    /// The handle of the stream.
+    pub(crate) stream: u64,
+    /// PyTorch's id of the pool.
+    pub(crate) pool: (u64, u64),
 }
 
 /// What an operation of a heap gives. The error is boxed: what is returned when all is well stays

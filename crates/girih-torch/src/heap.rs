@@ -7,12 +7,14 @@
 //! ```
 //!
 //! Nothing that waits is done under the lock ([`Lock`](crate::lock::Lock)), but for the driver's own
-//! calls and the sink's. After a panic inside, the lock is poisoned and the heap refuses all further
+//! calls and the sink's; with `release_lock_on_cudamalloc` segments are taken without it (`unlocked`). After a panic inside, the lock is poisoned and the heap refuses all further
 //! work: what it believes of its memory may be wrong, and a wrong answer would corrupt a training run.
 
+mod captures;
 mod memory;
 mod pools;
 mod state;
+mod unlocked;
 mod view;
 
 use girih_runtime::Address;
@@ -66,10 +68,14 @@ impl Heap {
     /// Out of memory, with its story; or what the driver refused.
     #[inline]
     pub fn allocate(&self, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
-        self.with(|state| match pool {
+        let given = self.with(|state| match pool {
             (0, 0) => state.allocate(size, stream, pool),
             _ => state.allocate_in_pool(size, stream, pool),
-        })
+        });
+        match given {
+            Ok(address) => Ok(address),
+            Err(error) => self.go_on(error),
+        }
     }
 
     /// True if a request would be served of what is held; false if that cannot be told. Nothing

@@ -38,7 +38,7 @@ mod streams;
 mod sync;
 mod units;
 
-pub use device::{Closing, Exported, HeapDevice, Wait};
+pub use device::{BegunAlloc, Closing, Exported, HeapDevice, Wait};
 pub use error::{HeapError, Outcome};
 pub use heap::{Heap, HeapCheckpoint};
 pub use oom::OutOfMemory;

@@ -57,6 +57,12 @@ impl Mode {
         matches!(self, Mode::Native | Mode::Expandable)
     }
 
+    /// True if segments are taken from the device without the lock of a heap: if the program wants it, in the
+    /// modes that are PyTorch's own allocators.
+    pub(crate) fn takes_segments_unlocked(self, config: &Config) -> bool {
+        config.release_lock_on_cudamalloc && self.leaves_segments_to_the_program()
+    }
+
     /// True for the modes whose purpose is the recording.
     fn records(self) -> bool {
         matches!(self, Mode::Profile | Mode::Phantom)
@@ -229,7 +235,7 @@ impl Settings {
         }
         let record = record.unwrap_or(false) || mode.records();
         let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
-        let warnings = warnings(mode, &config, &said);
+        let warnings = warnings(mode, &Config::default(), &config, &said);
         Ok(Settings {
             mode,
             config,
@@ -269,19 +275,28 @@ impl Settings {
                  program runs; the modes `native` and `expandable` let it. Nothing was changed."
             ));
         }
-        let warnings = warnings(self.mode, &config, &said);
+        let warnings = warnings(self.mode, &self.config, &config, &said);
         Ok(Settings { config, conf: text.to_owned(), warnings, ..self.clone() })
     }
 }
 
-/// What a user should be told of settings that were read, with what was said when they were.
-fn warnings(mode: Mode, config: &Config, said: &[ConfigError]) -> Vec<String> {
+/// What a user should be told of settings that were read over those `before`, with what was said when they
+/// were.
+fn warnings(mode: Mode, before: &Config, config: &Config, said: &[ConfigError]) -> Vec<String> {
     let mut warnings: Vec<String> = said.iter().map(|said| format!("{said}.")).collect();
     let own_pages = config.expandable_page_size.is_some() || config.expandable_reserve.is_some();
     if config.stitches && own_pages {
         warnings.push(format!(
             "allocator settings: expandable_segments_page_size and expandable_segments_reserve have \
              no effect in the mode `{}`: where holes are stitched, Girih chooses pages and addresses.",
+            mode.name()
+        ));
+    }
+    let is_new = config.release_lock_on_cudamalloc && !before.release_lock_on_cudamalloc;
+    if is_new && !mode.takes_segments_unlocked(config) {
+        warnings.push(format!(
+            "allocator settings: release_lock_on_cudamalloc has no effect in the mode `{}`: a heap keeps \
+             its lock while it calls the driver, but for the modes `native` and `expandable`.",
             mode.name()
         ));
     }
@@ -350,15 +365,13 @@ mod tests {
 
     #[test]
     fn what_was_written_for_pytorch_holds_as_far_as_it_is_known() {
-        let text = "later_key:1,max_split_size_mb:64,release_lock_on_cudamalloc:True";
+        let text = "later_key:1,max_split_size_mb:64,expandable_segments_reserve_by_class:[a:1]";
         let of = |json: String| Settings::parse(&json);
         let settings = of(format!(r#"{{"mode": "native", "torch_conf": "{text}"}}"#)).unwrap();
         assert_eq!(settings.config.max_split_size, 64 << 20);
         assert_eq!((settings.warnings.len(), settings.conf.as_str()), (2, text));
         assert!(settings.warnings[0].contains("unknown key `later_key`"));
-        assert!(
-            settings.warnings[1].contains("release_lock_on_cudamalloc (byte 33) has no effect")
-        );
+        assert!(settings.warnings[1].contains("by_class (byte 33) has no effect"));
         // For Girih it is a mistake, and it goes first.
         let refused = of(format!(r#"{{"conf": "{text}"}}"#)).unwrap_err();
         assert!(refused.contains("later_key"), "{refused}");
@@ -375,6 +388,30 @@ mod tests {
         assert_eq!(of("expandable").config.expandable_page_size, Some(4 << 20));
         assert!(of("expandable").warnings.is_empty());
         assert!(of("stitch").warnings[0].contains("Girih chooses pages"), "it is not fatal");
+    }
+
+    #[test]
+    fn the_lock_is_let_go_in_pytorchs_own_modes_and_elsewhere_the_user_is_told_once() {
+        let text = "release_lock_on_cudamalloc:True";
+        let of = |mode: &str| {
+            Settings::parse(&format!(r#"{{"mode": "{mode}", "conf": "{text}"}}"#)).unwrap()
+        };
+        for mode in ["native", "expandable"] {
+            assert!(of(mode).config.release_lock_on_cudamalloc && of(mode).warnings.is_empty());
+        }
+        for mode in ["auto", "stitch", "gmlake", "profile"] {
+            let settings = of(mode);
+            let says = format!("release_lock_on_cudamalloc has no effect in the mode `{mode}`");
+            assert!(settings.warnings[0].contains(&says), "{:?}", settings.warnings);
+            assert!(settings.changed("").unwrap().warnings.is_empty(), "it was said already");
+        }
+        assert!(
+            !of("native")
+                .changed(&text.replace("True", "False"))
+                .unwrap()
+                .config
+                .release_lock_on_cudamalloc
+        );
     }
 
     #[test]

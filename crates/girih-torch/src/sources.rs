@@ -10,7 +10,9 @@
 //! ```
 //!
 //! An allocator is two functions of the caller. They run with the heap locked, as PyTorch's own
-//! allocator calls them under its lock: they must not call back into the heap.
+//! allocator calls them under its lock: they must not call back into the heap. With
+//! `release_lock_on_cudamalloc` the one that gives memory may run without the lock, on several threads at
+//! once, as there.
 
 #![expect(unsafe_code, reason = "a source is two functions of C")]
 
@@ -21,7 +23,7 @@ use girih_cuda::StreamHandle;
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
 use girih_trace::StreamId;
 
-use crate::device::{Closing, Exported, HeapDevice};
+use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
 use crate::error::{Outcome, unsupported};
 
 /// Gives `size` bytes, or null. `girih_source_alloc`.
@@ -49,6 +51,13 @@ impl Source {
     /// do not call this library.
     pub unsafe fn new(alloc: SourceAlloc, free: SourceFree, user: *mut c_void) -> Source {
         Source { alloc, free, user }
+    }
+
+    /// Asks it for memory. None if it has none.
+    fn alloc(&self, size: u64) -> Option<Address> {
+        // SAFETY: who made the source says that it can be called with its own `user`.
+        let address = unsafe { (self.alloc)(self.user, size) } as Address;
+        (address != 0).then_some(address)
     }
 
     /// True if both are the same allocator.
@@ -90,12 +99,10 @@ impl Device for Sourced {
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
         let Some(source) = self.present else { return self.device.alloc(size) };
-        // SAFETY: who made the source says that it can be called with its own `user`.
-        let address = unsafe { (source.alloc)(source.user, size) } as Address;
-        if address == 0 {
+        let Some(address) = source.alloc(size) else {
             let free = self.device.memory_info().free;
             return Err(DeviceError::OutOfMemory { requested: size, free });
-        }
+        };
         self.given.insert(address, (size, source));
         Ok(address)
     }
@@ -127,12 +134,29 @@ impl HeapDevice for Sourced {
         self.present = source;
     }
 
+    fn begin_alloc(&mut self, size: u64) -> Option<BegunAlloc> {
+        let Some(source) = self.present else { return self.device.begin_alloc(size) };
+        let nothing = DeviceError::OutOfMemory { requested: size, free: 0 };
+        Some(Box::new(move || source.alloc(size).ok_or(nothing)))
+    }
+
+    fn finish_alloc(&mut self, address: Address, size: u64) {
+        match self.present {
+            Some(source) => _ = self.given.insert(address, (size, source)),
+            None => self.device.finish_alloc(address, size),
+        }
+    }
+
     fn set_stream(&mut self, id: StreamId, stream: StreamHandle) {
         self.device.set_stream(id, stream);
     }
 
     fn stream_identity(&mut self, handle: u64) -> Option<u64> {
         self.device.stream_identity(handle)
+    }
+
+    fn tells_of_captures(&self) -> bool {
+        self.device.tells_of_captures()
     }
 
     fn has_virtual_memory(&self) -> bool {

@@ -160,7 +160,7 @@ fn layout() -> Vec<(String, usize)> {
         }
         "girih_settings" abi::Settings {
             max_split_size, garbage_collection_threshold, roundup_power2_divisions,
-            expandable_segments
+            expandable_segments, release_lock_on_malloc, graph_capture_record_stream_reuse
         }
         "girih_stat" abi::Stat { current, peak, allocated, freed }
         "girih_stats" abi::Stats {

@@ -17,9 +17,9 @@ use libloading::Library;
 use super::Driver;
 use super::table::Table;
 use super::types::{
-    CAPTURE_NONE, CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEvent, CuIpcHandle,
-    CuMemory, CuProperties, CuResult, CuStream, EVENT_DISABLE_TIMING, GRANULARITY_MINIMUM,
-    IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR,
+    CAPTURE_ACTIVE, CAPTURE_NONE, CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice,
+    CuEvent, CuGraph, CuIpcHandle, CuMemory, CuNode, CuProperties, CuResult, CuStream,
+    EVENT_DISABLE_TIMING, GRANULARITY_MINIMUM, IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR,
 };
 
 /// A call that the driver refused.
@@ -398,5 +398,66 @@ impl Driver {
             stream, out
         ))
         .map(|status| status != CAPTURE_NONE)
+    }
+
+    /// Where the work ends that is captured from a stream: the number of the capture, and nodes of its graph.
+    /// Nothing if no graph is captured from it, or if the driver is older than CUDA 12.3. An error if its next
+    /// work may begin before these nodes have ended.
+    pub(crate) fn captured_ends(
+        &self,
+        stream: CuStream,
+    ) -> Result<Option<(u64, Vec<CuNode>)>, Failure> {
+        let Some(info) = self.table.capture_info else { return Ok(None) };
+        let (mut id, mut graph, mut count) = (0, CuGraph(0), 0);
+        let mut nodes = ptr::null();
+        let (id_out, graph_out) = (&raw mut id, &raw mut graph);
+        let (nodes_out, count_out) = (&raw mut nodes, &raw mut count);
+        let status = give!("cuStreamGetCaptureInfo", CAPTURE_NONE, |out| info(
+            stream,
+            out,
+            id_out,
+            graph_out,
+            nodes_out,
+            ptr::null_mut(),
+            count_out
+        ))?;
+        if status != CAPTURE_ACTIVE {
+            return Ok(None);
+        }
+        if count == 0 || nodes.is_null() {
+            return Ok(Some((id, Vec::new())));
+        }
+        // SAFETY: the driver gives an array of so many nodes, which is its own until the next call about the
+        // stream.
+        let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
+        Ok(Some((id, nodes.to_vec())))
+    }
+
+    /// The nodes that a node comes after directly. An error if it may begin before one of them has ended.
+    pub(crate) fn node_dependencies(&self, node: CuNode) -> Result<Vec<CuNode>, Failure> {
+        const CALL: &str = "cuGraphNodeGetDependencies";
+        let unknown = Failure { call: CALL, code: CuResult::NOT_SUPPORTED };
+        let dependencies = self.table.node_dependencies.ok_or(unknown)?;
+        let no_edges = ptr::null_mut();
+        let count = give!("cuGraphNodeGetDependencies", 0, |out| dependencies(
+            node,
+            ptr::null_mut(),
+            no_edges,
+            out
+        ))?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut nodes = vec![CuNode(0); count];
+        let mut given = count;
+        let (first, given_out) = (nodes.as_mut_ptr(), &raw mut given);
+        make!("cuGraphNodeGetDependencies", dependencies(node, first, no_edges, given_out))?;
+        nodes.truncate(given);
+        Ok(nodes)
+    }
+
+    /// True if the driver tells of the graphs that are being captured.
+    pub(crate) fn tells_of_captures(&self) -> bool {
+        self.table.capture_info.is_some() && self.table.node_dependencies.is_some()
     }
 }

@@ -10,8 +10,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::Library;
 
 use super::types::{
-    CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEvent, CuIpcHandle, CuMemory,
-    CuProperties, CuResult, CuStream,
+    CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEdge, CuEvent, CuGraph,
+    CuIpcHandle, CuMemory, CuNode, CuProperties, CuResult, CuStream,
 };
 
 macro_rules! table {
@@ -115,5 +115,13 @@ table! {
         stream_id = "cuStreamGetId" (CuStream, *mut u64);
         // Since CUDA 11.4. The plain one has the parts of a partitioned GPU share a UUID.
         device_uuid_of_part = "cuDeviceGetUuid_v2" (*mut [u8; 16], CuDevice);
+        // Since CUDA 12.3. The edges, if they are not asked for, must have no data.
+        capture_info = "cuStreamGetCaptureInfo_v3" (
+            CuStream, *mut c_uint, *mut u64, *mut CuGraph, *mut *const CuNode, *mut *const CuEdge,
+            *mut usize
+        );
+        node_dependencies = "cuGraphNodeGetDependencies_v2" (
+            CuNode, *mut CuNode, *mut CuEdge, *mut usize
+        );
     }
 }

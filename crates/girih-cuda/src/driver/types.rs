@@ -44,6 +44,23 @@ pub(crate) struct CuStream(pub(crate) usize);
 #[repr(transparent)]
 pub(crate) struct CuEvent(pub(crate) usize);
 
+/// A graph (`CUgraph`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(transparent)]
+pub(crate) struct CuGraph(pub(crate) usize);
+
+/// A node of a graph (`CUgraphNode`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[repr(transparent)]
+pub(crate) struct CuNode(pub(crate) usize);
+
+/// What an edge of a graph is besides its ends (`CUgraphEdgeData`). It is never asked for.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CuEdge {
+    _data: [u8; 8],
+}
+
 /// Physical memory (`CUmemGenericAllocationHandle`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
@@ -160,6 +177,8 @@ impl CuCaptureMode {
     pub(crate) const RELAXED: CuCaptureMode = CuCaptureMode(2);
 }
 
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`.
+pub(crate) const CAPTURE_ACTIVE: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 pub(crate) const CAPTURE_NONE: u32 = 0;
 

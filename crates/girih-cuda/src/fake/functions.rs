@@ -10,7 +10,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
-use super::{DEVICES, MIB, Mapped, Memory, State, UNIT, with};
+use super::{DEVICES, MIB, Mapped, Memory, State, UNIT, graphs, with};
 use crate::driver::table::Table;
 use crate::driver::types::{
     CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEvent, CuIpcHandle, CuMemory,
@@ -18,12 +18,15 @@ use crate::driver::types::{
 };
 
 const OUT_OF_MEMORY: CuResult = CuResult::OUT_OF_MEMORY;
-const INVALID: CuResult = CuResult::INVALID_VALUE;
+pub(super) const INVALID: CuResult = CuResult::INVALID_VALUE;
 /// `CUDA_ERROR_INVALID_HANDLE`.
 const INVALID_HANDLE: CuResult = CuResult(400);
 
 /// A call: counts it, runs it, and turns its result into a number.
-fn call(name: &'static str, body: impl FnOnce(&mut State) -> Result<(), CuResult>) -> CuResult {
+pub(super) fn call(
+    name: &'static str,
+    body: impl FnOnce(&mut State) -> Result<(), CuResult>,
+) -> CuResult {
     with(|state| match state.enter(name).and_then(|()| body(state)) {
         Ok(()) => CuResult::SUCCESS,
         Err(code) => code,
@@ -43,18 +46,18 @@ fn memory_call(
 }
 
 /// Writes a result.
-fn put<T>(out: *mut T, value: T) {
+pub(super) fn put<T>(out: *mut T, value: T) {
     // SAFETY: the wrappers hand over a pointer to a local of the type.
     unsafe { out.write(value) };
 }
 
 /// Reads an argument.
-fn get<T: Copy>(from: *const T) -> T {
+pub(super) fn get<T: Copy>(from: *const T) -> T {
     // SAFETY: the wrappers hand over a pointer to a value that lives for the call.
     unsafe { from.read() }
 }
 
-fn check(condition: bool, code: CuResult) -> Result<(), CuResult> {
+pub(super) fn check(condition: bool, code: CuResult) -> Result<(), CuResult> {
     if condition { Ok(()) } else { Err(code) }
 }
 
@@ -567,5 +570,7 @@ pub(crate) fn table() -> Table {
         context_record_event: Some(context_record_event),
         stream_id: Some(stream_id),
         device_uuid_of_part: Some(device_uuid_of_part),
+        capture_info: Some(graphs::capture_info),
+        node_dependencies: Some(graphs::node_dependencies),
     }
 }

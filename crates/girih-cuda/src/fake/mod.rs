@@ -4,6 +4,7 @@
 //! can be told which call fails, and can describe itself, to be compared before and after.
 
 mod functions;
+mod graphs;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 
 use crate::driver::Driver;
 use crate::driver::table::Table;
-use crate::driver::types::{CuCaptureMode, CuResult};
+use crate::driver::types::{CuCaptureMode, CuNode, CuResult};
 
 pub(crate) const MIB: u64 = 1 << 20;
 /// Granularity of the fake.
@@ -42,6 +43,12 @@ pub(crate) struct State {
     pub(crate) captures: bool,
     /// Streams from which graphs are captured in this thread.
     pub(crate) capturing: BTreeSet<usize>,
+    /// Of those from which work is captured: the number of the capture, and the nodes that it ends in.
+    pub(crate) captured: BTreeMap<usize, (u64, Vec<CuNode>)>,
+    /// What each node of a graph comes after.
+    pub(crate) nodes: BTreeMap<usize, Vec<CuNode>>,
+    /// An edge of every graph is of another kind than the common one.
+    pub(crate) has_other_edges: bool,
     /// Streams that are destroyed.
     pub(crate) gone: BTreeSet<usize>,
     /// It is captured from a stream that nobody has named.
@@ -110,6 +117,9 @@ impl State {
             captures: false,
             hides_capture: false,
             capturing: BTreeSet::new(),
+            captured: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            has_other_edges: false,
             gone: BTreeSet::new(),
             spoiled: false,
             peers: BTreeSet::new(),
@@ -204,6 +214,8 @@ pub(crate) fn old_driver() -> &'static Driver {
             context_record_event: None,
             stream_id: None,
             device_uuid_of_part: None,
+            capture_info: None,
+            node_dependencies: None,
             ..table
         })
     })
@@ -263,6 +275,28 @@ pub(crate) fn capture_from(stream: u64, begins: bool) {
         } else {
             state.capturing.remove(&(stream as usize));
         }
+    });
+}
+
+/// Work of a stream becomes a node of the graph of this capture, after its work so far. The node.
+pub(crate) fn captured_work(stream: u64, capture: u64) -> u64 {
+    with(|state| {
+        let node = CuNode(state.fresh(MIB) as usize);
+        let (of, ends) = state.captured.entry(stream as usize).or_default();
+        *of = capture;
+        let before = std::mem::replace(ends, vec![node]);
+        state.nodes.insert(node.0, before);
+        node.0 as u64
+    })
+}
+
+/// Later work of `after` comes after the captured work of `before`.
+pub(crate) fn join_captured(before: u64, after: u64) {
+    with(|state| {
+        let (capture, nodes) = state.captured[&(before as usize)].clone();
+        let (of, ends) = state.captured.entry(after as usize).or_default();
+        *of = capture;
+        ends.extend(nodes);
     });
 }
 

@@ -29,6 +29,21 @@ fn a_device_may_go_to_another_thread() {
 }
 
 #[test]
+fn an_allocation_that_is_made_beside_the_device_is_its_own_once_it_is_told() {
+    let mut device = device_of(64 * MIB);
+    let address = device.begin_alloc(UNIT).expect("a size").make().expect("there is room");
+    assert_misuse(device.free(address));
+    device.finish_alloc(address, UNIT);
+    device.free(address).expect("it was allocated");
+    let refused = device.begin_alloc(66 * MIB).expect("a size").make();
+    let (requested, free) = (66 * MIB, 64 * MIB);
+    assert_eq!(refused, Err(DeviceError::OutOfMemory { requested, free }));
+    assert_misuse(device.begin_alloc(0).map(|_| ()));
+    assert_eq!(device.calls().alloc, 2);
+    assert!(fake::is_empty());
+}
+
+#[test]
 fn a_device_says_what_it_is() {
     let device = device_of(64 * MIB);
     let properties = device.properties();

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use girih_runtime::{Address, Device, Handle, StreamEvent};
+use girih_runtime::{Address, Device, DeviceError, Handle, StreamEvent};
 use girih_trace::StreamId;
 
 use super::device_of;
@@ -80,6 +80,11 @@ fn every_failure_leaves_no_trace<T: Debug, E: Debug>(
 #[test]
 fn a_call_that_fails_leaves_no_trace() {
     every_failure_leaves_no_trace("alloc", |scene| scene.device.alloc(UNIT));
+    every_failure_leaves_no_trace("begin_alloc", |scene| {
+        let address = scene.device.begin_alloc(UNIT)?.make()?;
+        scene.device.finish_alloc(address, UNIT);
+        Ok::<_, DeviceError>(address)
+    });
     every_failure_leaves_no_trace("free", |scene| scene.device.free(scene.allocation));
     every_failure_leaves_no_trace("reserve", |scene| scene.device.reserve(UNIT));
     every_failure_leaves_no_trace("unreserve", |scene| scene.device.unreserve(scene.empty, UNIT));

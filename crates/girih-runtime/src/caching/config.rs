@@ -60,6 +60,13 @@ pub struct Config {
     /// A request that would pass the limit fails at once, without trying to release anything
     /// (`throw_on_cudamalloc_oom`).
     pub throw_on_cudamalloc_oom: bool,
+    /// Whoever holds the policy under a lock lets it go while a segment is taken from the device
+    /// (`release_lock_on_cudamalloc`); see [`Caching::leave_segments`](super::Caching::leave_segments). By
+    /// itself it changes nothing.
+    pub release_lock_on_cudamalloc: bool,
+    /// A block that other streams used within a capture serves again within it, once the graph orders that
+    /// (`graph_capture_record_stream_reuse`).
+    pub graph_capture_record_stream_reuse: bool,
     /// Which release's order of equal blocks to follow. Not part of the text.
     pub tie_order: TieOrder,
     /// Bytes that go to another stream or back to the device wait for every stream that may still use
@@ -88,6 +95,8 @@ impl Default for Config {
             garbage_collection_threshold: 0.0,
             memory_fraction: 1.0,
             throw_on_cudamalloc_oom: false,
+            release_lock_on_cudamalloc: false,
+            graph_capture_record_stream_reuse: false,
             tie_order: TieOrder::default(),
             own_order: false,
             stitches: false,
@@ -262,17 +271,12 @@ impl Config {
             "expandable_segments_reserve_by_class" => {
                 return setting.no_effect("classes of streams are known to PyTorch alone");
             }
-            "release_lock_on_cudamalloc" | "release_lock_on_hipmalloc" if setting.boolean()? => {
-                return setting.no_effect("a heap keeps its lock while it calls the driver");
+            "release_lock_on_cudamalloc" | "release_lock_on_hipmalloc" => {
+                self.release_lock_on_cudamalloc = setting.boolean()?;
             }
-            "graph_capture_record_stream_reuse" if setting.boolean()? => {
-                return setting.no_effect(
-                    "what other streams use is free again when the capture has ended, not before",
-                );
+            "graph_capture_record_stream_reuse" => {
+                self.graph_capture_record_stream_reuse = setting.boolean()?;
             }
-            "release_lock_on_cudamalloc"
-            | "release_lock_on_hipmalloc"
-            | "graph_capture_record_stream_reuse" => {}
             "pinned_use_cuda_host_register"
             | "pinned_use_hip_host_register"
             | "pinned_use_background_threads"
@@ -473,19 +477,23 @@ mod tests {
              release_lock_on_cudamalloc:True,expandable_segments_reserve_by_class:[a:0.5,b:40G]",
         );
         let text: Vec<String> = said.iter().map(ToString::to_string).collect();
-        assert_eq!(text.len(), 5, "{text:?}");
+        assert_eq!(text.len(), 4, "{text:?}");
         assert!(text[0].contains("unknown key `from_a_later_release`"), "{text:?}");
         assert!(text[1].contains("`x` (byte 76) is not of the form key:value"), "{text:?}");
-        assert!(text[2].contains("release_lock_on_cudamalloc (byte 78) has no effect"), "{text:?}");
-        assert!(text[3].contains("by_class"), "{text:?}");
-        assert!(text[4].contains("max_split_size_mb is `2`"), "{text:?}");
-        assert_eq!(said.iter().filter(|said| said.is_remark()).count(), 2);
-        let expected = Config { garbage_collection_threshold: 0.5, ..Config::default() };
+        assert!(text[2].contains("by_class (byte 110) has no effect"), "{text:?}");
+        assert!(text[3].contains("max_split_size_mb is `2`"), "{text:?}");
+        assert_eq!(said.iter().filter(|said| said.is_remark()).count(), 1);
+        let expected = Config {
+            garbage_collection_threshold: 0.5,
+            release_lock_on_cudamalloc: true,
+            ..Config::default()
+        };
         assert_eq!(config, expected);
         // To ask for what is done anyway has nothing to be said of.
         let same = "release_lock_on_cudamalloc:False,graph_capture_record_stream_reuse:False";
         assert_eq!(config.apply_known(same), []);
-        assert!(Config::parse("graph_capture_record_stream_reuse:True").is_ok());
+        let on = Config::parse("graph_capture_record_stream_reuse:True").unwrap();
+        assert!(on.graph_capture_record_stream_reuse);
     }
 
     #[test]

@@ -14,16 +14,18 @@ pub(super) struct StreamUse {
     pub(super) stream: StreamId,
     /// Recorded during a capture: its work is part of the graph, not of the stream.
     captured: bool,
+    /// The capture whose graph the use is surely a part of, if that was asked.
+    pub(super) graph: Option<u64>,
 }
 
 impl Caching {
-    /// Adds a stream to a block in use.
-    pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId) {
+    /// Adds a stream to a block in use, and the capture that this use is a part of, if that is known.
+    pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId, graph: Option<u64>) {
         // One thread may capture while another uses blocks as ever. PyTorch cannot tell them apart.
         let captured = self.is_capturing() && !self.config.orders_all_streams();
         let uses = self.uses.entry(id).or_default();
         if !uses.iter().any(|known| known.stream == stream) {
-            uses.push(StreamUse { stream, captured });
+            uses.push(StreamUse { stream, captured, graph });
         }
         self.blocks[id].shared = true;
     }

@@ -24,11 +24,12 @@
 //! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
 //! `expandable` pages, `stitching` holes, `views` their addresses,
 //! `lending` their bytes, `users` who used them last,
-//! `reclaim` giving back, `events` streams and
-//! captures, `checkpoint` bringing a pool back, `view` looking at it.
+//! `two_step` requests whose segment the caller takes, `reclaim` giving back, `events` streams and
+//! captures, `captured` frees within them, `checkpoint` bringing a pool back, `view` looking at it.
 
 mod adopt;
 mod block;
+mod captured;
 mod checkpoint;
 pub mod config;
 mod events;
@@ -43,6 +44,7 @@ mod search;
 mod segments;
 mod stitching;
 mod tie_order;
+mod two_step;
 mod users;
 mod view;
 mod views;
@@ -52,12 +54,14 @@ use rustc_hash::FxHashMap;
 
 pub use self::adopt::{Adopted, AdoptedBlock};
 use self::block::{Home, Slab};
+use self::captured::CaptureReuse;
 pub use self::config::{Config, ConfigError, TieOrder};
 use self::events::StreamUse;
 use self::expandable::Segment;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
 pub(crate) use self::stitching::{PAGES, SLACK};
+use self::two_step::Taken;
 use self::users::Stains;
 use self::views::Views;
 use crate::order::Order;
@@ -82,6 +86,7 @@ pub struct Caching {
     pending: PendingFrees,
     /// Blocks freed during a capture; they get their events after it.
     deferred: Vec<BlockId>,
+    reuse: CaptureReuse,
     limbo: Limbo,
     /// Open pool scopes, the newest last.
     scopes: Vec<Scope>,
@@ -98,6 +103,10 @@ pub struct Caching {
     views: Views,
     stains: Stains,
     order: Order,
+    /// The caller takes segments from the device; see `two_step`.
+    leaves_segments: bool,
+    /// The segment that it has taken for the request under way.
+    taken: Option<Taken>,
 }
 
 /// An open scope of a pool.
@@ -121,6 +130,7 @@ impl Caching {
             uses: FxHashMap::default(),
             pending: PendingFrees::default(),
             deferred: Vec::new(),
+            reuse: CaptureReuse::default(),
             limbo: Limbo::default(),
             scopes: Vec::new(),
             captures: 0,
@@ -132,6 +142,8 @@ impl Caching {
             views: Views::default(),
             stains: Stains::default(),
             order: Order::default(),
+            leaves_segments: false,
+            taken: None,
         }
     }
 
@@ -226,6 +238,8 @@ impl Policy for Caching {
                 return Err(error.into());
             }
             self.order.settle(env.device, &mut self.limbo, request.stream);
+        } else if self.config.graph_capture_record_stream_reuse {
+            self.complete_captured(env, request.stream);
         }
         if request.size >= rounding::MAX_REQUEST {
             return Err(self.out_of_memory(env, request.size, request.size));
@@ -281,6 +295,7 @@ impl Policy for Caching {
             self.stats.oversize_allocations.decrease(1);
         }
         if deferred {
+            self.mark_captured(env.device, id);
             self.deferred.push(id);
         } else if !shared {
             self.complete_free(env, id);
@@ -290,13 +305,14 @@ impl Policy for Caching {
 
     fn record_stream(
         &mut self,
-        _env: &mut Env<'_>,
+        env: &mut Env<'_>,
         id: BlockId,
         stream: StreamId,
     ) -> Result<(), AllocError> {
         let block = *self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
         if stream != block.home.stream {
-            self.add_use(id, stream);
+            let graph = self.capture_of(env.device, stream);
+            self.add_use(id, stream, graph);
         }
         Ok(())
     }
@@ -347,6 +363,9 @@ impl Policy for Caching {
         let is_it = |scope: &Scope| (scope.pool, scope.captures) == (pool, captures);
         if let Some(place) = self.scopes.iter().rposition(is_it) {
             self.captures -= usize::from(self.scopes.remove(place).counts);
+        }
+        if self.captures == 0 {
+            self.reuse.forget();
         }
     }
 

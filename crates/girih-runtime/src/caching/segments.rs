@@ -8,7 +8,7 @@ use super::block::{Block, Home};
 use super::pool::Pools;
 use super::rounding::segment_size;
 use super::search::{Found, Search};
-use crate::device::{Device, DeviceError};
+use crate::device::{Address, Device, DeviceError};
 use crate::policy::{AllocError, BlockId, Env};
 
 /// What the device gave.
@@ -19,6 +19,8 @@ enum Taken {
     Nothing,
     /// Too little, and nothing else is to be tried.
     Rejected,
+    /// Nothing yet: the caller takes the segment.
+    Left,
 }
 
 impl Caching {
@@ -53,14 +55,18 @@ impl Caching {
     ) -> Result<BlockId, AllocError> {
         self.limbo.settle(env.device)?;
         self.granularity = env.device.granularity();
+        if let Some(block) = self.use_taken(env, search)? {
+            return Ok(block);
+        }
         if self.config.garbage_collection_threshold > 0.0
             && let Some(limit) = self.limit(env)
         {
             self.collect_garbage(env, limit)?;
         }
         let segment = segment_size(search.size, self.config.large_segment_size);
-        match self.take(env, search, segment)? {
+        match self.take(env, search, segment, self.leaves_segments)? {
             Taken::Block(block) => return Ok(block),
+            Taken::Left => return Err(self.leave_segment(search, segment)),
             Taken::Rejected => {
                 self.stats.num_oom_rejections += 1;
                 return Err(self.out_of_memory(env, requested, segment).into_rejection());
@@ -71,14 +77,14 @@ impl Caching {
             return Ok(block);
         }
         if self.release_available(env, search)?
-            && let Taken::Block(block) = self.take(env, search, segment)?
+            && let Taken::Block(block) = self.take(env, search, segment, false)?
         {
             return Ok(block);
         }
         if !capture {
             self.release_cached_blocks(env, false)?;
             self.stats.num_alloc_retries += 1;
-            if let Taken::Block(block) = self.take(env, search, segment)? {
+            if let Taken::Block(block) = self.take(env, search, segment, false)? {
                 return Ok(block);
             }
         }
@@ -101,12 +107,13 @@ impl Caching {
         AllocError::out_of_memory(env, &self.stats, limit, requested, segment)
     }
 
-    /// Takes a segment, or pages, for a search.
+    /// Takes a segment, or pages, for a search; or leaves a segment to the caller.
     fn take(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         segment: u64,
+        leaves: bool,
     ) -> Result<Taken, DeviceError> {
         let after = self.held().saturating_add(segment);
         // What is stitched is held already; how much that is turns out on the way.
@@ -123,6 +130,8 @@ impl Caching {
             self.take_stitched(env, search)?
         } else if search.expandable {
             self.take_expandable(env, search)?
+        } else if leaves {
+            return Ok(Taken::Left);
         } else {
             self.take_segment(env, search, segment)?
         };
@@ -144,20 +153,31 @@ impl Caching {
             Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
+        Ok(Some(self.add_segment(env, search.home, address, size)))
+    }
+
+    /// Enters a segment that the device gave. Returns its block, which is in no set.
+    pub(super) fn add_segment(
+        &mut self,
+        env: &mut Env<'_>,
+        home: Home,
+        address: Address,
+        size: u64,
+    ) -> BlockId {
         let registration = self.register();
-        let block = Block::new(address, size, search.home);
+        let block = Block::new(address, size, home);
         let id = self.blocks.insert(Block { registration, ..block });
-        let is_small = search.home.is_small();
+        let is_small = home.is_small();
         self.stats.segment.increase(is_small, 1);
         self.stats.reserved_bytes.increase(is_small, size);
-        self.pools.count_taken(search.home, size);
+        self.pools.count_taken(home, size);
         if size >= self.config.max_split_size {
             self.stats.oversize_segments.increase(1);
         }
         self.stats.num_device_alloc += 1;
-        let owner = self.pools.owner(search.home.pool).id;
-        env.log(Action::SegmentAlloc, address, size, search.home.stream, owner);
-        Ok(Some(id))
+        let owner = self.pools.owner(home.pool).id;
+        env.log(Action::SegmentAlloc, address, size, home.stream, owner);
+        id
     }
 
     /// The free blocks of pools that lend when memory runs out (`use_on_oom`), for a request of the

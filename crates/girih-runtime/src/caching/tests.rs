@@ -2,8 +2,10 @@
 
 use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
+mod captured;
 mod settings;
 mod stitching;
+mod two_step;
 
 use super::*;
 use crate::device::Device;

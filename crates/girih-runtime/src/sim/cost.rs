@@ -33,6 +33,10 @@ pub enum Call {
     RecordEvent,
     /// `cuCtxRecordEvent`.
     RecordFence,
+    /// `cuStreamGetCaptureInfo`.
+    CapturedEnds,
+    /// `cuGraphNodeGetDependencies`.
+    GraphDependencies,
     /// `cuEventQuery`.
     QueryEvent,
     /// `cuStreamWaitEvent`.
@@ -47,7 +51,7 @@ pub enum Call {
 
 impl Call {
     /// Every call.
-    pub const ALL: [Call; 16] = [
+    pub const ALL: [Call; 18] = [
         Call::Alloc,
         Call::Free,
         Call::Reserve,
@@ -59,6 +63,8 @@ impl Call {
         Call::Unmap,
         Call::RecordEvent,
         Call::RecordFence,
+        Call::CapturedEnds,
+        Call::GraphDependencies,
         Call::QueryEvent,
         Call::WaitEvent,
         Call::SynchronizeEvent,
@@ -80,6 +86,8 @@ impl Call {
             Call::Unmap => "unmap",
             Call::RecordEvent => "record_event",
             Call::RecordFence => "record_fence",
+            Call::CapturedEnds => "captured_ends",
+            Call::GraphDependencies => "graph_dependencies",
             Call::QueryEvent => "query_event",
             Call::WaitEvent => "wait_event",
             Call::SynchronizeEvent => "synchronize_event",

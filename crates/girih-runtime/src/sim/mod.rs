@@ -16,6 +16,7 @@
 
 pub mod cost;
 pub mod fault;
+mod graph;
 mod memory;
 pub mod order;
 
@@ -25,7 +26,9 @@ pub use self::cost::{Call, CallTotals};
 pub use self::fault::{Fault, FaultKind};
 use self::memory::Memory;
 use self::order::Order;
-use crate::device::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use crate::device::{
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+};
 
 /// A simulated GPU.
 #[derive(Debug)]
@@ -100,12 +103,13 @@ impl SimDevice {
     }
 
     /// A graph is captured from `stream` from now on: no event may be recorded on it, it may wait for none,
-    /// and there are no fences, until [`SimDevice::end_capture`].
+    /// and there are no fences, until [`SimDevice::end_capture`]. So it is from streams that are ordered after
+    /// it by [`SimDevice::order`].
     pub fn begin_capture(&mut self, stream: StreamId) {
         self.order.set_capturing(stream, true);
     }
 
-    /// The capture from `stream` is over.
+    /// The capture from `stream` is over, and from all streams that joined it.
     pub fn end_capture(&mut self, stream: StreamId) {
         self.order.set_capturing(stream, false);
     }
@@ -299,6 +303,20 @@ impl Device for SimDevice {
     /// Asks the device's books and no driver: it is no call that could fail.
     fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
         self.order.is_capturing(stream)
+    }
+
+    fn captured_ends(&mut self, stream: StreamId) -> Result<Option<CapturedEnds>, DeviceError> {
+        self.enter(Call::CapturedEnds, 0)?;
+        let ends = self.order.captured_ends(stream)?;
+        self.totals.add(Call::CapturedEnds, 0, 1);
+        Ok(ends)
+    }
+
+    fn graph_dependencies(&mut self, node: GraphNode) -> Result<Vec<GraphNode>, DeviceError> {
+        self.enter(Call::GraphDependencies, 0)?;
+        let nodes = self.order.graph.dependencies(node)?;
+        self.totals.add(Call::GraphDependencies, 0, 1);
+        Ok(nodes)
     }
 
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {

@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
-use crate::device::{Address, DeviceError, StreamEvent};
+use super::graph::Graph;
+use crate::device::{Address, CapturedEnds, DeviceError, StreamEvent};
 
 /// For each stream the time up to which its work is known to be done. Sparse and sorted.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +122,8 @@ pub(super) struct Order {
     events: FxHashMap<StreamEvent, Event>,
     next_event: u64,
     host: Clock,
+    /// The graphs that are being captured.
+    pub(super) graph: Graph,
     /// By device address: what must not be unmapped.
     virtual_uses: Ranges,
     /// By physical address: what must not be used twice.
@@ -152,7 +155,21 @@ impl Order {
     }
 
     pub(super) fn set_capturing(&mut self, stream: StreamId, is_capturing: bool) {
-        self.streams.entry(stream).or_default().is_capturing = is_capturing;
+        let streams = if is_capturing { vec![stream] } else { self.graph.end(stream) };
+        if is_capturing {
+            self.graph.begin(stream);
+        }
+        for stream in streams.into_iter().chain([stream]) {
+            self.streams.entry(stream).or_default().is_capturing = is_capturing;
+        }
+    }
+
+    pub(super) fn captured_ends(
+        &self,
+        stream: StreamId,
+    ) -> Result<Option<CapturedEnds>, DeviceError> {
+        self.exists("captured_ends", stream)?;
+        Ok(self.graph.ends(stream))
     }
 
     pub(super) fn set_foreign(&mut self, stream: StreamId) {
@@ -168,6 +185,9 @@ impl Order {
         let event = self.record_after(|stream, _| stream == before);
         if let Some(Event { clock, .. }) = self.events.remove(&event) {
             self.streams.entry(after).or_default().known.join(&clock);
+        }
+        if self.graph.join(before, after) {
+            self.streams.entry(after).or_default().is_capturing = true;
         }
     }
 
@@ -322,6 +342,7 @@ impl Order {
             let stream = self.streams.entry(id).or_default();
             stream.now += 1;
             uses.push((id, stream.now));
+            self.graph.add(id);
         }
         self.set(address, size, pieces, &State::Released(uses));
         Ok(())

@@ -1,7 +1,9 @@
 //! The simulated device, with a shadow of its memory.
 
 use girih_runtime::sim::SimDevice;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use girih_runtime::{
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+};
 use girih_trace::StreamId;
 
 use super::shadow::Shadow;
@@ -14,14 +16,14 @@ pub(crate) struct Watched<'a> {
 
 impl Watched<'_> {
     /// Makes a call, and tells the shadow what has become of it.
-    fn call<T: Copy>(
+    fn call<T: Clone>(
         &mut self,
         call: impl FnOnce(&mut SimDevice) -> Result<T, DeviceError>,
         tell: impl FnOnce(&mut Shadow, T),
     ) -> Result<T, DeviceError> {
         let result = call(self.device);
         match &result {
-            Ok(value) => tell(self.shadow, *value),
+            Ok(value) => tell(self.shadow, value.clone()),
             Err(error @ DeviceError::Misuse { .. }) => self.shadow.misuses.push(error.clone()),
             Err(_) => {}
         }
@@ -46,6 +48,8 @@ impl Device for Watched<'_> {
         record_event(stream: StreamId) -> StreamEvent;
         record_fence(users: &[StreamId]) -> StreamEvent;
         is_capturing(stream: StreamId) -> bool;
+        captured_ends(stream: StreamId) -> Option<CapturedEnds>;
+        graph_dependencies(node: GraphNode) -> Vec<GraphNode>;
         query_event(event: StreamEvent) -> bool;
         wait_event(stream: StreamId, event: StreamEvent) -> ();
         synchronize_event(event: StreamEvent) -> ();

@@ -40,6 +40,16 @@ TEST("a snapshot shows the settings of the heaps") {
   EXPECT_EQ(info.roundup_power2_divisions.size(), size_t{16});
   EXPECT_EQ(info.roundup_power2_divisions[2], size_t{4});
   EXPECT(info.expandable_segments);
+  EXPECT(!info.release_lock_on_malloc);
+  fake::heap().settings.release_lock_on_malloc = true;
+  EXPECT(shown().release_lock_on_malloc);
+  fake::heap().settings.release_lock_on_malloc = false;
+#if GIRIH_TORCH_FROM(2, 9)
+  EXPECT(!shown().graph_capture_record_stream_reuse);
+  fake::heap().settings.graph_capture_record_stream_reuse = true;
+  EXPECT(shown().graph_capture_record_stream_reuse);
+  fake::heap().settings.graph_capture_record_stream_reuse = false;
+#endif
 }
 
 #if GIRIH_TORCH_FROM(2, 10)

@@ -50,7 +50,7 @@ struct Heap {
   bool listening = false;
 
   // The settings, and each text that they were changed by. A mode that has expandable segments only.
-  girih_settings settings{UINT64_MAX, 0, {0, 0, 4}, true};
+  girih_settings settings{UINT64_MAX, 0, {0, 0, 4}, true, false, false};
   std::vector<std::string> texts;
 };
 

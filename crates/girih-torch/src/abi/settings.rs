@@ -34,7 +34,7 @@ pub unsafe extern "C" fn girih_change_settings(text: *const c_char) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn girih_get_settings(settings: *mut Settings) -> Status {
     give(
-        || Ok(heaps::with_settings(|found| Settings::from(&found.config))),
+        || Ok(heaps::with_settings(|found| Settings::from(found))),
         // SAFETY: the caller says that it is null or can be written to.
         |found| unsafe { put(settings, found) },
     )

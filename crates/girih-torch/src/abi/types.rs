@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use girih_runtime::caching::Config;
 use girih_runtime::caching::rounding::ROUNDUP_BUCKETS;
 use girih_runtime::{Counter, Counters};
 
 use crate::error::HeapError;
+use crate::settings;
 
 /// `girih_status`.
 #[repr(C)]
@@ -33,7 +33,7 @@ impl From<&HeapError> for Status {
             HeapError::Unknown(_) => Status::Unknown,
             HeapError::Driver(_) => Status::Driver,
             HeapError::Unsupported(_) => Status::Unsupported,
-            HeapError::Bug(_) => Status::Bug,
+            HeapError::Bug(_) | HeapError::SegmentLeft(_) => Status::Bug,
         }
     }
 }
@@ -90,15 +90,22 @@ pub struct Settings {
     pub roundup_power2_divisions: [u32; ROUNDUP_BUCKETS],
     /// Segments are expandable, or stitched.
     pub expandable_segments: bool,
+    /// Segments are taken from the device without the lock of a heap.
+    pub release_lock_on_malloc: bool,
+    /// What other streams used within a capture is used again within it, where the driver tells of graphs.
+    pub graph_capture_record_stream_reuse: bool,
 }
 
-impl From<&Config> for Settings {
-    fn from(config: &Config) -> Settings {
+impl From<&settings::Settings> for Settings {
+    fn from(settings: &settings::Settings) -> Settings {
+        let config = &settings.config;
         Settings {
             max_split_size: config.max_split_size,
             garbage_collection_threshold: config.garbage_collection_threshold,
             roundup_power2_divisions: config.roundup_power2_divisions,
             expandable_segments: config.expandable_segments,
+            release_lock_on_malloc: settings.mode.takes_segments_unlocked(config),
+            graph_capture_record_stream_reuse: config.graph_capture_record_stream_reuse,
         }
     }
 }

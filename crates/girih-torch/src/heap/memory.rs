@@ -57,7 +57,9 @@ impl Heap {
             }
             let (policy, mut env) = state.parts();
             policy.configure(&mut env, &config)?;
-            state.config = config;
+            let before = std::mem::replace(&mut state.config, config);
+            state.look_at_captures(before.graph_capture_record_stream_reuse);
+            state.follow_lock_setting();
             Ok(())
         })
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use girih_cuda::StreamHandle;
 use girih_runtime::PoolOptions;
 use girih_runtime::caching::Config;
-use girih_runtime::{Address, AllocError, Counters, Env, Policy, Request, Stats};
+use girih_runtime::{Address, AllocError, Counters, Env, Granted, Policy, Request, Stats};
 use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use crate::addresses::Addresses;
@@ -74,12 +74,13 @@ const LOOK_EVERY: u32 = 4096;
 impl State {
     pub(super) fn new(mut device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> State {
         let (settings, lost) = degrade::for_device(settings, device.has_virtual_memory());
-        let (engine, mut warnings) = Engine::new(&settings, ordinal, &mut *device);
+        let (mut engine, mut warnings) = Engine::new(&settings, ordinal, &mut *device);
         warnings.extend(lost);
         let kept = kept::to_write(&settings, Gpu { ordinal, uuid: device.uuid() });
         let device = Box::new(Sourced::new(device));
+        engine.leave_segments(settings.mode.takes_segments_unlocked(&settings.config));
         let watches_fit = settings.mode == Mode::Plan && engine.plan().is_some();
-        State {
+        let mut state = State {
             ordinal,
             mode: settings.mode,
             config: settings.config.clone(),
@@ -103,7 +104,9 @@ impl State {
             last_oom: None,
             warnings,
             watches_fit,
-        }
+        };
+        state.look_at_captures(false);
+        state
     }
 
     /// The policy and what it works in.
@@ -193,16 +196,20 @@ impl State {
         let request = Request { size, stream: self.stream(stream)?, pool: self.pool(pool)? };
         let mut env = Env { device: &mut *self.device, log: &mut self.journal };
         match self.engine.allocate(&mut env, request) {
-            Ok(granted) => {
-                self.blocks.insert(granted.address, granted.block);
-                self.until_look -= 1;
-                if self.until_look == 0 {
-                    self.look_after_planning();
-                }
-                Ok(granted.address)
-            }
+            Ok(granted) => Ok(self.enter(granted)),
             Err(error) => Err(self.explain(request, error)),
         }
+    }
+
+    /// Enters a block that the policy has given. Its address.
+    #[inline]
+    pub(super) fn enter(&mut self, granted: Granted) -> Address {
+        self.blocks.insert(granted.address, granted.block);
+        self.until_look -= 1;
+        if self.until_look == 0 {
+            self.look_after_planning();
+        }
+        granted.address
     }
 
     /// True if the policy says that it could serve the request of what it holds. Of a stream or pool
@@ -305,7 +312,10 @@ impl State {
     }
 
     #[cold]
-    fn explain(&mut self, request: Request, error: AllocError) -> Box<HeapError> {
+    pub(super) fn explain(&mut self, request: Request, error: AllocError) -> Box<HeapError> {
+        if let AllocError::SegmentLeft(segment) = error {
+            return Box::new(HeapError::SegmentLeft(self.segment_left(request, segment)));
+        }
         if !matches!(error, AllocError::OutOfMemory { .. }) {
             return error.into();
         }

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::SimDevice;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, StreamEvent};
+use girih_runtime::{
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+};
 use girih_torch::{Closing, Exported, Heap, HeapDevice, Outcome, Settings};
 use girih_trace::StreamId;
 
@@ -79,6 +81,8 @@ impl Device for Seen {
         record_event(stream: StreamId) -> StreamEvent;
         record_fence(users: &[StreamId]) -> StreamEvent;
         is_capturing(stream: StreamId) -> bool;
+        captured_ends(stream: StreamId) -> Option<CapturedEnds>;
+        graph_dependencies(node: GraphNode) -> Vec<GraphNode>;
         query_event(event: StreamEvent) -> bool;
         wait_event(stream: StreamId, event: StreamEvent) -> ();
         synchronize_event(event: StreamEvent) -> ();

@@ -69,9 +69,15 @@ static int settings(const struct table *girih) {
   MUST(girih->girih_get_settings(&found) == GIRIH_OK && found.expandable_segments);
   MUST(found.max_split_size == 64 << 20 && found.garbage_collection_threshold == 0);
   MUST(found.roundup_power2_divisions[0] == 2 && found.roundup_power2_divisions[15] == 4);
-  MUST(girih->girih_change_settings("expandable_segments:False") == GIRIH_OK);
+  MUST(!found.release_lock_on_malloc);
+  MUST(!found.graph_capture_record_stream_reuse);
+  text = "expandable_segments:False,release_lock_on_cudamalloc:True,graph_capture_record_stream_reuse:True";
+  MUST(girih->girih_change_settings(text) == GIRIH_OK);
   MUST(girih->girih_get_settings(&found) == GIRIH_OK && !found.expandable_segments);
   MUST(found.max_split_size == UINT64_MAX && found.roundup_power2_divisions[15] == 0);
+  MUST(found.release_lock_on_malloc && found.graph_capture_record_stream_reuse);
+  text = "release_lock_on_cudamalloc:False,graph_capture_record_stream_reuse:False";
+  MUST(girih->girih_change_settings(text) == GIRIH_OK);
   return 0;
 }
 
