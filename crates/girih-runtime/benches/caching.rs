@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::SimDevice;
 use girih_runtime::{BlockId, Env, Policy, Request};
 use girih_trace::{PoolId, StreamId};
@@ -12,7 +13,7 @@ const GIB: u64 = 1 << 30;
 
 struct Machine {
     device: SimDevice,
-    policy: Caching,
+    policy: Box<dyn Policy>,
 }
 
 impl Machine {
@@ -21,7 +22,11 @@ impl Machine {
     }
 
     fn of(config: Config) -> Machine {
-        Machine { device: SimDevice::new(256 * GIB), policy: Caching::new(config) }
+        Machine::with(Box::new(Caching::new(config)))
+    }
+
+    fn with(policy: Box<dyn Policy>) -> Machine {
+        Machine { device: SimDevice::new(256 * GIB), policy }
     }
 
     fn alloc(&mut self, size: u64) -> BlockId {
@@ -90,8 +95,7 @@ fn views(c: &mut Criterion) {
     const HOLE: u64 = 40 << 20;
     let mut group = c.benchmark_group("stitch");
     for parts in [1, 2, 5, 20, 100] {
-        let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
-        let mut machine = Machine::of(config);
+        let mut machine = Machine::with(Box::new(Lake::of(Config::default())));
         let blocks: Vec<BlockId> = (0..2 * parts).map(|_| machine.alloc(HOLE)).collect();
         blocks.into_iter().step_by(2).for_each(|block| machine.free(block));
         let size = parts * HOLE - (2 << 20);

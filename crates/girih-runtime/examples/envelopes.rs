@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use girih_plan::{Budget, Plan, profile, solve};
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::SimDevice;
 use girih_runtime::{BlockId, Env, Planned, Policy, Request};
 use girih_trace::compress::Limits;
@@ -74,15 +75,17 @@ fn run(trace: &Trace, known: Known, stitches: bool) -> Result<Seen, Box<dyn Erro
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     let (first, last) = iterations.steady.ok_or("nothing repeats in it")?;
-    let config = Config { expandable_segments: true, stitches, ..Config::default() };
-    let mut caching = Caching::new(config);
-    caching.set_stream_handles(trace.streams.clone());
+    let config = Config { expandable_segments: true, ..Config::default() };
+    let fallback: Box<dyn Policy> = match stitches {
+        true => Box::new(Lake::of(config)),
+        false => Box::new(Caching::new(config)),
+    };
     let mut policy = match known {
         Known::All => {
             let plan = plan_of(trace, &lives, &iterations, first..=last);
-            Planned::new(plan, Box::new(caching), SimDevice::GRANULARITY)
+            Planned::new(plan, fallback, SimDevice::GRANULARITY)
         }
-        _ => Planned::empty(Box::new(caching), SimDevice::GRANULARITY),
+        _ => Planned::empty(fallback, SimDevice::GRANULARITY),
     };
     let mut device = SimDevice::new(DEVICE);
     let mut blocks: HashMap<u32, BlockId> = HashMap::new();

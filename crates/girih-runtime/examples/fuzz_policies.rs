@@ -19,14 +19,20 @@ use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::{self, Gmlake};
+use girih_runtime::lake::{self, Lake};
 use girih_runtime::suite::{self, Scenario};
 
 /// A policy for a seed and a granularity.
 type Make = fn(u64, u64) -> Box<dyn Policy>;
 
-fn caching(text: &str, stitches: bool) -> Box<dyn Policy> {
+fn caching(text: &str) -> Caching {
     let config = Config::parse(text).expect("the settings are right");
-    Box::new(Caching::new(Config { own_order: true, stitches, view_pages_max: 24, ..config }))
+    Caching::new(Config { own_order: true, ..config })
+}
+
+fn lake(text: &str) -> Box<dyn Policy> {
+    let options = lake::Options { view_pages_max: 24, ..lake::Options::default() };
+    Box::new(Lake::new(options, caching(text)))
 }
 
 /// Those that trust programs as PyTorch's allocator does come first.
@@ -42,9 +48,9 @@ const POLICIES: [Make; 11] = [
         let eager = gmlake::Config { fragmentation_limit: 2 << 20, ..gmlake::Config::default() };
         Box::new(Gmlake::new(eager, Caching::new(Config::default())))
     },
-    |_, _| caching("expandable_segments:True", false),
-    |_, _| caching("expandable_segments:True", true),
-    |_, _| caching("expandable_segments:True,per_process_memory_fraction:0.6", true),
+    |_, _| Box::new(caching("expandable_segments:True")),
+    |_, _| lake("expandable_segments:True"),
+    |_, _| lake("expandable_segments:True,per_process_memory_fraction:0.6"),
     |seed, granularity| suite::planned(suite::reckless_plan(seed), granularity),
     suite::with_guests,
     suite::changing_plans,

@@ -8,12 +8,15 @@
 pub mod auto;
 mod beside;
 pub mod caching;
+mod chain;
 pub mod conform;
 pub mod device;
 pub mod direct;
+mod free_set;
 pub mod gmlake;
 mod hooked;
 pub mod lab;
+pub mod lake;
 mod order;
 mod page_pool;
 mod pending;

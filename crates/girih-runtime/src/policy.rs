@@ -263,6 +263,8 @@ pub struct BlockView {
     pub size: u64,
     /// Bytes requested; 0 for a free block.
     pub requested: u64,
+    /// Of a free block in pages, the bytes that could go back alone: whole pages.
+    pub whole: u64,
     /// Whether it is in use.
     pub state: BlockState,
 }

@@ -17,6 +17,7 @@ use crate::caching::{Caching, Config, TieOrder};
 use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
 use crate::hooked::Hooked;
+use crate::lake::{self, Lake};
 use crate::planned::{Following, Planned};
 use crate::policy::{AllocError, Env, Policy};
 use crate::replay::{Beginning, Options, Replayed, begin, replay, replay_from};
@@ -293,10 +294,10 @@ fn run(
             (replayed, policy.stats().clone())
         }
         Allocator::Stitch => {
-            let mut policy = stitch(&config, trace);
+            let mut policy = lake(&config, trace);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
-            (replayed, policy.stats().clone())
+            (replayed, Policy::stats(&policy).clone())
         }
         Allocator::Native | Allocator::Expandable => {
             let mut policy = caching();
@@ -311,7 +312,7 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let fallback = Box::new(stitch(&config, trace));
+            let fallback = Box::new(lake(&config, trace));
             let mut policy = Planned::new(plan, fallback, SimDevice::GRANULARITY);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
@@ -350,11 +351,11 @@ fn run(
     Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls, iterations })
 }
 
-/// Expandable segments whose holes are stitched: they serve the requests that no plan has a place for.
-fn stitch(config: &Config, trace: &Trace) -> Caching {
-    let mut caching = Caching::new(Config { stitches: true, ..config.clone() });
-    caching.set_stream_handles(trace.streams.clone());
-    caching
+/// The lake, as `stitch` and beneath a plan.
+fn lake(config: &Config, trace: &Trace) -> Lake {
+    let mut pools = Caching::new(Config { own_order: true, ..config.clone() });
+    pools.set_stream_handles(trace.streams.clone());
+    Lake::new(lake::Options::default(), pools)
 }
 
 /// Replays under `auto`. Returns it, what was replayed, and the counters at each switch, after which
@@ -367,7 +368,7 @@ fn run_auto(
     options: Options<'_>,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut auto = Auto::new(Box::new(stitch(config, trace)), SimDevice::GRANULARITY);
+    let mut auto = Auto::new(Box::new(lake(config, trace)), SimDevice::GRANULARITY);
     let late = setup.plans_late;
     auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
     let mut earlier = Vec::new();

@@ -108,25 +108,15 @@ fn add_free(waste: &mut Waste, segment: SegmentView, blocks: &[BlockView], from:
         waste.other_pool += free;
     } else if segment.stream != from.stream {
         waste.other_stream += free;
-    } else if let Backing::Expandable { page } = segment.backing {
-        for block in blocks.iter().filter(is_free) {
-            let whole = whole_pages(segment, block, page);
-            waste.cached_whole += whole;
-            waste.page_granularity += block.size - whole;
-        }
+    } else if let Backing::Expandable { .. } = segment.backing {
+        let whole: u64 = blocks.iter().filter(is_free).map(|block| block.whole).sum();
+        waste.cached_whole += whole;
+        waste.page_granularity += free - whole;
     } else if blocks.iter().all(|block| block.state == BlockState::Inactive) {
         waste.cached_whole += free;
     } else {
         waste.split_pinned += free;
     }
-}
-
-/// Bytes of the pages that lie wholly in a free block. Pages are counted from the start of the
-/// mapped run, which begins on one.
-fn whole_pages(segment: SegmentView, block: &BlockView, page: u64) -> u64 {
-    let start = (block.address - segment.address).next_multiple_of(page);
-    let end = block.address - segment.address + block.size;
-    (end - end % page).saturating_sub(start)
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ macro_rules! wrapper {
         /// It is a [`Policy`] by this alone. What it does not write down goes to the inner policy.
         pub trait Wrapper: Send {
             /// The policy inside.
-            type Inner: Policy;
+            type Inner: Policy + ?Sized;
 
             /// The policy inside.
             fn inner(&self) -> &Self::Inner;
@@ -135,6 +135,19 @@ wrapper! {
         fn empty_pool(pool: PoolId) -> Result<(), AllocError>;
         fn configure(config: &Config) -> Result<(), AllocError>;
         fn restore(checkpoint: &Checkpoint) -> Result<Restored, AllocError>;
+    }
+}
+
+/// A policy that is known by its trait alone is one too.
+impl Wrapper for Box<dyn Policy> {
+    type Inner = dyn Policy;
+
+    fn inner(&self) -> &(dyn Policy + 'static) {
+        &**self
+    }
+
+    fn inner_mut(&mut self) -> &mut (dyn Policy + 'static) {
+        &mut **self
     }
 }
 

@@ -3,6 +3,7 @@
 
 use girih_runtime::auto::{Auto, Planning};
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::{Fault, FaultKind, LiveObjects, SimDevice};
 use girih_runtime::{BlockId, Env, Policy, Request};
 use girih_trace::{Event, Mark, MarkKind, PoolId, StreamId};
@@ -11,8 +12,8 @@ const MIB: u64 = 1 << 20;
 /// Most calls that are made to fail, one at a time, evenly spread.
 const FAULTS_MAX: u64 = 200;
 
-fn expandable(stitches: bool) -> Caching {
-    Caching::new(Config { expandable_segments: true, stitches, ..Config::default() })
+fn expandable() -> Config {
+    Config { expandable_segments: true, ..Config::default() }
 }
 
 /// A policy on a device with memory for everything. Whatever is asked of it must be done.
@@ -87,15 +88,15 @@ impl<P: Policy> Machine<P> {
     }
 }
 
-fn auto(stitches: bool) -> Auto {
-    let mut auto = Auto::new(Box::new(expandable(stitches)), SimDevice::GRANULARITY);
+fn auto() -> Auto {
+    let mut auto = Auto::new(Box::new(Lake::of(expandable())), SimDevice::GRANULARITY);
     auto.set_planning(Planning::AtOnce);
     auto
 }
 
 #[test]
 fn whichever_call_is_refused_of_what_is_for_the_better_no_request_and_no_mark_fails() {
-    let mut whole = Machine::new(auto(true));
+    let mut whole = Machine::new(auto());
     whole.program();
     let (calls, stats) = (whole.device.calls(), whole.policy.stats().clone());
     assert!(!whole.policy.switches().is_empty(), "a plan is taken up");
@@ -103,7 +104,7 @@ fn whichever_call_is_refused_of_what_is_for_the_better_no_request_and_no_mark_fa
     assert!(stats.num_device_free > 0 && stats.num_stitches > 0, "{stats:?}");
     for call in (1..=calls).step_by(calls.div_ceil(FAULTS_MAX) as usize) {
         for out_of_memory in [false, true] {
-            let mut machine = Machine::new(auto(true));
+            let mut machine = Machine::new(auto());
             machine.what = format!("call {call} of {calls}, out of memory: {out_of_memory}");
             machine.device.inject(Fault { kind: FaultKind::Nth(call), out_of_memory });
             machine.program();
@@ -116,8 +117,10 @@ fn whichever_call_is_refused_of_what_is_for_the_better_no_request_and_no_mark_fa
 
 #[test]
 fn private_pools_of_expandable_segments_that_come_and_go_leave_nothing_behind() {
-    for stitches in [false, true] {
-        let mut machine = Machine::new(expandable(stitches));
+    let policies: [Box<dyn Policy>; 2] =
+        [Box::new(Caching::new(expandable())), Box::new(Lake::of(expandable()))];
+    for policy in policies {
+        let mut machine = Machine::new(policy);
         for round in 1..=300u16 {
             let pool = PoolId(round);
             machine.policy.create_pool(pool);

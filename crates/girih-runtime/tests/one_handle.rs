@@ -2,6 +2,7 @@
 //! device.
 
 use girih_runtime::caching::{Caching, Config, PoolOptions, TieOrder};
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::{Call, LiveObjects, SimDevice};
 use girih_runtime::suite;
 use girih_runtime::{AllocError, Backing, Env, Granted, Policy, Request};
@@ -77,10 +78,10 @@ fn caching(settings: &str) -> Box<dyn Policy> {
     Box::new(Caching::new(Config::parse(settings).expect("the settings are right")))
 }
 
-/// PyTorch's expandable segments with the holes stitched, or not.
-fn expandable(stitches: bool, tie_order: TieOrder) -> Box<dyn Policy> {
-    let config = Config { expandable_segments: true, stitches, tie_order, ..Config::default() };
-    Box::new(Caching::new(config))
+/// PyTorch's expandable segments, or the lake.
+fn expandable(is_lake: bool, tie_order: TieOrder) -> Box<dyn Policy> {
+    let config = Config { expandable_segments: true, tie_order, ..Config::default() };
+    if is_lake { Box::new(Lake::of(config)) } else { Box::new(Caching::new(config)) }
 }
 
 /// Every policy there is, with one that follows a plan and has guests.

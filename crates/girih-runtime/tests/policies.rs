@@ -5,6 +5,7 @@ use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::{self, Gmlake, LimitOf};
+use girih_runtime::lake::{self, Lake};
 use girih_runtime::suite::{self, Scenario};
 
 fn caching(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
@@ -23,11 +24,12 @@ const SETTINGS: [&str; 7] = [
     "expandable_segments:True,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
 ];
 
-/// Expandable segments whose holes are stitched.
-fn stitched_holes(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+/// The lake around the settings, with few pages for views, so that many are given up.
+fn lake(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
-    let config = Config { tie_order, expandable_segments: true, stitches: true, ..config };
-    Box::new(Caching::new(config))
+    let config = Config { tie_order, own_order: true, ..config };
+    let options = lake::Options { view_pages_max: 256, ..lake::Options::default() };
+    Box::new(Lake::new(options, Caching::new(config)))
 }
 
 fn direct(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
@@ -55,15 +57,17 @@ fn expandable_segments_pass_the_suite() {
 }
 
 #[test]
-fn stitched_holes_pass_the_suite() {
-    suite::check_policy(24, &mut |_| stitched_holes("", TieOrder::Address));
+fn the_lake_passes_the_suite() {
+    let pools = "expandable_segments:True";
+    suite::check_policy(24, &mut |_| lake(pools, TieOrder::Address));
     // Under a limit many move.
-    let tight = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
-    suite::check_policy(24, &mut |_| stitched_holes(tight, TieOrder::Address));
+    let tight = "expandable_segments:True,per_process_memory_fraction:0.6";
+    suite::check_policy(24, &mut |_| lake(tight, TieOrder::Address));
+    suite::check_policy(8, &mut |_| lake("", TieOrder::Address));
 }
 
 /// GMLake around the settings, stitching often.
-fn lake(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
+fn gmlake(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
     let lake = gmlake::Config {
         fragmentation_limit: 2 << 20,
@@ -122,7 +126,7 @@ fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOr
     let text = *u.choose(&SETTINGS)?;
     let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
     let tie_order = *u.choose(&orders)?;
-    let make: Make = *u.choose(&[caching as Make, caching, stitched_holes, direct, lake])?;
+    let make: Make = *u.choose(&[caching as Make, caching, lake, direct, gmlake])?;
     Ok((make, text, tie_order))
 }
 
@@ -131,11 +135,8 @@ fn every_setting_and_every_release_passes_random_scenarios() {
     arbtest::arbtest(|u| {
         let (make, text, tie_order) = any(u)?;
         let scenario = Scenario::arbitrary(u)?;
-        let scenario = if make as usize == stitched_holes as Make as usize {
-            scenario
-        } else {
-            scenario.trusted()
-        };
+        let scenario =
+            if make as usize == lake as Make as usize { scenario } else { scenario.trusted() };
         suite::run(&scenario, &mut |_| make(text, tie_order));
         Ok(())
     })
@@ -149,11 +150,8 @@ fn every_setting_survives_the_failure_of_each_call() {
     arbtest::arbtest(|u| {
         let (make, text, tie_order) = any(u)?;
         let scenario = Scenario::arbitrary(u)?;
-        let scenario = if make as usize == stitched_holes as Make as usize {
-            scenario
-        } else {
-            scenario.trusted()
-        };
+        let scenario =
+            if make as usize == lake as Make as usize { scenario } else { scenario.trusted() };
         suite::run_with_faults(&scenario, &mut |_| make(text, tie_order));
         Ok(())
     })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use girih_plan::{Entry, Place, Plan, Role, Sequence};
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::{Call, Fault, LiveObjects, SimDevice};
 use girih_runtime::waste::{Viewpoint, waste};
 use girih_runtime::{
@@ -15,12 +16,12 @@ use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
 
-fn expandable() -> Config {
-    Config { expandable_segments: true, ..Config::default() }
+fn expandable() -> Box<dyn Policy> {
+    Box::new(Caching::new(Config { expandable_segments: true, ..Config::default() }))
 }
 
-fn stitched() -> Config {
-    Config { stitches: true, ..expandable() }
+fn stitched() -> Box<dyn Policy> {
+    Box::new(Lake::of(Config { expandable_segments: true, ..Config::default() }))
 }
 
 /// A steady iteration of blocks of so many bytes, one after the other; those that stay are in the
@@ -67,15 +68,14 @@ struct Machine {
 
 impl Machine {
     /// On a device of so many bytes, with nothing to follow.
-    fn new(fallback: Config, bytes: u64) -> Machine {
-        let fallback = Box::new(Caching::new(fallback));
+    fn new(fallback: Box<dyn Policy>, bytes: u64) -> Machine {
         let policy = Planned::empty(fallback, SimDevice::GRANULARITY);
         let mut device = SimDevice::new(bytes);
         device.check_order();
         Machine { policy, device }
     }
 
-    fn following(fallback: Config, bytes: u64, plan: &Arc<Plan>) -> Machine {
+    fn following(fallback: Box<dyn Policy>, bytes: u64, plan: &Arc<Plan>) -> Machine {
         let mut machine = Machine::new(fallback, bytes);
         machine.follow(plan).expect("no fault");
         machine

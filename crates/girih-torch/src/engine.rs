@@ -11,6 +11,7 @@ use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
+use girih_runtime::lake::Lake;
 use girih_runtime::{
     Address, AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request,
 };
@@ -24,6 +25,7 @@ use crate::units::exact;
 /// A policy. The hot calls go to it without a table of functions.
 pub(crate) enum Engine {
     Caching(Box<Caching>),
+    Lake(Box<Lake>),
     Direct(Box<Direct>),
     Gmlake(Box<Gmlake>),
     Auto(Box<Auto>),
@@ -42,15 +44,19 @@ impl Engine {
         let caching = || Box::new(Caching::new(settings.config.clone()));
         let learning = |plan: Option<Plan>| {
             let config = Config { expandable_segments: true, ..settings.config.clone() };
-            let caching = Box::new(Caching::new(config));
+            let fallback: Box<dyn Policy> = match settings.stitches {
+                true => Box::new(Lake::of(config)),
+                false => Box::new(Caching::new(config)),
+            };
             Engine::Auto(Box::new(match plan {
-                Some(plan) => Auto::with_plan(Arc::new(plan), caching, granularity),
-                None => Auto::new(caching, granularity),
+                Some(plan) => Auto::with_plan(Arc::new(plan), fallback, granularity),
+                None => Auto::new(fallback, granularity),
             }))
         };
         let mut warnings = Vec::new();
         let engine = match settings.mode {
-            Mode::Native | Mode::Expandable | Mode::Stitch => Engine::Caching(caching()),
+            Mode::Native | Mode::Expandable => Engine::Caching(caching()),
+            Mode::Stitch => Engine::Lake(Box::new(Lake::of(settings.config.clone()))),
             Mode::Gmlake => {
                 Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
             }
@@ -95,6 +101,7 @@ impl Engine {
     pub(crate) fn policy(&self) -> &dyn Policy {
         match self {
             Engine::Caching(policy) => &**policy,
+            Engine::Lake(policy) => &**policy,
             Engine::Direct(policy) => &**policy,
             Engine::Gmlake(policy) => &**policy,
             Engine::Auto(policy) => &**policy,
@@ -105,6 +112,7 @@ impl Engine {
     pub(crate) fn policy_mut(&mut self) -> &mut dyn Policy {
         match self {
             Engine::Caching(policy) => &mut **policy,
+            Engine::Lake(policy) => &mut **policy,
             Engine::Direct(policy) => &mut **policy,
             Engine::Gmlake(policy) => &mut **policy,
             Engine::Auto(policy) => &mut **policy,
@@ -120,6 +128,7 @@ impl Engine {
     ) -> Result<Granted, AllocError> {
         match self {
             Engine::Caching(policy) => policy.allocate(env, request),
+            Engine::Lake(policy) => Policy::allocate(&mut **policy, env, request),
             Engine::Direct(policy) => policy.allocate(env, request),
             Engine::Gmlake(policy) => policy.allocate(env, request),
             Engine::Auto(policy) => policy.allocate(env, request),
@@ -152,6 +161,7 @@ impl Engine {
     pub(crate) fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
         match self {
             Engine::Caching(policy) => policy.free(env, block),
+            Engine::Lake(policy) => Policy::free(&mut **policy, env, block),
             Engine::Direct(policy) => policy.free(env, block),
             Engine::Gmlake(policy) => policy.free(env, block),
             Engine::Auto(policy) => policy.free(env, block),
@@ -191,7 +201,7 @@ impl Engine {
     fn planned(&self) -> Option<&Planned> {
         match self {
             Engine::Auto(policy) => Some(policy.planned()),
-            Engine::Caching(_) | Engine::Direct(_) | Engine::Gmlake(_) => None,
+            Engine::Caching(_) | Engine::Lake(_) | Engine::Direct(_) | Engine::Gmlake(_) => None,
         }
     }
 
@@ -199,7 +209,7 @@ impl Engine {
     /// there is no plan, or none that fits.
     pub(crate) fn stage(&self) -> &'static str {
         match self {
-            Engine::Caching(_) | Engine::Gmlake(_) => "caching",
+            Engine::Caching(_) | Engine::Lake(_) | Engine::Gmlake(_) => "caching",
             Engine::Direct(_) => "direct",
             Engine::Auto(policy) if policy.planned().is_following() => "following",
             Engine::Auto(_) => "learning",

@@ -109,6 +109,8 @@ pub struct Settings {
     pub mode: Mode,
     /// The settings of the caching allocator, for the modes that have one inside.
     pub config: Config,
+    /// What is free is stitched: the lake serves the requests that no plan has a place for.
+    pub stitches: bool,
     /// The text that `config` was read from last.
     pub conf: String,
     /// The release of torch that the heaps serve.
@@ -222,7 +224,7 @@ impl Settings {
             }
         }
         config.own_order = !matches!(mode, Mode::Native | Mode::Gmlake);
-        config.stitches = match mode {
+        let stitches = match mode {
             Mode::Auto | Mode::Plan => stitch.unwrap_or(true),
             Mode::Stitch => true,
             Mode::Native | Mode::Expandable | Mode::Gmlake | Mode::Profile | Mode::Phantom => false,
@@ -235,10 +237,11 @@ impl Settings {
         }
         let record = record.unwrap_or(false) || mode.records();
         let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
-        let warnings = warnings(mode, &Config::default(), &config, &said);
+        let warnings = warnings(mode, stitches, &Config::default(), &config, &said);
         Ok(Settings {
             mode,
             config,
+            stitches,
             conf,
             release,
             plan,
@@ -275,17 +278,23 @@ impl Settings {
                  program runs; the modes `native` and `expandable` let it. Nothing was changed."
             ));
         }
-        let warnings = warnings(self.mode, &self.config, &config, &said);
+        let warnings = warnings(self.mode, self.stitches, &self.config, &config, &said);
         Ok(Settings { config, conf: text.to_owned(), warnings, ..self.clone() })
     }
 }
 
 /// What a user should be told of settings that were read over those `before`, with what was said when they
 /// were.
-fn warnings(mode: Mode, before: &Config, config: &Config, said: &[ConfigError]) -> Vec<String> {
+fn warnings(
+    mode: Mode,
+    stitches: bool,
+    before: &Config,
+    config: &Config,
+    said: &[ConfigError],
+) -> Vec<String> {
     let mut warnings: Vec<String> = said.iter().map(|said| format!("{said}.")).collect();
     let own_pages = config.expandable_page_size.is_some() || config.expandable_reserve.is_some();
-    if config.stitches && own_pages {
+    if stitches && own_pages {
         warnings.push(format!(
             "allocator settings: expandable_segments_page_size and expandable_segments_reserve have \
              no effect in the mode `{}`: where holes are stitched, Girih chooses pages and addresses.",
@@ -343,7 +352,7 @@ mod tests {
 
     #[test]
     fn holes_are_stitched_where_girih_decides_unless_the_user_does_not_want_it() {
-        let stitches = |json: &str| Settings::parse(json).unwrap().config.stitches;
+        let stitches = |json: &str| Settings::parse(json).unwrap().stitches;
         assert!(stitches("{}") && !stitches(r#"{"stitch": false}"#));
         assert!(stitches(r#"{"mode": "stitch"}"#));
         for mode in ["native", "expandable", "profile"] {
@@ -360,7 +369,7 @@ mod tests {
         let chosen = of(r#"{"mode": "gmlake", "gmlake_limit": 2097152}"#);
         assert_eq!(chosen.gmlake.fragmentation_limit, 2 << 20);
         let expandable = of(r#"{"mode": "gmlake", "conf": "expandable_segments:True"}"#);
-        assert!(!expandable.config.expandable_segments && !expandable.config.stitches);
+        assert!(!expandable.config.expandable_segments && !expandable.stitches);
     }
 
     #[test]

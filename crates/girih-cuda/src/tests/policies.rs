@@ -6,6 +6,7 @@
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::{self, Gmlake};
+use girih_runtime::lake::Lake;
 use girih_runtime::suite::{self, Scenario, Stage};
 use girih_runtime::{Address, Device, DeviceError, Env, Policy, Request};
 use girih_trace::{PoolId, StreamId};
@@ -85,10 +86,8 @@ fn direct(settings: &str) -> Box<dyn Policy> {
     Box::new(Direct::new(Caching::new(config)))
 }
 
-/// Expandable segments whose holes are stitched.
-fn stitch() -> Box<dyn Policy> {
-    let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
-    Box::new(Caching::new(config))
+fn lake() -> Box<dyn Policy> {
+    Box::new(Lake::of(Config { expandable_segments: true, ..Config::default() }))
 }
 
 /// GMLake, which stitches whatever it can.
@@ -102,7 +101,7 @@ const POLICIES: [Make; 7] = [
     || direct("expandable_segments:True,per_process_memory_fraction:0.7"),
     || caching(""),
     || caching("expandable_segments:True"),
-    stitch,
+    lake,
     gmlake,
     || suite::planned(suite::reckless_plan(3), 2 << 20),
 ];

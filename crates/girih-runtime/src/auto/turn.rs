@@ -22,10 +22,12 @@ use super::recorder::Recorder;
 use super::recording::Kind;
 use super::scout::Scout;
 use super::{Auto, Planning, SWITCHES_MAX, Switch};
-use crate::caching::SLACK;
 use crate::planned::{Following, Planned, credit};
 use crate::policy::{Env, Policy, Request};
 use crate::strikes::Strikes;
+
+/// So much more than a plan needs may be held while it is taken up, one byte in so many.
+const SLACK: u64 = 200;
 
 /// The first plan is taken up if it saves so much of what is held, one byte in so many. Stitched holes
 /// leave little behind; but what saves nothing is not worth the change.

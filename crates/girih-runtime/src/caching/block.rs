@@ -1,28 +1,14 @@
-//! Blocks, and the slab that holds them.
-//!
-//! The blocks of a segment are a doubly linked list by address. They live in one slab and link by
-//! index, 32 bits each, so that a block is one cache line and a split takes no memory from the
-//! host once the slab has grown.
-//!
-//! ```text
-//!  segment:   |  a: in use  | b: free |     c: in use     |
-//!              prev -   next b   prev a  next c   prev b  next -
-//! ```
-
-use std::ops::{Index, IndexMut};
+//! Blocks of PyTorch's allocator: one cache line each.
 
 use girih_trace::StreamId;
 
+use crate::chain::{Link, NIL};
 use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::BlockId;
 
-/// No block.
-pub(super) const NIL: BlockId = BlockId(u32::MAX);
 /// No expandable segment.
 pub(super) const NO_SEGMENT: u32 = u32::MAX;
-/// The segment of a block that is a view ([`super::views`]): its bytes are lent by others.
-pub(super) const STITCHED: u32 = u32::MAX - 1;
 
 /// Where a block belongs: its pool, its stream, and the shelf of free blocks of the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,13 +41,10 @@ pub(super) struct Block {
     pub(super) segment: u32,
     /// Decides between free blocks of one size; see [`TieOrder`](super::TieOrder).
     pub(super) registration: u32,
-    /// The pool's count of searches when the block became free; the difference is its age. Of a
-    /// stitched block, the place of its view.
+    /// The pool's count of searches when the block became free; the difference is its age.
     pub(super) born: u32,
     /// Events that must be done before the block is free.
     pub(super) events: u16,
-    /// Part of a view that is in use.
-    pub(super) lent: bool,
     /// In use by the program.
     pub(super) allocated: bool,
     /// Backed by memory.
@@ -89,7 +72,6 @@ impl Block {
             allocated: false,
             mapped: true,
             shared: false,
-            lent: false,
             exists: true,
         }
     }
@@ -109,106 +91,35 @@ impl Block {
         self.segment != NO_SEGMENT
     }
 
-    /// True if it is a view: no part of a segment.
-    pub(super) fn is_stitched(&self) -> bool {
-        self.segment == STITCHED
-    }
-
     /// True if nobody uses it or may still use it. It may be unmapped.
     pub(super) fn is_free(&self) -> bool {
-        !self.allocated && self.events == 0 && !self.shared && !self.lent
+        !self.allocated && self.events == 0 && !self.shared
     }
 }
 
-/// The blocks, by id. Vacant places are linked through `next`.
-#[derive(Debug)]
-pub(super) struct Slab {
-    blocks: Vec<Block>,
-    vacant: BlockId,
-}
+/// The blocks, by id.
+pub(super) type Slab = crate::chain::Slab<Block>;
 
-impl Default for Slab {
-    fn default() -> Slab {
-        Slab { blocks: Vec::new(), vacant: NIL }
-    }
-}
-
-impl Slab {
-    #[inline]
-    pub(super) fn insert(&mut self, block: Block) -> BlockId {
-        let id = self.vacant;
-        if id == NIL {
-            let id =
-                u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks fit in memory");
-            self.blocks.push(block);
-            return BlockId(id);
-        }
-        self.vacant = self[id].next;
-        self[id] = block;
-        id
+impl Link for Block {
+    fn neighbours(&self) -> [BlockId; 2] {
+        [self.prev, self.next]
     }
 
-    pub(super) fn remove(&mut self, id: BlockId) {
-        let vacant = self.vacant;
-        let block = &mut self[id];
-        block.exists = false;
-        block.allocated = false;
-        block.next = vacant;
-        self.vacant = id;
+    fn neighbours_mut(&mut self) -> [&mut BlockId; 2] {
+        [&mut self.prev, &mut self.next]
     }
 
-    /// The block, if it is in use by the program.
-    pub(super) fn allocated(&self, id: BlockId) -> Option<&Block> {
-        self.blocks.get(id.0 as usize).filter(|block| block.allocated)
+    fn exists(&self) -> bool {
+        self.exists
     }
 
-    /// The block of an id, if there is one now.
-    #[inline]
-    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
-        self.blocks.get(id.0 as usize).filter(|block| block.exists)
+    fn is_allocated(&self) -> bool {
+        self.allocated
     }
 
-    /// Every block, in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
-        let ids = (0..).map(BlockId);
-        ids.zip(&self.blocks).filter(|(_, block)| block.exists)
-    }
-
-    /// Links `new` between `left` and `right`, either of which may be [`NIL`].
-    pub(super) fn link(&mut self, left: BlockId, new: BlockId, right: BlockId) {
-        self[new].prev = left;
-        self[new].next = right;
-        if left != NIL {
-            self[left].next = new;
-        }
-        if right != NIL {
-            self[right].prev = new;
-        }
-    }
-
-    /// Unlinks a neighbour that `kept` has absorbed.
-    pub(super) fn unlink(&mut self, id: BlockId) {
-        let (prev, next) = (self[id].prev, self[id].next);
-        if prev != NIL {
-            self[prev].next = next;
-        }
-        if next != NIL {
-            self[next].prev = prev;
-        }
-    }
-}
-
-impl Index<BlockId> for Slab {
-    type Output = Block;
-
-    fn index(&self, id: BlockId) -> &Block {
-        &self.blocks[id.0 as usize]
-    }
-}
-
-impl IndexMut<BlockId> for Slab {
-    fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.blocks[id.0 as usize]
+    fn die(&mut self) {
+        self.exists = false;
+        self.allocated = false;
     }
 }
 

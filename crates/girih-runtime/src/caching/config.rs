@@ -71,15 +71,8 @@ pub struct Config {
     pub tie_order: TieOrder,
     /// Bytes that go to another stream or back to the device wait for every stream that may still use
     /// them, and an open pool scope counts as no capture where it is none: Girih's order of streams in
-    /// place of PyTorch's, which trusts that a stream's memory stays its own. Implied by `stitches`. Not part
-    /// of the text.
+    /// place of PyTorch's, which trusts that a stream's memory stays its own. Not part of the text.
     pub own_order: bool,
-    /// Free memory of expandable segments that no request fits is stitched before much more is held
-    /// than was ever in use. PyTorch has nothing like it; not part of the text.
-    pub stitches: bool,
-    /// Pages that views of stitched memory may map together, before the least recently used is given
-    /// up. Not part of the text.
-    pub view_pages_max: u64,
 }
 
 impl Default for Config {
@@ -99,16 +92,7 @@ impl Default for Config {
             graph_capture_record_stream_reuse: false,
             tie_order: TieOrder::default(),
             own_order: false,
-            stitches: false,
-            view_pages_max: 1 << 16,
         }
-    }
-}
-
-impl Config {
-    /// True if the order of streams is Girih's ([`Config::own_order`]).
-    pub fn orders_all_streams(&self) -> bool {
-        self.own_order || self.stitches
     }
 }
 

@@ -22,7 +22,7 @@ impl Caching {
     /// Adds a stream to a block in use, and the capture that this use is a part of, if that is known.
     pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId, graph: Option<u64>) {
         // One thread may capture while another uses blocks as ever. PyTorch cannot tell them apart.
-        let captured = self.is_capturing() && !self.config.orders_all_streams();
+        let captured = self.is_capturing() && !self.config.own_order;
         let uses = self.uses.entry(id).or_default();
         if !uses.iter().any(|known| known.stream == stream) {
             uses.push(StreamUse { stream, captured, graph });

@@ -10,18 +10,17 @@
 //! ```
 //!
 //! There is one reservation for each pool and stream, unless it is full. Its pages are handles of
-//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones. Where holes are
-//! stitched, there is one for each of several page sizes ([`super::stitching`]).
+//! 2 MiB for small requests, of the large segment size (20 MiB) for large ones.
 
 use std::ops::Range;
 
 use girih_trace::Action;
 
 use super::Caching;
-use super::block::{Block, NIL};
+use super::block::Block;
 use super::rounding::SMALL_SEGMENT;
 use super::search::Search;
-use super::views::Part;
+use crate::chain::NIL;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
 use crate::policy::{BlockId, Env};
@@ -80,19 +79,9 @@ impl Segment {
     }
 
     /// The pages that lie wholly inside a block; an empty or reversed range if there is none.
-    pub(super) fn pages_inside(&self, block: &Block) -> Range<u64> {
+    fn pages_inside(&self, block: &Block) -> Range<u64> {
         let first = (block.address - self.base).div_ceil(self.page);
         first..(block.address + block.size - self.base) / self.page
-    }
-
-    /// The handles of mapped pages.
-    pub(super) fn handles(&self, pages: Range<u64>) -> impl Iterator<Item = Handle> {
-        self.handles[pages.start as usize..pages.end as usize].iter().flatten().copied()
-    }
-
-    /// True if the byte at `address` lies in it.
-    pub(super) fn contains(&self, address: Address) -> bool {
-        (self.base..self.base + self.size).contains(&address)
     }
 
     /// True if so many pages are mapped, and each has its handle. For the walk that checks everything.
@@ -121,27 +110,13 @@ impl Caching {
     ) -> Result<Option<BlockId>, DeviceError> {
         let Some(candidate) = self.find_expandable(env, search)? else { return Ok(None) };
         let Some(block) = self.map_run(env, candidate, search.size)? else { return Ok(None) };
-        self.take_off_shelf(env, search, block)
-    }
-
-    /// Takes a free block off its shelf for a request, whose stream waits for those that used it last. None
-    /// if it cannot, in a capture.
-    pub(super) fn take_off_shelf(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-        id: BlockId,
-    ) -> Result<Option<BlockId>, DeviceError> {
-        if !self.is_ready(env, search, id)? {
-            return Ok(None);
-        }
-        self.remove_free(id);
-        Ok(Some(id))
+        self.remove_free(block);
+        Ok(Some(block))
     }
 
     /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. The block
     /// that has become of it is free. None if the device has too little.
-    pub(super) fn map_run(
+    fn map_run(
         &mut self,
         env: &mut Env<'_>,
         mut candidate: BlockId,
@@ -180,20 +155,19 @@ impl Caching {
     }
 
     /// The unmapped blocks of the pool and stream looked for, by address.
-    pub(super) fn unmapped(&self, search: &Search) -> impl Iterator<Item = BlockId> {
+    fn unmapped(&self, search: &Search) -> impl Iterator<Item = BlockId> {
         let stream = search.home.stream;
         let unmapped = self.pools.get(search.home.pool).unmapped.range((stream, 0, BlockId(0))..);
         unmapped.take_while(move |&&(at, _, _)| at == stream).map(|&(_, _, id)| id)
     }
 
     /// The blocks, by address, from which a run of free and unmapped blocks is long enough.
-    pub(super) fn runs<'a>(&'a self, search: &'a Search) -> impl Iterator<Item = BlockId> + 'a {
+    fn runs<'a>(&'a self, search: &'a Search) -> impl Iterator<Item = BlockId> + 'a {
         let starts = self.unmapped(search).map(|id| {
             let prev = self.blocks[id].prev;
             if prev != NIL && self.blocks[prev].is_free() { prev } else { id }
         });
-        let starts = starts.filter(|&start| self.run_reaches(start, search.size));
-        starts.filter(|&start| !self.is_capturing() || self.is_clean(search, start))
+        starts.filter(|&start| self.run_reaches(start, search.size))
     }
 
     /// True if the free and unmapped blocks from `start` on have `size` bytes together.
@@ -211,12 +185,7 @@ impl Caching {
         self.segments.get(self.blocks[id].segment as usize).and_then(Option::as_ref)
     }
 
-    /// The expandable segment that an address lies in.
-    pub(super) fn segment_at(&self, address: Address) -> Option<&Segment> {
-        self.segments.iter().flatten().find(|segment| segment.contains(address))
-    }
-
-    /// Bytes of a page of an expandable segment, where holes are not stitched.
+    /// Bytes of a page of an expandable segment.
     pub(super) fn page(&self, is_small: bool) -> u64 {
         let large = self.config.expandable_page_size.unwrap_or(self.config.large_segment_size);
         // PyTorch takes no notice of the granularity, which is 2 MiB on every GPU so far.
@@ -233,24 +202,14 @@ impl Caching {
     ) -> Result<Option<BlockId>, DeviceError> {
         let total = env.device.memory_info().total;
         let most = total.saturating_add(total / 8);
-        // Where holes are stitched, it is Girih that says what is reserved.
-        let wanted = self.config.expandable_reserve.filter(|_| !self.config.stitches);
+        let wanted = self.config.expandable_reserve;
         let wanted = wanted.map_or(most, |reserve| reserve.bytes(total).min(most));
         let size = wanted.checked_next_multiple_of(page).unwrap_or(total);
         if size < search.size {
             return Ok(None);
         }
-        let (base, size) = match env.device.reserve(size) {
-            Ok(base) => (base, size),
-            Err(DeviceError::OutOfMemory { .. }) if self.config.stitches => {
-                // For this request the addresses may be enough.
-                let size = search.size.next_multiple_of(page);
-                match env.device.reserve(size) {
-                    Ok(base) => (base, size),
-                    Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
-                    Err(error) => return Err(error),
-                }
-            }
+        let base = match env.device.reserve(size) {
+            Ok(base) => base,
             Err(DeviceError::OutOfMemory { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -354,10 +313,25 @@ impl Caching {
         Ok(())
     }
 
+    /// Waits on the host until nobody uses a free block any more. False if that cannot be now: a graph is
+    /// being captured.
+    fn synchronize_users(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<bool, DeviceError> {
+        let block = self.blocks[id];
+        if !self.config.own_order {
+            // As PyTorch does.
+            env.device.synchronize_stream(block.home.stream)?;
+            return Ok(true);
+        }
+        if block.freed() > self.order.done() && self.is_capturing() {
+            return Ok(false);
+        }
+        self.order.synchronize(env.device, &mut self.limbo, block.freed())
+    }
+
     /// Unmaps pages of a free block, at least one, all wholly inside it, and hands out their handles.
     /// What is left of the block on both sides stays free. Its stream must have been waited for. On
     /// an error nothing has changed.
-    pub(super) fn unmap_pages(
+    fn unmap_pages(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
@@ -368,7 +342,6 @@ impl Caching {
         let Some(segment) = &self.segments[block.segment as usize] else { return Ok(()) };
         let Range { start: first, end } = pages;
         let (address, size) = (segment.base + first * segment.page, (end - first) * segment.page);
-        self.drop_views_over(env, Part { address, size });
         env.device.unmap(address, size)?;
         let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
         segment.mapped -= end - first;
@@ -418,7 +391,7 @@ impl Caching {
     }
 
     /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.
-    pub(super) fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
+    fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
         let block = self.blocks[id];
         if !block.exists || block.is_split() || block.mapped {
             return;

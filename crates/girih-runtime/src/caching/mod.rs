@@ -20,12 +20,10 @@
 //! reservation larger than the device, and blocks at its end grow by mapping
 //! ([`Config::expandable_segments`]).
 //!
-//! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` and `free_set`
-//! the structures, `pool` who owns them, `search` finding and splitting, `segments` taking memory,
-//! `expandable` pages, `stitching` holes, `views` their addresses,
-//! `lending` their bytes, `users` who used them last,
-//! `two_step` requests whose segment the caller takes, `reclaim` giving back, `events` streams and
-//! captures, `captured` frees within them, `checkpoint` bringing a pool back, `view` looking at it.
+//! One file for each part: [`config`] the settings, [`rounding`] the sizes, `block` the blocks, `pool` who
+//! owns them, `search` finding and splitting, `segments` taking memory, `two_step` requests whose segment the
+//! caller takes, `expandable` pages, `reclaim` giving back, `events` streams and captures, `captured` frees
+//! within them, `checkpoint` bringing a pool back, `view` looking at it.
 
 mod adopt;
 mod block;
@@ -34,20 +32,15 @@ mod checkpoint;
 pub mod config;
 mod events;
 mod expandable;
-mod free_set;
-mod lending;
 mod pool;
 mod reclaim;
 mod reconfigure;
 pub mod rounding;
 mod search;
 mod segments;
-mod stitching;
 mod tie_order;
 mod two_step;
-mod users;
 mod view;
-mod views;
 
 use girih_trace::{Action, PoolId, StreamId};
 use rustc_hash::FxHashMap;
@@ -60,10 +53,7 @@ use self::events::StreamUse;
 use self::expandable::Segment;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
-pub(crate) use self::stitching::{PAGES, SLACK};
 use self::two_step::Taken;
-use self::users::Stains;
-use self::views::Views;
 use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 pub use crate::policy::PoolOptions;
@@ -98,10 +88,6 @@ pub struct Caching {
     /// Bytes of which pages are multiples: the device's, once it was asked for memory.
     granularity: u64,
     stats: Stats,
-    /// The most bytes that were in use, as far as it is known; see `stitching`.
-    most_in_use: u64,
-    views: Views,
-    stains: Stains,
     order: Order,
     /// The caller takes segments from the device; see `two_step`.
     leaves_segments: bool,
@@ -138,9 +124,6 @@ impl Caching {
             last_registration: 0,
             granularity: 1,
             stats: Stats::default(),
-            most_in_use: 0,
-            views: Views::default(),
-            stains: Stains::default(),
             order: Order::default(),
             leaves_segments: false,
             taken: None,
@@ -181,9 +164,7 @@ impl Caching {
     fn scopes_capture(&self, pool: PoolId) -> bool {
         let place = self.pools.find(pool);
         let one_handle = place.is_some_and(|place| self.pools.owners[place].options.one_handle);
-        self.config.tie_order.pool_scope_captures()
-            && !self.config.orders_all_streams()
-            && !one_handle
+        self.config.tie_order.pool_scope_captures() && !self.config.own_order && !one_handle
     }
 
     /// What is looked for by a request of `size` rounded bytes.
@@ -220,7 +201,6 @@ fn rank(handles: &[u64], stream: StreamId) -> Rank {
 impl Policy for Caching {
     fn name(&self) -> &'static str {
         match self.config {
-            Config { expandable_segments: true, stitches: true, .. } => "stitch",
             Config { expandable_segments: true, .. } => "expandable",
             _ => "native",
         }
@@ -230,13 +210,7 @@ impl Policy for Caching {
         let capture = self.is_capturing()
             || (request.pool != PoolId::DEFAULT && self.scopes_capture(request.pool));
         if !capture {
-            if let Err(error) = self.complete_frees(env)
-                && !self.config.stitches
-            {
-                // PyTorch's allocator fails here. Where holes are stitched, what waits can wait for the
-                // next request.
-                return Err(error.into());
-            }
+            self.complete_frees(env)?;
             self.order.settle(env.device, &mut self.limbo, request.stream);
         } else if self.config.graph_capture_record_stream_reuse {
             self.complete_captured(env, request.stream);
@@ -250,8 +224,8 @@ impl Policy for Caching {
         let home = self.home(pool, request.stream);
         let search = self.search(size, home);
         let found = match self.find_best_fit(&search) {
-            Some(found) if self.is_ready(env, &search, found.block).unwrap_or(false) => found,
-            _ => {
+            Some(found) => found,
+            None => {
                 let block = self.take_from_device(env, &search, capture, request.size)?;
                 Found { block, place: None }
             }
@@ -267,10 +241,7 @@ impl Policy for Caching {
         let size = rounding::round_size(request.size, &self.config.roundup_power2_divisions);
         let pool = 2 * owner as u32 + u32::from(size > rounding::SMALL_SIZE);
         let home = self.pools.known_home(pool, rank(&self.stream_handles, request.stream));
-        home.is_some_and(|home| {
-            let search = self.search(size, home);
-            self.look_for(&search).is_some() || self.could_stitch(&search)
-        })
+        home.is_some_and(|home| self.look_for(&self.search(size, home)).is_some())
     }
 
     fn releasable(&self) -> u64 {

@@ -9,8 +9,8 @@ use girih_trace::{PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
 use super::block::Home;
-use super::free_set::FreeSet;
 use crate::device::Address;
+use crate::free_set::FreeSet;
 use crate::policy::{BlockId, PoolOptions};
 use crate::stats::Counters;
 

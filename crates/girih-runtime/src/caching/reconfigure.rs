@@ -5,8 +5,9 @@
 //! of what is there. PyTorch leaves them as they are, and they may fall below 0 there.
 
 use super::Caching;
-use super::block::{Block, NIL};
+use super::block::Block;
 use super::config::Config;
+use crate::chain::NIL;
 use crate::stats::Counter;
 
 impl Caching {
@@ -17,8 +18,7 @@ impl Caching {
         self.config = Config {
             memory_fraction: now.memory_fraction,
             tie_order: now.tie_order,
-            stitches: now.stitches,
-            view_pages_max: now.view_pages_max,
+            own_order: now.own_order,
             ..new.clone()
         };
         self.count_oversize();

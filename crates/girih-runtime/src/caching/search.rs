@@ -11,10 +11,11 @@
 use girih_trace::Action;
 
 use super::Caching;
-use super::block::{Block, Home, NIL};
+use super::block::{Block, Home};
 use super::config::TieOrder;
-use super::free_set::{Cursor, Entry, FreeSet};
 use super::rounding::{MIN_BLOCK_SIZE, SMALL_SIZE};
+use crate::chain::NIL;
+use crate::free_set::{Cursor, Entry, FreeSet};
 use crate::policy::{BlockId, Env, Granted};
 
 /// What is looked for.
@@ -209,16 +210,10 @@ impl Caching {
         let freed = &self.blocks[id];
         let (home, size, requested) = (freed.home, freed.size, freed.requested);
         let (address, neighbours) = (freed.address, [freed.prev, freed.next]);
-        let is_stitched = freed.is_stitched();
         let owner = self.pools.owner(home.pool).id;
         env.log(Action::FreeCompleted, address, requested, home.stream, owner);
         self.blocks[id].requested = self.order.free();
-        let merged = if is_stitched {
-            self.return_view(id);
-            0
-        } else {
-            self.shelve(id, neighbours)
-        };
+        let merged = self.shelve(id, neighbours);
         let block = &self.blocks[id];
         let (is_small, counted, split) =
             (home.is_small(), !block.is_expandable(), block.is_split());

@@ -8,7 +8,7 @@ use super::block::{Block, Home};
 use super::pool::Pools;
 use super::rounding::segment_size;
 use super::search::{Found, Search};
-use crate::device::{Address, Device, DeviceError};
+use crate::device::{Address, DeviceError};
 use crate::policy::{AllocError, BlockId, Env};
 
 /// What the device gave.
@@ -116,29 +116,18 @@ impl Caching {
         leaves: bool,
     ) -> Result<Taken, DeviceError> {
         let after = self.held().saturating_add(segment);
-        // What is stitched is held already; how much that is turns out on the way.
-        let may_stitch = self.may_stitch(search);
-        if !may_stitch && self.limit(env).is_some_and(|limit| after > limit) {
+        if self.limit(env).is_some_and(|limit| after > limit) {
             return Ok(Taken::Nothing);
         }
-        let is_too_much = |device: &mut dyn Device| after > device.memory_info().total;
-        let rejects = self.config.throw_on_cudamalloc_oom;
-        if rejects && !may_stitch && is_too_much(env.device) {
+        if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {
             return Ok(Taken::Rejected);
         }
-        let taken = if may_stitch {
-            self.take_stitched(env, search)?
-        } else if search.expandable {
-            self.take_expandable(env, search)?
-        } else if leaves {
-            return Ok(Taken::Left);
-        } else {
-            self.take_segment(env, search, segment)?
+        let taken = match search.expandable {
+            true => self.take_expandable(env, search)?,
+            false if leaves => return Ok(Taken::Left),
+            false => self.take_segment(env, search, segment)?,
         };
-        let Some(block) = taken else {
-            let rejected = rejects && may_stitch && is_too_much(env.device);
-            return Ok(if rejected { Taken::Rejected } else { Taken::Nothing });
-        };
+        let Some(block) = taken else { return Ok(Taken::Nothing) };
         Ok(Taken::Block(block))
     }
 

@@ -4,7 +4,6 @@ use girih_trace::{Action, BlockState, Event, PoolId, StreamId};
 
 mod captured;
 mod settings;
-mod stitching;
 mod two_step;
 
 use super::*;

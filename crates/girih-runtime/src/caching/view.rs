@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use girih_trace::BlockState;
 
 use super::Caching;
-use super::block::{Block, NIL};
+use super::block::Block;
 use super::rounding::MIN_BLOCK_SIZE;
+use crate::chain::NIL;
 use crate::policy::{Backing, BlockId, BlockView, SegmentView};
 use crate::stats::Stats;
 
@@ -18,15 +19,18 @@ impl Block {
             _ => BlockState::PendingFree,
         }
     }
-
-    fn view(&self) -> BlockView {
-        let state = self.state();
-        let requested = if state == BlockState::Inactive { 0 } else { self.requested };
-        BlockView { address: self.address, size: self.size, requested, state }
-    }
 }
 
 impl Caching {
+    fn block_view(&self, block: &Block) -> BlockView {
+        let state = block.state();
+        let (requested, whole) = match state {
+            BlockState::Inactive => (0, self.bytes_of_whole_pages(block)),
+            _ => (block.requested, 0),
+        };
+        BlockView { address: block.address, size: block.size, requested, whole, state }
+    }
+
     /// The first block of every chain, by address.
     fn heads(&self) -> Vec<BlockId> {
         let heads = self.blocks.iter().filter(|(_, block)| block.prev == NIL);
@@ -41,8 +45,7 @@ impl Caching {
         std::iter::successors(some(head), move |&id| some(self.blocks[id].next))
     }
 
-    /// Shows every mapped run as a segment, and every view in use as one of its own; what is unmapped
-    /// is left out, and so is what is lent.
+    /// Shows every mapped run as a segment; what is unmapped is left out.
     pub(super) fn visit_segments(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
         let mut views = Vec::new();
         for head in self.heads() {
@@ -56,7 +59,6 @@ impl Caching {
                         pool: self.pools.owner(first.home.pool).id,
                         is_small: first.home.is_small(),
                         backing: match self.segment(head) {
-                            _ if first.is_stitched() => Backing::Stitched,
                             Some(segment) => Backing::Expandable { page: segment.page },
                             None => Backing::Allocation,
                         },
@@ -67,9 +69,8 @@ impl Caching {
             };
             for id in self.chain(head) {
                 let block = &self.blocks[id];
-                // What is lent is seen where it is used.
-                if block.mapped && !block.lent {
-                    views.push(block.view());
+                if block.mapped {
+                    views.push(self.block_view(block));
                 } else {
                     flush(&mut views);
                 }
@@ -98,8 +99,6 @@ impl Caching {
         }
         self.check_sets()?;
         self.check_pages()?;
-        self.check_views()?;
-        self.check_stains()?;
         self.check_waiting()?;
         self.check_counters()
     }
@@ -132,8 +131,7 @@ impl Caching {
     /// Every expandable segment has the pages that its blocks say.
     fn check_pages(&self) -> Result<(), String> {
         let mut mapped = BTreeMap::<u32, u64>::new();
-        let paged = |block: &Block| block.is_expandable() && !block.is_stitched();
-        for (_, block) in self.blocks.iter().filter(|(_, block)| paged(block)) {
+        for (_, block) in self.blocks.iter().filter(|(_, block)| block.is_expandable()) {
             *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
         }
         for (at, bytes) in mapped {
@@ -197,14 +195,14 @@ impl Caching {
         let mut counted = Stats::default();
         for (_, block) in self.blocks.iter() {
             let is_small = block.home.is_small();
-            if block.mapped && !block.is_stitched() {
+            if block.mapped {
                 counted.reserved_bytes.increase(is_small, block.size);
             }
             if block.allocated {
                 counted.allocation.increase(is_small, 1);
                 counted.allocated_bytes.increase(is_small, block.size);
             }
-            if !block.is_free() && !block.lent {
+            if !block.is_free() {
                 counted.active.increase(is_small, 1);
                 counted.active_bytes.increase(is_small, block.size);
                 counted.requested_bytes.increase(is_small, block.requested);
@@ -229,7 +227,7 @@ impl Caching {
         for owner in self.pools.owners.iter().skip(1).filter(|owner| owner.exists) {
             let of_pool = |block: &Block| self.pools.owner(block.home.pool).id == owner.id;
             let held = self.blocks.iter().map(|(_, block)| block);
-            let held = held.filter(|block| block.mapped && !block.is_stitched() && of_pool(block));
+            let held = held.filter(|block| block.mapped && of_pool(block));
             let counted: u64 = held.map(|block| block.size).sum();
             let kept = self.pools.reserved(owner.id).map_or(0, |kept| kept.all.current);
             if kept != counted {

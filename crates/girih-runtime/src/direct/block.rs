@@ -33,7 +33,7 @@ impl Block {
         let &Block { address, size, requested, stream, state, .. } = self;
         let (pool, is_small, backing) = (PoolId::DEFAULT, self.is_small(), Backing::Allocation);
         let segment = SegmentView { address, size, stream, pool, is_small, backing };
-        (segment, BlockView { address, size, requested, state })
+        (segment, BlockView { address, size, requested, whole: 0, state })
     }
 }
 

@@ -25,7 +25,8 @@ impl Gmlake {
             let segment = SegmentView { address, size, stream, pool, is_small, backing };
             let state = owner.map_or(BlockState::Inactive, |owner| self.grants[owner].state);
             let requested = requested.get(&id).copied().unwrap_or(0);
-            (segment, vec![BlockView { address, size, requested, state }])
+            let whole = if state == BlockState::Inactive { size } else { 0 };
+            (segment, vec![BlockView { address, size, requested, whole, state }])
         };
         let mut views: Vec<_> = self.pools.primitives.iter().map(view).collect();
         self.beside.inner().visit(&mut |segment, blocks| views.push((segment, blocks.to_vec())));

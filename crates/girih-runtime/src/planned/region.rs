@@ -13,10 +13,11 @@
 //! guard that makes a wrong plan cost memory and never correctness.
 
 use super::cells::{Cells, Span};
-use crate::caching::PAGES;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
 
+/// The sizes of pages, in bytes.
+const PAGES: [u64; 5] = [2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20];
 /// A region has so many chunks at least, if there are pages as small as that: fewer handles, faster
 /// mapping (cost is per handle).
 const CHUNKS: u64 = 64;

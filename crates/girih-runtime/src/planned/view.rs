@@ -127,6 +127,7 @@ fn tiles<'a>(
     blocks: impl Iterator<Item = &'a &'a Block>,
 ) -> Vec<BlockView> {
     let idle = |from: Address, to: Address| BlockView {
+        whole: 0,
         address: from,
         size: to - from,
         requested: 0,
@@ -138,7 +139,7 @@ fn tiles<'a>(
         if address > at {
             tiles.push(idle(at, address));
         }
-        tiles.push(BlockView { address, size, requested, state });
+        tiles.push(BlockView { address, size, requested, whole: 0, state });
         at = address + size;
     }
     if at < address + size {

@@ -10,6 +10,7 @@ use crate::caching::{Caching, Config};
 use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
 use crate::hooked::{Hooked, Moment};
+use crate::lake::{self, Lake};
 use crate::planned::Planned;
 use crate::policy::{Env, Policy};
 use crate::sim::SimDevice;
@@ -19,8 +20,9 @@ use crate::sim::SimDevice;
 pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     let native = || Caching::new(Config::default());
     let expandable = Config { expandable_segments: true, own_order: true, ..Config::default() };
-    let stitch = Config { stitches: true, view_pages_max: 256, ..expandable.clone() };
-    let lake = gmlake::Config {
+    let options = lake::Options { view_pages_max: 256, ..lake::Options::default() };
+    let lake = Lake::new(options, Caching::new(expandable.clone()));
+    let gmlake = gmlake::Config {
         fragmentation_limit: SimDevice::GRANULARITY,
         stitched_limit: 2 << 30,
         ..gmlake::Config::default()
@@ -28,30 +30,29 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     vec![
         Box::new(native()),
         Box::new(Caching::new(expandable)),
-        Box::new(Caching::new(stitch)),
-        Box::new(Gmlake::new(lake, native())),
+        Box::new(lake),
+        Box::new(Gmlake::new(gmlake, native())),
         Box::new(Direct::new(native())),
         changing_plans(seed, SimDevice::GRANULARITY),
         auto(SimDevice::GRANULARITY),
     ]
 }
 
-/// Expandable segments whose holes are stitched.
-fn expandable() -> Box<dyn Policy> {
-    let config = Config { expandable_segments: true, stitches: true, ..Config::default() };
-    Box::new(Caching::new(config))
+/// A lake, with expandable segments for private pools.
+fn lake() -> Box<dyn Policy> {
+    Box::new(Lake::of(Config { expandable_segments: true, ..Config::default() }))
 }
 
-/// A policy that follows `plan`, with expandable segments as its fallback.
+/// A policy that follows `plan`, with a lake as its fallback.
 pub fn planned(plan: Plan, granularity: u64) -> Box<dyn Policy> {
-    Box::new(Planned::new(Arc::new(plan), expandable(), granularity))
+    Box::new(Planned::new(Arc::new(plan), lake(), granularity))
 }
 
 /// A policy that begins without a plan and takes up another [`reckless_plan`], and now and then
 /// none, at every step.
 pub fn changing_plans(seed: u64, granularity: u64) -> Box<dyn Policy> {
     let mut next = seed;
-    let planned = Planned::empty(expandable(), granularity);
+    let planned = Planned::empty(lake(), granularity);
     Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, moment| {
         if moment == Moment::Mark {
             next += 1;
@@ -74,7 +75,7 @@ pub fn with_guests(seed: u64, granularity: u64) -> Box<dyn Policy> {
         entry.size_max = 16 << 20;
     }
     let mut plan = Some(Arc::new(plan));
-    let planned = Planned::empty(expandable(), granularity);
+    let planned = Planned::empty(lake(), granularity);
     Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, _| {
         // A refusal leaves everything as it was: the next operation tries again.
         if let Some(next) = &plan
@@ -88,7 +89,7 @@ pub fn with_guests(seed: u64, granularity: u64) -> Box<dyn Policy> {
 
 /// A policy that learns its plan, at once.
 pub fn auto(granularity: u64) -> Box<dyn Policy> {
-    let mut auto = Auto::new(expandable(), granularity);
+    let mut auto = Auto::new(lake(), granularity);
     auto.set_planning(Planning::AtOnce);
     Box::new(auto)
 }

@@ -1,10 +1,10 @@
-//! Expandable segments whose holes are stitched beside a model of bytes that is too simple to be
-//! wrong, and beside those whose holes are not.
+//! The lake beside a model of bytes that is too simple to be wrong, and beside one that stitches nothing.
 
 use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::{Lake, Options};
 
-use super::kinds::Lake;
+use super::kinds::Stitcher;
 use super::program::{Held, Kind, Program};
 use super::shadow::Piece;
 use super::world::{GIB, World};
@@ -30,7 +30,7 @@ fn assert_apart(blocks: &[Vec<Piece>]) {
 #[test]
 fn no_two_blocks_share_a_byte_at_any_time() {
     for seed in 100..106 {
-        let mut world = World::of(64 * GIB, Caching::busy());
+        let mut world = World::of(64 * GIB, Lake::busy());
         let seen = Program::run(&mut world, Kind::FULL, seed, |world, live| {
             let blocks = memory(world, live);
             assert_apart(&blocks);
@@ -47,16 +47,17 @@ fn no_two_blocks_share_a_byte_at_any_time() {
 #[test]
 fn with_memory_for_everything_a_program_is_given_what_it_has_without_stitching() {
     for seed in 106..112 {
-        let plain = Config { stitches: false, ..Caching::busy().config().clone() };
-        let mut plain = World::of(64 * GIB, Caching::new(plain));
-        let mut stitched = World::of(64 * GIB, Caching::busy());
+        let plain = Options { slack: 1, slack_min: 64 * GIB, ..Options::default() };
+        let plain = Lake::new(plain, Caching::new(Config::default()));
+        let mut plain = World::of(64 * GIB, plain);
+        let mut stitched = World::of(64 * GIB, Lake::busy());
         let mut programs =
             [&mut plain, &mut stitched].map(|world| Program::new(world, Kind::FULL, seed));
         for operation in 0..Kind::FULL.operations {
             let [plain, stitched] = programs.each_mut().map(|program| {
                 program.step();
                 let sizes: Vec<u64> = program.live.iter().map(|held| held.block.size).collect();
-                let stats = program.world.lake.stats();
+                let stats = Policy::stats(&program.world.lake);
                 let counters = (
                     stats.allocation,
                     stats.allocated_bytes,

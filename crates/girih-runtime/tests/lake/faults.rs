@@ -5,11 +5,11 @@
 //! none.
 
 use girih_runtime::Policy;
-use girih_runtime::caching::Caching;
 use girih_runtime::gmlake::Gmlake;
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::{Fault, FaultKind, LiveObjects};
 
-use super::kinds::Lake;
+use super::kinds::Stitcher;
 use super::program::{Chance, Kind, Program, Seen};
 use super::world::{GIB, MIB, World};
 
@@ -17,7 +17,7 @@ use super::world::{GIB, MIB, World};
 const SHORT: Kind = Kind { operations: 50, ..Kind::FULL };
 
 /// Runs a program and empties the cache. At the end nothing may be held.
-fn run<P: Lake>(world: &mut World<P>, kind: Kind, seed: u64, what: &str) -> Seen {
+fn run<P: Stitcher>(world: &mut World<P>, kind: Kind, seed: u64, what: &str) -> Seen {
     let seen = Program::run(world, kind, seed, |_, _| ());
     // A fault may fall into the first of them.
     for _ in 0..60 {
@@ -35,7 +35,7 @@ fn run<P: Lake>(world: &mut World<P>, kind: Kind, seed: u64, what: &str) -> Seen
 }
 
 /// Runs a program again and again, each time with another call that fails.
-fn sweep<P: Lake>(bytes: u64, seed: u64) -> Seen {
+fn sweep<P: Stitcher>(bytes: u64, seed: u64) -> Seen {
     let mut world = World::of(bytes, P::busy());
     let seen = run(&mut world, SHORT, seed, "without a fault");
     let (calls, refused) = (world.device.calls(), world.refused());
@@ -56,7 +56,7 @@ fn under_stitch_whichever_call_fails_nothing_is_lost_and_nothing_used_too_early(
     let mut all = Seen::default();
     // With memory for everything, and with too little.
     for (seed, bytes) in [(0, 16 * GIB), (2, 300 * MIB), (4, 300 * MIB)] {
-        all += sweep::<Caching>(bytes, seed);
+        all += sweep::<Lake>(bytes, seed);
     }
     assert!(all.stitches > 10 && all.waits > 10 && all.retired > 0, "{all:?}");
 }
@@ -68,7 +68,7 @@ fn under_gmlake_whichever_call_fails_nothing_is_lost_and_nothing_used_too_early(
 }
 
 /// Long programs in which a call fails now and then.
-fn storm<P: Lake>() -> Seen {
+fn storm<P: Stitcher>() -> Seen {
     let mut all = Seen::default();
     for seed in 0..12 {
         let bytes = [400 * MIB, 16 * GIB][seed as usize % 2];
@@ -88,7 +88,7 @@ fn storm<P: Lake>() -> Seen {
 
 #[test]
 fn under_stitch_one_call_in_fifty_may_fail() {
-    let all = storm::<Caching>();
+    let all = storm::<Lake>();
     assert!(all.stitches > 200 && all.waits > 100, "{all:?}");
 }
 

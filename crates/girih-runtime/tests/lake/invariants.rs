@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use girih_runtime::caching::Caching;
 use girih_runtime::gmlake::Gmlake;
+use girih_runtime::lake::Lake;
 use girih_runtime::sim::{Call, Fault, LiveObjects};
 use girih_runtime::{AllocError, Policy, Stats};
 use girih_trace::{BlockState, PoolId, StreamId};
 
-use super::kinds::Lake;
+use super::kinds::Stitcher;
 use super::program::{Kind, Program, Seen};
 use super::world::{GIB, MIB, World};
 
@@ -20,7 +20,7 @@ macro_rules! for_each_policy {
             $(#[test] fn $name() { super::$name::<super::Gmlake>(); })*
         }
         mod stitch {
-            $(#[test] fn $name() { super::$name::<super::Caching>(); })*
+            $(#[test] fn $name() { super::$name::<super::Lake>(); })*
         }
     };
 }
@@ -39,7 +39,7 @@ for_each_policy! {
     a_block_reads_what_its_owner_wrote_whatever_address_its_memory_had_before
 }
 
-fn no_handle_is_held_by_two_blocks_of_the_program<P: Lake>() {
+fn no_handle_is_held_by_two_blocks_of_the_program<P: Stitcher>() {
     // The device and the shadow compare what is used in physical space, so two ways to one handle
     // are seen.
     for seed in 0..20 {
@@ -50,7 +50,7 @@ fn no_handle_is_held_by_two_blocks_of_the_program<P: Lake>() {
     }
 }
 
-fn every_byte_of_a_block_is_mapped_from_its_allocation_to_its_free<P: Lake>() {
+fn every_byte_of_a_block_is_mapped_from_its_allocation_to_its_free<P: Stitcher>() {
     for seed in 20..30 {
         let mut world = World::of(GIB / 2, P::busy());
         Program::run(&mut world, Kind::PLAIN, seed, |world, live| {
@@ -77,7 +77,7 @@ fn shown(policy: &impl Policy) -> [u64; 3] {
     bytes
 }
 
-fn held_and_inactive_and_waiting_bytes_are_all_that_were_created_and_all_go_back<P: Lake>() {
+fn held_and_inactive_and_waiting_bytes_are_all_that_were_created_and_all_go_back<P: Stitcher>() {
     for (seed, kind) in (30..40).map(|seed| (seed, Kind::PLAIN)).chain([
         (40, Kind::FULL),
         (41, Kind::FULL),
@@ -101,7 +101,7 @@ fn held_and_inactive_and_waiting_bytes_are_all_that_were_created_and_all_go_back
 /// Prepares a world for an operation, which returns whether it succeeded.
 type Scene<P> = (&'static str, fn(&mut World<P>), fn(&mut World<P>) -> bool);
 
-fn scenes<P: Lake>() -> [Scene<P>; 4] {
+fn scenes<P: Stitcher>() -> [Scene<P>; 4] {
     [
         ("growing", |_| (), |world| world.try_alloc(0, 20 * MIB).is_ok()),
         (
@@ -130,18 +130,18 @@ fn scenes<P: Lake>() -> [Scene<P>; 4] {
 }
 
 /// Two holes of 28 and 26 MiB: enough that nothing more is held before they are stitched.
-fn scattered_beyond_slack<P: Lake>(world: &mut World<P>) {
+fn scattered_beyond_slack<P: Stitcher>(world: &mut World<P>) {
     world.scattered(&[28 * MIB, 26 * MIB]);
 }
 
 /// What is held, as a text to compare.
-fn layout<P: Lake>(world: &World<P>) -> String {
+fn layout<P: Stitcher>(world: &World<P>) -> String {
     let mut segments = Vec::new();
     world.lake.visit(&mut |segment, blocks| segments.push(format!("{segment:?} {blocks:?}")));
     format!("{segments:#?} {}", P::views(&world.lake))
 }
 
-fn an_operation_whose_call_fails_leaves_everything_as_it_was<P: Lake>() {
+fn an_operation_whose_call_fails_leaves_everything_as_it_was<P: Stitcher>() {
     for (name, prepare, operate) in scenes::<P>() {
         let mut world = World::of(GIB, P::eager());
         prepare(&mut world);
@@ -172,7 +172,7 @@ fn an_operation_whose_call_fails_leaves_everything_as_it_was<P: Lake>() {
     }
 }
 
-fn nothing_is_unmapped_or_released_while_a_stream_may_still_use_it<P: Lake>() {
+fn nothing_is_unmapped_or_released_while_a_stream_may_still_use_it<P: Stitcher>() {
     let mut world = World::of(GIB, P::eager());
     let between = world.scattered(&[30 * MIB, 20 * MIB]);
     let stitched = world.alloc(50 * MIB);
@@ -189,7 +189,7 @@ fn nothing_is_unmapped_or_released_while_a_stream_may_still_use_it<P: Lake>() {
     assert_eq!(world.device.live(), LiveObjects::default());
 }
 
-fn memory_changes_streams_after_an_event_only_and_on_its_own_stream_for_nothing<P: Lake>() {
+fn memory_changes_streams_after_an_event_only_and_on_its_own_stream_for_nothing<P: Stitcher>() {
     let mut world = World::of(GIB, P::eager());
     let block = world.alloc(64 * MIB);
     world.device.hold(StreamId(0));
@@ -207,7 +207,9 @@ fn memory_changes_streams_after_an_event_only_and_on_its_own_stream_for_nothing<
     assert_eq!(world.lake.releasable(), 64 * MIB);
 }
 
-fn memory_is_not_given_by_a_new_address_while_another_stream_may_use_it_by_the_old_one<P: Lake>() {
+fn memory_is_not_given_by_a_new_address_while_another_stream_may_use_it_by_the_old_one<
+    P: Stitcher,
+>() {
     let mut world = World::of(GIB, P::eager());
     let parts = [30 * MIB, 20 * MIB].map(|size| world.alloc(size));
     parts.into_iter().for_each(|part| world.record_stream(part, 1));
@@ -223,7 +225,7 @@ fn memory_is_not_given_by_a_new_address_while_another_stream_may_use_it_by_the_o
     assert_eq!(world.reserved(), 100 * MIB, "now it is");
 }
 
-fn the_memory_of_a_private_pool_is_never_stitched_into_other_blocks<P: Lake>() {
+fn the_memory_of_a_private_pool_is_never_stitched_into_other_blocks<P: Stitcher>() {
     let mut world = World::of(GIB, P::eager());
     let pool = PoolId(1);
     world.lake.begin_pool(pool, true);
@@ -239,7 +241,7 @@ fn the_memory_of_a_private_pool_is_never_stitched_into_other_blocks<P: Lake>() {
     assert_eq!(again.address, captured.address, "the pool has kept its memory");
 }
 
-fn a_request_that_fails_does_not_make_a_smaller_one_fail<P: Lake>() {
+fn a_request_that_fails_does_not_make_a_smaller_one_fail<P: Stitcher>() {
     for stream in [0, 1] {
         let mut world = World::of(64 * MIB, P::eager());
         let held = world.alloc(30 * MIB);
@@ -257,7 +259,7 @@ fn a_request_that_fails_does_not_make_a_smaller_one_fail<P: Lake>() {
     }
 }
 
-fn every_counter_comes_back_to_zero<P: Lake>() {
+fn every_counter_comes_back_to_zero<P: Stitcher>() {
     for (seed, kind) in (40..50).flat_map(|seed| [(seed, Kind::PLAIN), (seed, Kind::FULL)]) {
         // Small enough that requests fail.
         let mut world = World::of(200 * MIB, P::busy());
@@ -274,7 +276,7 @@ fn every_counter_comes_back_to_zero<P: Lake>() {
     }
 }
 
-fn a_block_reads_what_its_owner_wrote_whatever_address_its_memory_had_before<P: Lake>() {
+fn a_block_reads_what_its_owner_wrote_whatever_address_its_memory_had_before<P: Stitcher>() {
     // The simulated half of the canary: a shadow stands for the memory. Little memory makes it go
     // back and come again.
     let mut all = Seen::default();
@@ -293,7 +295,7 @@ fn a_block_reads_what_its_owner_wrote_whatever_address_its_memory_had_before<P: 
 fn stitching_in_random_programs_waits_for_streams_and_gives_views_up_in_both_ways() {
     let mut all = Seen::default();
     for seed in 60..70 {
-        let mut world = World::of(GIB, Caching::busy());
+        let mut world = World::of(GIB, Lake::busy());
         all += Program::run(&mut world, Kind::FULL, seed, |world, _| world.shadow.read_all());
         world.empty_cache();
         assert_eq!(world.device.live(), LiveObjects::default(), "seed {seed}");
@@ -308,7 +310,7 @@ fn views_lie_over_pages_of_every_size() {
     let mut sizes = BTreeMap::<u64, u64>::new();
     for (seed, scale) in [(70, 64), (71, 64), (72, 8), (73, 8)] {
         let kind = Kind { scale, ..Kind::FULL };
-        let mut world = World::of(48 * GIB, Caching::eager());
+        let mut world = World::of(48 * GIB, Lake::eager());
         Program::run(&mut world, kind, seed, |world, _| world.shadow.read_all());
         for (size, count) in world.shadow.mapped_again {
             *sizes.entry(size / MIB).or_default() += count;

@@ -3,12 +3,13 @@
 use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config as Splitter};
 use girih_runtime::gmlake::{Config, Gmlake};
+use girih_runtime::lake::{Lake, Options};
 
 use super::program::Chance;
 use super::world::{MIB, World, eager};
 
 /// A policy that stitches.
-pub(crate) trait Lake: Policy + Sized {
+pub(crate) trait Stitcher: Policy + Sized {
     /// One that stitches whatever it can.
     fn eager() -> Self;
 
@@ -33,7 +34,7 @@ pub(crate) trait Lake: Policy + Sized {
     fn may_release(releasable: u64, held: u64, given: u64) -> bool;
 }
 
-impl Lake for Gmlake {
+impl Stitcher for Gmlake {
     fn eager() -> Gmlake {
         Gmlake::new(eager(), Caching::new(Splitter::default()))
     }
@@ -66,13 +67,17 @@ impl Lake for Gmlake {
     }
 }
 
-impl Lake for Caching {
-    fn eager() -> Caching {
-        Caching::new(Splitter { expandable_segments: true, stitches: true, ..Splitter::default() })
+fn pools() -> Splitter {
+    Splitter { expandable_segments: true, own_order: true, ..Splitter::default() }
+}
+
+impl Stitcher for Lake {
+    fn eager() -> Lake {
+        Lake::of(pools())
     }
 
-    fn busy() -> Caching {
-        Caching::new(Splitter { view_pages_max: 40, ..Caching::eager().config().clone() })
+    fn busy() -> Lake {
+        Lake::new(Options { view_pages_max: 40, ..Options::default() }, Caching::new(pools()))
     }
 
     /// Sizes that come again, as in training; small ones; and any.
@@ -89,8 +94,8 @@ impl Lake for Caching {
         }
     }
 
-    fn stitches(world: &World<Caching>) -> u64 {
-        world.lake.stats().num_stitches
+    fn stitches(world: &World<Lake>) -> u64 {
+        Policy::stats(&world.lake).num_stitches
     }
 
     fn views(&self) -> String {

@@ -6,7 +6,7 @@ use girih_runtime::sim::Call;
 use girih_runtime::{Device, Granted, Policy};
 use girih_trace::{PoolId, StreamId};
 
-use super::kinds::Lake;
+use super::kinds::Stitcher;
 use super::world::World;
 
 /// Numbers without pattern, from a seed.
@@ -85,7 +85,7 @@ pub(crate) struct Program<'a, P: Policy> {
 /// Private pools, from 1 on.
 const POOLS: u64 = 2;
 
-impl<'a, P: Lake> Program<'a, P> {
+impl<'a, P: Stitcher> Program<'a, P> {
     pub(crate) fn new(world: &'a mut World<P>, kind: Kind, seed: u64) -> Program<'a, P> {
         let seen = Seen::default();
         Program { world, kind, chance: Chance(seed), live: Vec::new(), scope: None, seen }

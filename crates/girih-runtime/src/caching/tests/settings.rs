@@ -99,12 +99,12 @@ fn expandable_segments_can_be_turned_on_and_off() {
 #[test]
 fn the_limit_and_what_pytorch_has_no_setting_for_stay() {
     let mut machine = Machine::of(
-        Config { stitches: true, tie_order: TieOrder::Segment, ..Config::default() },
+        Config { own_order: true, tie_order: TieOrder::Segment, ..Config::default() },
         GIB,
     );
     machine.policy.set_memory_fraction(0.5);
     machine.with(|policy, env| policy.configure(env, &Config::default())).unwrap();
     let config = machine.policy.config();
-    assert!(config.stitches && config.tie_order == TieOrder::Segment);
+    assert!(config.own_order && config.tie_order == TieOrder::Segment);
     assert_eq!(config.memory_fraction, 0.5);
 }

@@ -15,11 +15,10 @@ use std::cmp::Reverse;
 
 use girih_trace::StreamId;
 
-use super::Caching;
-use super::block::{Block, Home, NIL, STITCHED};
-use super::pool::Pools;
-use super::search::Search;
+use super::block::{Block, STITCHED};
 use super::views::Part;
+use super::{Lake, Search};
+use crate::chain::NIL;
 use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::BlockId;
@@ -34,7 +33,7 @@ enum Lender {
     Elsewhere,
 }
 
-impl Caching {
+impl Lake {
     /// A view whose first bytes serve the request and are all free, with the last free that the request
     /// must come after: a view that needs no wait, then the smallest, then the one that was used last.
     pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Stamp)> {
@@ -93,29 +92,30 @@ impl Caching {
         }
         self.views.use_now(place).lent = count;
         let view = self.views.get(place);
-        let block = Block::new(view.address, search.size, search.home);
-        self.blocks.insert(Block { segment: STITCHED, born: place, ..block })
+        let block = Block::new(view.address, search.size, search.home, STITCHED);
+        self.heap.blocks.insert(Block { view: place, ..block })
     }
 
     /// Takes the bytes of a view back that the program has let go of. The block is gone afterwards.
     pub(super) fn return_view(&mut self, id: BlockId) {
-        let Block { home: Home { stream, .. }, born: place, .. } = self.blocks[id];
-        let freed = self.blocks[id].freed();
-        self.blocks.remove(id);
+        let Block { home, view: place, .. } = self.heap.blocks[id];
+        let stream = home.stream;
+        let freed = self.heap.blocks[id].freed();
+        self.heap.blocks.remove(id);
         let view = self.views.use_now(place);
         view.freed = freed;
         let lent = std::mem::take(&mut view.lent);
-        let foreign = |&id: &BlockId| self.blocks[id].home.stream != stream;
+        let foreign = |&id: &BlockId| self.heap.blocks[id].home.stream != stream;
         if self.views.get(place).lenders[..lent].iter().any(foreign) {
             self.order.want();
         }
         for at in 0..lent {
             let id = self.views.get(place).lenders[at];
-            let block = &mut self.blocks[id];
+            let block = &mut self.heap.blocks[id];
             (block.lent, block.requested) = (false, freed);
-            let Block { address, size, home, prev, next, .. } = *block;
+            let Block { address, size, home, .. } = *block;
             self.stain(Part { address, size }, home.stream, stream, freed);
-            self.shelve(id, [prev, next]);
+            self.heap.shelve(id);
         }
     }
 
@@ -146,15 +146,16 @@ impl Caching {
         if is_it(&lenders[at]) {
             return Some(lenders[at]);
         }
-        let beside =
-            lenders[..at].iter().flat_map(|&id| [self.blocks[id].prev, self.blocks[id].next]);
+        let beside = lenders[..at]
+            .iter()
+            .flat_map(|&id| [self.heap.blocks[id].prev, self.heap.blocks[id].next]);
         let found = beside.filter(|&id| id != NIL).find(is_it);
         found.or_else(|| free.before(self, part.address).filter(is_it))
     }
 
     /// Whether a block, if there still is one of this id, can lend a part.
     fn look_at(&self, id: BlockId, part: &Part) -> Lender {
-        let Some(block) = self.blocks.get(id).filter(|block| !block.is_stitched()) else {
+        let Some(block) = self.heap.blocks.get(id).filter(|block| !block.is_stitched()) else {
             return Lender::Elsewhere;
         };
         let all = Part { address: block.address, size: block.size };
@@ -166,29 +167,23 @@ impl Caching {
         }
     }
 
+    /// A block of one part where it lies, on no shelf: it needs no view.
+    pub(super) fn lend_alone(&mut self, part: &Part) -> Option<BlockId> {
+        let id = self.lender(NIL, part, &mut ByAddress::default())?;
+        Some(self.heap.carve(id, part.address, part.size))
+    }
+
     /// Makes a lent block of free bytes of a block.
     fn lend(&mut self, id: BlockId, part: &Part) -> BlockId {
-        self.remove_free(id);
-        let before = part.address - self.blocks[id].address;
-        let after = self.blocks[id].size - before - part.size;
-        if before > 0 {
-            let rest = self.cut_low_end(id, before);
-            self.insert_free(rest);
-        }
-        let lent = if after > 0 { self.cut_low_end(id, part.size) } else { id };
-        if after > 0 {
-            self.insert_free(id);
-        }
-        self.blocks[lent].lent = true;
+        let lent = self.heap.carve(id, part.address, part.size);
+        self.heap.blocks[lent].lent = true;
         lent
     }
 
     /// The free blocks that may lend, by address.
     fn free_by_address(&self) -> Vec<(Address, BlockId)> {
-        let free = [Pools::LARGE, Pools::SMALL].into_iter();
-        let free = free.flat_map(|pool| self.pools.free_blocks(pool));
-        let free = free.filter(|&id| self.blocks[id].is_expandable());
-        let mut free: Vec<_> = free.map(|id| (self.blocks[id].address, id)).collect();
+        let free = self.heap.free_blocks();
+        let mut free: Vec<_> = free.map(|id| (self.heap.blocks[id].address, id)).collect();
         free.sort_unstable();
         free
     }
@@ -200,8 +195,8 @@ struct ByAddress(Option<Vec<(Address, BlockId)>>);
 
 impl ByAddress {
     /// The last that begins at or before an address.
-    fn before(&mut self, caching: &Caching, address: Address) -> Option<BlockId> {
-        let free = self.0.get_or_insert_with(|| caching.free_by_address());
+    fn before(&mut self, lake: &Lake, address: Address) -> Option<BlockId> {
+        let free = self.0.get_or_insert_with(|| lake.free_by_address());
         let at = free.partition_point(|&(start, _)| start <= address).checked_sub(1)?;
         Some(free[at].1)
     }

@@ -5,7 +5,7 @@
 //! are free, or its first ones, for a request that is smaller. Nothing tells it so: it looks.
 //!
 //! Each page that is mapped once more costs the driver memory, and addresses are plenty but not without
-//! end. So there is a budget of both ([`Config::view_pages_max`](super::Config), [`ADDRESSES_MAX`], or what
+//! end. So there is a budget of both ([`Config::view_pages_max`](super::Options), [`ADDRESSES_MAX`], or what
 //! the device has if that is less), and those views go that were not used for longest. A kernel may still
 //! run that uses them; they are unmapped when an event on their stream is done. As long as none can go, no
 //! view is made, and a request that needs one is given new pages. A page that goes back to the device takes
@@ -13,9 +13,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::Caching;
-use super::block::{Block, NIL};
-use super::search::Search;
+use super::block::Block;
+use super::{Lake, Search};
+use crate::chain::NIL;
 use crate::device::{Address, DeviceError, Handle};
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
@@ -192,7 +192,7 @@ impl Views {
     }
 }
 
-impl Caching {
+impl Lake {
     /// Maps the pages of `parts` side by side.
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl Caching {
             self.views.addresses -= size;
             return Err(error);
         }
-        self.stats.num_stitches += 1;
+        self.beside.stats.num_stitches += 1;
         Ok(self.views.insert(View {
             reserved: Part { address: base, size },
             mapped: size,
@@ -252,12 +252,11 @@ impl Caching {
     pub(super) fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
         let (mut handles, mut offset) = (Vec::new(), None);
         for part in parts {
-            let segment = self.segment_at(part.address).expect("a part lies in a segment");
-            let first = (part.address - segment.base) / segment.page;
-            let end = (part.address + part.size - segment.base).div_ceil(segment.page);
-            offset.get_or_insert((part.address - segment.base) % segment.page);
-            let pages = segment.handles(first..end).map(|handle| (handle, segment.page));
-            handles.extend(pages);
+            let segment = self.segment_at(part.address);
+            for page in segment.pages(part.address, part.size) {
+                offset.get_or_insert_with(|| part.address - page.address);
+                handles.push((page.handle, page.size));
+            }
         }
         (handles, offset.unwrap_or(0))
     }
@@ -270,7 +269,7 @@ impl Caching {
 
     /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
     /// are in use is cut short behind them. The device has no work left that uses them: whoever used
-    /// the pages and the views last was waited for ([`Caching::synchronize_users`]).
+    /// the pages and the views last was waited for ([`Lake::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
         let over = |view: &View| view.is_over(&pages);
         for place in 0..self.views.views.len() {
@@ -304,7 +303,7 @@ impl Caching {
 
     /// Makes a view in use one of the bytes alone that it is lent.
     fn cut_short(&mut self, env: &mut Env<'_>, mut view: View) -> View {
-        let lent = view.lenders[..view.lent].iter().map(|&id| self.blocks[id]);
+        let lent = view.lenders[..view.lent].iter().map(|&id| self.heap.blocks[id]);
         view.parts = lent.map(|Block { address, size, .. }| Part { address, size }).collect();
         view.lenders.truncate(view.lent);
         view.size = view.parts.iter().map(|part| part.size).sum();
@@ -322,7 +321,7 @@ impl Caching {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] if too much has not come back yet.
     fn retire_views(&mut self, size: u64) -> Result<(), DeviceError> {
-        let pages_max = self.config.view_pages_max;
+        let pages_max = self.options.view_pages_max;
         loop {
             let leaving: u64 = self.views.retired.iter().map(|view| view.reserved.size).sum();
             let addresses = (self.views.addresses - leaving).saturating_add(size);
@@ -374,9 +373,9 @@ impl Caching {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
         for view in &views {
-            let lent = view.lenders[..view.lent].iter().map(|&id| &self.blocks[id]);
+            let lent = view.lenders[..view.lent].iter().map(|&id| &self.heap.blocks[id]);
             let lent: Vec<Part> = lent
-                .filter(|block| block.lent && block.exists)
+                .filter(|block| block.lent)
                 .map(|block| Part { address: block.address, size: block.size })
                 .collect();
             let bytes = lent.iter().map(|part| part.size).sum();
@@ -388,9 +387,9 @@ impl Caching {
                 return Err(format!("{view:?} is lent {lent:?}"));
             }
         }
-        let lent = self.blocks.iter().filter(|(_, block)| block.lent).count();
+        let lent = self.heap.blocks.iter().filter(|(_, block)| block.lent).count();
         let held: usize = views.iter().map(|view| view.lent).sum();
-        let stitched = self.blocks.iter().filter(|(_, block)| block.is_stitched()).count();
+        let stitched = self.heap.blocks.iter().filter(|(_, block)| block.is_stitched()).count();
         let in_use = views.iter().filter(|view| !view.is_idle()).count();
         if (lent, stitched) != (held, in_use) {
             let (found, expected) = ((lent, stitched), (held, in_use));

@@ -1,18 +1,80 @@
 //! Holes are stitched, and only when they should be.
 
-use super::*;
-use crate::policy::Backing;
-use crate::sim::{Call, Fault, FaultKind, LiveObjects};
+use girih_trace::{Action, Event, StreamId};
 
-fn config(stitches: bool) -> Config {
-    Config { expandable_segments: true, stitches, ..Config::default() }
+use super::*;
+use crate::policy::{Backing, Policy};
+use crate::sim::{Call, Fault, FaultKind, LiveObjects, SimDevice};
+use crate::stats::Stats;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const MAIN: StreamId = StreamId(0);
+const SIDE: StreamId = StreamId(1);
+
+/// A lake on a device, with its log.
+struct Machine {
+    device: SimDevice,
+    lake: Lake,
+    log: Vec<Event>,
+}
+
+fn config() -> Config {
+    Config { expandable_segments: true, own_order: true, ..Config::default() }
 }
 
 fn stitching(bytes: u64) -> Machine {
-    Machine::of(config(true), bytes)
+    Machine::of(Options::default(), config(), bytes)
 }
 
 impl Machine {
+    fn of(options: Options, config: Config, bytes: u64) -> Machine {
+        let mut device = SimDevice::new(bytes);
+        device.check_order();
+        Machine { device, lake: Lake::new(options, Caching::new(config)), log: Vec::new() }
+    }
+
+    fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
+        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let result = call(&mut self.lake, &mut env);
+        Policy::check(&self.lake).unwrap();
+        result
+    }
+
+    fn ask(&mut self, size: u64, stream: StreamId, pool: u16) -> Result<Granted, AllocError> {
+        let request = Request { size, stream, pool: PoolId(pool) };
+        self.with(|lake, env| lake.allocate(env, request))
+    }
+
+    fn alloc(&mut self, size: u64) -> Granted {
+        self.ask(size, MAIN, 0).unwrap()
+    }
+
+    fn free(&mut self, granted: Granted) {
+        self.with(|lake, env| lake.free(env, granted.block)).unwrap();
+    }
+
+    fn free_all(&mut self, blocks: impl IntoIterator<Item = Granted>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+    }
+
+    fn empty_cache(&mut self) {
+        self.with(|lake, env| lake.empty_cache(env)).unwrap();
+    }
+
+    /// The events since the last call, as action and size.
+    fn events(&mut self) -> Vec<(Action, u64)> {
+        self.log.drain(..).map(|event| (event.action, event.size)).collect()
+    }
+
+    fn stats(&self) -> &Stats {
+        Policy::stats(&self.lake)
+    }
+
+    fn reserved(&self) -> u64 {
+        self.stats().reserved_bytes.all.current
+    }
+
     /// A block that its stream uses.
     fn used(&mut self, size: u64, stream: StreamId) -> Granted {
         let granted = self.ask(size, stream, 0).unwrap();
@@ -40,18 +102,6 @@ fn holes(machine: &mut Machine, count: usize) -> Vec<Granted> {
     kept.into_iter().map(|(_, block)| block).collect()
 }
 
-/// MiB of a page of each run, and how many pages it has; none for a view.
-fn pages(machine: &Machine) -> Vec<Option<(u64, u64)>> {
-    let mut pages = Vec::new();
-    machine.policy.visit(&mut |segment, _| {
-        pages.push(match segment.backing {
-            Backing::Expandable { page } => Some((page / MIB, segment.size / page)),
-            _ => None,
-        });
-    });
-    pages
-}
-
 #[test]
 fn what_lies_in_holes_serves_a_request_that_fits_none_of_them() {
     let mut machine = stitching(64 * GIB);
@@ -63,8 +113,8 @@ fn what_lies_in_holes_serves_a_request_that_fits_none_of_them() {
     let calls = machine.device.calls();
     let again = machine.used(800 * MIB, MAIN);
     assert_eq!((again.address, machine.device.calls()), (large.address, calls), "it is there now");
-    assert_eq!(machine.policy.stats().num_alloc_retries, 0);
-    assert_eq!(machine.policy.stats().num_stitches, 1);
+    assert_eq!(machine.stats().num_alloc_retries, 0);
+    assert_eq!(machine.stats().num_stitches, 1);
 }
 
 #[test]
@@ -73,7 +123,7 @@ fn what_is_lent_is_shown_where_it_is_used() {
     holes(&mut machine, 2);
     let view = machine.alloc(70 * MIB);
     let (mut sizes, mut stitched) = (0, Vec::new());
-    machine.policy.visit(&mut |segment, blocks| {
+    machine.lake.visit_all(&mut |segment, blocks| {
         sizes += segment.size;
         assert_eq!(segment.size, blocks.iter().map(|block| block.size).sum::<u64>());
         if segment.backing == Backing::Stitched {
@@ -88,7 +138,6 @@ fn two_holes(machine: &mut Machine) {
     let blocks = [3, 33, 3, 31, 2].map(|size| machine.used(size * MIB, MAIN));
     machine.free_used(blocks[1], MAIN);
     machine.free_used(blocks[3], MAIN);
-    assert_eq!(pages(machine), [Some((2, 36))]);
 }
 
 #[test]
@@ -113,7 +162,7 @@ fn what_a_view_leaves_of_a_page_serves_others() {
     assert_eq!(machine.reserved(), 72 * MIB);
     machine.free_used(view, MAIN);
     machine.free_used(rest, MAIN);
-    assert_eq!(machine.policy.releasable(), (32 + 30) * MIB);
+    assert_eq!(Policy::releasable(&machine.lake), (32 + 30) * MIB);
 }
 
 #[test]
@@ -131,7 +180,7 @@ fn a_smaller_request_is_served_by_the_first_bytes_of_a_wider_view() {
     others.into_iter().for_each(|block| machine.free_used(block, MAIN));
     machine.free_used(small, MAIN);
     assert_eq!(machine.used(800 * MIB, MAIN).address, wide.address);
-    assert_eq!(machine.policy.stats().num_stitches, 1);
+    assert_eq!(machine.stats().num_stitches, 1);
 }
 
 #[test]
@@ -168,7 +217,7 @@ fn a_page_goes_back_after_whoever_used_other_bytes_of_its_view() {
     kept.push(machine.used(40 * MIB, MAIN));
     machine.free_used(last, MAIN);
     let wide = machine.used((40 + 18 * 38 + 20) * MIB, MAIN);
-    assert_eq!(machine.policy.stats().num_stitches, 1);
+    assert_eq!(machine.stats().num_stitches, 1);
     machine.free_used(wide, MAIN);
     let small = machine.used(401 * MIB, SIDE);
     assert_eq!(small.address, wide.address);
@@ -195,23 +244,39 @@ fn a_run_that_holds_little_more_than_it_uses_makes_no_view() {
     assert_eq!(mapped.collect::<Vec<_>>(), [(Action::SegmentMap, 30 * MIB)]);
 }
 
-#[test]
-fn pages_are_as_small_as_their_number_allows() {
-    let alone = [(3, (2, 2)), (64, (2, 32)), (65, (4, 17)), (512, (16, 32)), (600, (16, 38))];
-    for (size, expected) in alone {
-        let mut machine = stitching(64 * GIB);
-        machine.alloc(size * MIB);
-        assert_eq!(pages(&machine), [Some(expected)], "{size} MiB");
+/// MiB of the pages of the segment of large requests, each size once, with its count.
+fn pages(machine: &Machine) -> Vec<(u64, usize)> {
+    let mut sizes = std::collections::BTreeMap::new();
+    for block in machine.lake.heap.blocks.iter().map(|(_, block)| *block) {
+        if block.mapped && !block.is_stitched() && !block.home.is_small {
+            let segment = machine.lake.segment_of(&block);
+            for page in segment.pages(block.address, block.size) {
+                sizes.insert(page.address, page.size / MIB);
+            }
+        }
     }
+    let mut counts = std::collections::BTreeMap::new();
+    sizes.into_values().for_each(|size| *counts.entry(size).or_insert(0) += 1);
+    counts.into_iter().collect()
+}
+
+#[test]
+fn pages_grow_with_what_is_in_use_and_nothing_is_mapped_that_is_not_asked_for() {
     let mut machine = stitching(64 * GIB);
-    for _ in 0..40 * 1024 / 64 {
+    machine.alloc(3 * MIB);
+    assert_eq!((pages(&machine), machine.reserved()), (vec![(2, 2)], 4 * MIB));
+    for _ in 0..10 * 1024 / 64 {
         machine.alloc(64 * MIB);
     }
-    let expected = [(2, 1536), (4, 1536), (8, 1536), (16, 1216)].map(Some);
-    assert_eq!(pages(&machine), expected);
-    assert_eq!(machine.reserved(), 40 * GIB);
-    machine.alloc(600 * MIB);
-    assert_eq!(pages(&machine)[4], Some((32, 19)), "they are few beside 40 GiB");
+    let in_use = 10 * GIB + 4 * MIB;
+    assert_eq!(machine.reserved(), in_use);
+    let found = pages(&machine);
+    let count: usize = found.iter().map(|(_, count)| count).sum();
+    assert!(found.iter().map(|(size, _)| *size).eq([2, 4]), "{found:?}");
+    assert!(count as u64 <= 2 * Options::default().pages, "{found:?}");
+    // The last page of several is no larger than it must be.
+    machine.alloc(71 * MIB);
+    assert_eq!(machine.reserved(), in_use + 70 * MIB, "one was left at the end");
 }
 
 #[test]
@@ -222,19 +287,19 @@ fn a_hole_that_lacks_a_few_pages_is_better_than_new_ones() {
     machine.free(free);
     // The free block lies at the end of its segment, and grows.
     let grown = machine.alloc(150 * MIB);
-    assert_eq!((grown.address, machine.reserved()), (free.address, 252 * MIB));
+    assert_eq!((grown.address, machine.reserved()), (free.address, 250 * MIB));
     machine.free_all([kept, grown]);
 }
 
 #[test]
 fn under_a_limit_holes_are_stitched_before_a_retry_gives_back_everything() {
-    let config = Config { memory_fraction: 0.5, ..config(true) };
-    let mut machine = Machine::of(config, 3200 * MIB);
+    let config = Config { memory_fraction: 0.5, ..config() };
+    let mut machine = Machine::of(Options::default(), config, 3200 * MIB);
     let kept = holes(&mut machine, 20);
     // The limit is met.
     let large = machine.alloc(800 * MIB);
     assert_eq!(machine.reserved(), 1600 * MIB);
-    let stats = machine.policy.stats();
+    let stats = machine.stats();
     assert_eq!((stats.num_alloc_retries, stats.num_ooms), (0, 0));
     assert!(machine.ask(20 * MIB, MAIN, 0).is_err(), "nothing is idle any more");
     machine.free(large);
@@ -245,19 +310,19 @@ fn under_a_limit_holes_are_stitched_before_a_retry_gives_back_everything() {
 
 #[test]
 fn a_request_that_the_device_has_no_room_for_is_rejected_only_if_holes_do_not_serve_it() {
-    let config = Config { throw_on_cudamalloc_oom: true, ..config(true) };
-    let mut machine = Machine::of(config, 1600 * MIB);
+    let config = Config { throw_on_cudamalloc_oom: true, ..config() };
+    let mut machine = Machine::of(Options::default(), config, 1600 * MIB);
     holes(&mut machine, 20);
     assert!(machine.ask(900 * MIB, MAIN, 0).is_err());
     machine.used(800 * MIB, MAIN);
-    let stats = machine.policy.stats();
+    let stats = machine.stats();
     assert_eq!((stats.num_oom_rejections, stats.num_alloc_retries), (1, 0));
 }
 
 #[test]
 fn what_is_stitched_is_not_counted_twice_against_the_limit() {
-    let config = Config { memory_fraction: 0.5, ..config(true) };
-    let mut machine = Machine::of(config, 3200 * MIB);
+    let config = Config { memory_fraction: 0.5, ..config() };
+    let mut machine = Machine::of(Options::default(), config, 3200 * MIB);
     let kept = holes(&mut machine, 18);
     assert_eq!(machine.reserved(), 1440 * MIB);
     // 720 MiB are idle and 160 may still be taken: together too little.
@@ -312,8 +377,8 @@ fn one_hole_of_another_stream_is_better_than_many() {
     holes(&mut machine, 20);
     machine.free_used(side, SIDE);
     let maps = machine.calls(Call::Map);
-    machine.used(840 * MIB, MAIN);
-    assert_eq!(machine.calls(Call::Map) - maps, 53, "840 MiB in pages of 16");
+    let found = machine.used(840 * MIB, MAIN);
+    assert_eq!((found.address, machine.calls(Call::Map)), (side.address, maps), "where it lies");
     assert_eq!((machine.reserved(), machine.calls(Call::WaitEvent)), (2512 * MIB, 1));
 }
 
@@ -324,26 +389,26 @@ fn a_capture_is_not_given_bytes_that_another_stream_used_last() {
     machine.free_used(side, SIDE);
     let main = machine.used(1800 * MIB, MAIN);
     machine.free_used(main, MAIN);
-    machine.policy.begin_pool(PoolId(1), true);
+    Policy::begin_pool(&mut machine.lake, PoolId(1), true);
     let waits = machine.calls(Call::WaitEvent);
     for size in [100, 2000] {
         machine.used(size * MIB, SIDE);
     }
     assert_eq!(machine.calls(Call::WaitEvent), waits);
-    machine.policy.end_pool(PoolId(1), true);
+    Policy::end_pool(&mut machine.lake, PoolId(1), true);
 }
 
 #[test]
 fn during_a_capture_and_in_private_pools_nothing_is_stitched() {
     let mut machine = stitching(64 * GIB);
     holes(&mut machine, 20);
-    machine.policy.create_pool(PoolId(1));
+    Policy::create_pool(&mut machine.lake, PoolId(1));
     machine.ask(800 * MIB, MAIN, 1).unwrap();
     assert_eq!(machine.reserved(), 2400 * MIB);
-    machine.policy.begin_pool(PoolId(1), true);
+    Policy::begin_pool(&mut machine.lake, PoolId(1), true);
     machine.alloc(800 * MIB);
     assert_eq!(machine.reserved(), 3200 * MIB);
-    machine.policy.end_pool(PoolId(1), true);
+    Policy::end_pool(&mut machine.lake, PoolId(1), true);
 }
 
 #[test]
@@ -363,7 +428,8 @@ fn views_go_with_the_pages_that_they_show() {
 
 #[test]
 fn beyond_the_budget_the_least_recently_used_view_goes_and_not_before_its_stream_is_done() {
-    let mut machine = Machine::of(Config { view_pages_max: 850, ..config(true) }, 64 * GIB);
+    let mut machine =
+        Machine::of(Options { view_pages_max: 850, ..Options::default() }, config(), 64 * GIB);
     holes(&mut machine, 20);
     // Pages of 2 MiB: 400 for each view.
     let addresses = [788, 792, 796].map(|size| {
@@ -372,7 +438,7 @@ fn beyond_the_budget_the_least_recently_used_view_goes_and_not_before_its_stream
         machine.free_used(view, MAIN);
         view.address
     });
-    assert_eq!(machine.policy.stats().num_stitches, 3);
+    assert_eq!(machine.stats().num_stitches, 3);
     let reservations = machine.device.live().reservations;
     let fourth = machine.used(800 * MIB, MAIN);
     assert_eq!(machine.device.live().reservations, reservations + 1, "a kernel may still use it");
@@ -437,7 +503,7 @@ fn where_no_addresses_are_left_a_request_is_given_new_pages_in_what_is_reserved(
     machine.device.inject(Fault { kind, out_of_memory: true });
     // The view that is there is too small, and neither a new one can be had nor a segment of other pages.
     let pages = machine.used(796 * MIB, MAIN);
-    assert_eq!(machine.policy.stats().num_stitches, 1);
+    assert_eq!(machine.stats().num_stitches, 1);
     assert!(machine.reserved() > held && machine.reserved() <= held + 796 * MIB);
     machine.free_used(pages, MAIN);
     // The view was let go, for its addresses, and goes once its stream is done.
@@ -449,19 +515,28 @@ fn where_no_addresses_are_left_a_request_is_given_new_pages_in_what_is_reserved(
 
 #[test]
 fn pages_whose_unmapping_is_owed_are_not_mapped_over() {
-    for stitches in [false, true] {
-        let config = Config { large_segment_size: 2 * MIB, ..config(stitches) };
-        let mut machine = Machine::of(config, 64 * GIB);
-        machine.used(10 * MIB, MAIN);
-        let before = machine.device.calls();
-        // 15 handles are created, the second cannot be mapped, and the first cannot be unmapped.
-        for (call, out_of_memory) in [(17, true), (18, false)] {
-            let kind = FaultKind::Nth(before + call);
-            machine.device.inject(Fault { kind, out_of_memory });
-        }
-        // It is tried again in the same place.
-        machine.used(30 * MIB, MAIN);
-        assert_eq!((machine.reserved(), machine.device.live().handles), (40 * MIB, 20));
-        assert_eq!(machine.device.calls() - machine.device.totals().sum().calls, 2);
+    let mut machine = stitching(64 * GIB);
+    machine.used(10 * MIB, MAIN);
+    let before = machine.device.calls();
+    // 15 handles are created, the second cannot be mapped, and the first cannot be unmapped.
+    for (call, out_of_memory) in [(17, true), (18, false)] {
+        let kind = FaultKind::Nth(before + call);
+        machine.device.inject(Fault { kind, out_of_memory });
     }
+    // It is tried again in the same place.
+    machine.used(30 * MIB, MAIN);
+    assert_eq!((machine.reserved(), machine.device.live().handles), (40 * MIB, 20));
+    assert_eq!(machine.device.calls() - machine.device.totals().sum().calls, 2);
+}
+
+#[test]
+fn a_page_is_told_to_go_back_alone() {
+    let mut machine = stitching(64 * GIB);
+    two_holes(&mut machine);
+    let mut whole = Vec::new();
+    machine.lake.visit_all(&mut |_, blocks| {
+        whole.extend(blocks.iter().map(|block| block.whole / MIB).filter(|&whole| whole > 0));
+    });
+    assert_eq!(whole, [32, 30]);
+    assert_eq!(Policy::releasable(&machine.lake), 62 * MIB);
 }

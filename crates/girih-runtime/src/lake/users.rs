@@ -23,10 +23,9 @@ use std::collections::BTreeMap;
 
 use girih_trace::StreamId;
 
-use super::Caching;
 use super::block::Block;
-use super::search::Search;
 use super::views::Part;
+use super::{Lake, Search};
 use crate::device::{Address, DeviceError};
 use crate::order::{Order, Stamp};
 use crate::policy::{BlockId, Env};
@@ -129,7 +128,7 @@ impl Stains {
     }
 }
 
-impl Caching {
+impl Lake {
     /// Makes a free block ready for a request: its stream waits for those that may still use the bytes.
     /// False during a capture, which may not wait for what lies outside of it.
     #[inline]
@@ -153,7 +152,7 @@ impl Caching {
 
     /// The last free that a request must come after before it has the first bytes of a block.
     fn latest_use(&self, search: &Search, id: BlockId) -> Stamp {
-        let block = &self.blocks[id];
+        let block = &self.heap.blocks[id];
         let part = Part { address: block.address, size: search.size };
         self.stains.latest(part, block, search.home.stream)
     }
@@ -161,7 +160,7 @@ impl Caching {
     /// The last free that `reader` must come after before it has a part of a block; 0 if it has come after it.
     #[inline]
     pub(super) fn latest_use_of(&self, part: Part, of: BlockId, reader: StreamId) -> Stamp {
-        let block = &self.blocks[of];
+        let block = &self.heap.blocks[of];
         if block.home.stream == reader && self.stains.is_empty() {
             return 0;
         }
@@ -198,19 +197,13 @@ impl Caching {
         }
     }
 
-    /// Waits on the host until nobody uses a free block any more, nor, where holes are stitched, the addresses
-    /// of the views over it. False if that cannot be now: a graph is being captured.
+    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if that cannot be now: a graph is being captured.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
     ) -> Result<bool, DeviceError> {
-        let block = self.blocks[id];
-        if !self.config.orders_all_streams() {
-            // As PyTorch does.
-            env.device.synchronize_stream(block.home.stream)?;
-            return Ok(true);
-        }
+        let block = self.heap.blocks[id];
         let part = Part { address: block.address, size: block.size };
         let latest = block.freed().max(self.latest_use_of_views_over(part));
         if latest > self.order.done() && self.is_capturing() {
@@ -224,8 +217,11 @@ impl Caching {
     /// Every stain is of bytes that their stream's segment has mapped and that are not in use by it.
     pub(super) fn check_stains(&self) -> Result<(), String> {
         self.stains.check()?;
-        let free = self.blocks.iter().filter(|(_, block)| block.mapped && !block.is_stitched());
-        let free = free.filter(|(_, block)| block.lent || !block.allocated);
+        let free =
+            self.heap.blocks.iter().filter(|(_, block)| block.mapped && !block.is_stitched());
+        let is_lent =
+            |block: &Block| block.lent || (!block.is_free() && block.user != block.home.stream);
+        let free = free.filter(|(_, block)| is_lent(block) || !block.allocated);
         let free: Vec<_> = free.map(|(_, block)| block).collect();
         for (&address, stain) in &self.stains.stains {
             let part = Part { address, size: stain.size };
@@ -237,7 +233,7 @@ impl Caching {
             let (mut bytes, mut is_covered) = (0, true);
             for (common, block) in over {
                 bytes += common;
-                is_covered &= block.lent || block.freed() >= stain.freed;
+                is_covered &= is_lent(block) || block.freed() >= stain.freed;
             }
             if bytes != part.size || !is_covered {
                 return Err(format!(
@@ -259,8 +255,8 @@ mod tests {
     const READER: StreamId = StreamId(2);
 
     fn block(freed: Stamp) -> Block {
-        let home = Home { pool: 1, shelf: 0, stream: OWN };
-        Block { requested: freed, ..Block::new(4096, 4096, home) }
+        let home = Home { shelf: 0, stream: OWN, is_small: false };
+        Block { requested: freed, ..Block::new(4096, 4096, home, 0) }
     }
 
     fn part(address: Address, size: u64) -> Part {

@@ -1,4 +1,4 @@
-//! The free blocks of one pool and stream, ordered by size.
+//! The free blocks of one home, ordered by size.
 //!
 //! Best fit asks for the first block of at least some size; ties fall by registration number, then
 //! by address. The set is a list of sorted chunks, a B-tree of two levels: a search looks into one
@@ -19,12 +19,12 @@ const CHUNK: usize = 64;
 
 /// A free block with its key. The order is that of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Entry {
-    pub(super) size: u64,
-    /// 0 where addresses alone decide; see [`TieOrder`](super::TieOrder).
-    pub(super) registration: u32,
-    pub(super) address: Address,
-    pub(super) block: BlockId,
+pub(crate) struct Entry {
+    pub(crate) size: u64,
+    /// 0 where addresses alone decide; see [`TieOrder`](crate::caching::TieOrder).
+    pub(crate) registration: u32,
+    pub(crate) address: Address,
+    pub(crate) block: BlockId,
 }
 
 impl Entry {
@@ -40,14 +40,14 @@ impl Entry {
 
 /// A place in a [`FreeSet`]: valid until the set changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     chunk: usize,
     at: usize,
 }
 
 /// An ordered set of free blocks.
 #[derive(Debug, Default)]
-pub(super) struct FreeSet {
+pub(crate) struct FreeSet {
     /// Sorted; none of them is empty.
     chunks: Vec<Vec<Entry>>,
     /// Empty chunks that were in use once.
@@ -56,17 +56,17 @@ pub(super) struct FreeSet {
 
 impl FreeSet {
     /// The first entry of at least `size` bytes.
-    pub(super) fn lower_bound(&self, size: u64) -> Cursor {
+    pub(crate) fn lower_bound(&self, size: u64) -> Cursor {
         self.seek(|entry| entry.size < size)
     }
 
     /// The entry at a cursor; none at the end.
-    pub(super) fn get(&self, cursor: Cursor) -> Option<&Entry> {
+    pub(crate) fn get(&self, cursor: Cursor) -> Option<&Entry> {
         self.chunks.get(cursor.chunk).map(|chunk| &chunk[cursor.at])
     }
 
     /// The place after `cursor`, which is not the end.
-    pub(super) fn next(&self, cursor: Cursor) -> Cursor {
+    pub(crate) fn next(&self, cursor: Cursor) -> Cursor {
         if cursor.at + 1 < self.chunks[cursor.chunk].len() {
             Cursor { at: cursor.at + 1, ..cursor }
         } else {
@@ -75,7 +75,7 @@ impl FreeSet {
     }
 
     /// The place before `cursor`; none before the first.
-    pub(super) fn prev(&self, cursor: Cursor) -> Option<Cursor> {
+    pub(crate) fn prev(&self, cursor: Cursor) -> Option<Cursor> {
         if cursor.at > 0 {
             return Some(Cursor { at: cursor.at - 1, ..cursor });
         }
@@ -84,7 +84,7 @@ impl FreeSet {
     }
 
     /// Adds an entry, which is not in the set.
-    pub(super) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: Entry) {
         let mut place = self.seek(|other| other.is_before(&entry));
         if place.chunk == self.chunks.len() {
             // Beyond everything: append to the last chunk.
@@ -109,7 +109,7 @@ impl FreeSet {
     }
 
     /// Removes the entry at a cursor and returns its block.
-    pub(super) fn remove_at(&mut self, cursor: Cursor) -> BlockId {
+    pub(crate) fn remove_at(&mut self, cursor: Cursor) -> BlockId {
         let chunk = &mut self.chunks[cursor.chunk];
         let entry = chunk.remove(cursor.at);
         if chunk.is_empty() {
@@ -121,7 +121,7 @@ impl FreeSet {
 
     /// Puts `entry` in the place of another one, which goes. The chunk is kept if the order allows:
     /// then one run of entries moves by one place.
-    pub(super) fn replace(&mut self, cursor: Cursor, entry: Entry) {
+    pub(crate) fn replace(&mut self, cursor: Cursor, entry: Entry) {
         let Cursor { chunk: place, at } = cursor;
         let is_last = place + 1 == self.chunks.len();
         let chunk = self.chunks[place].as_mut_slice();
@@ -142,13 +142,13 @@ impl FreeSet {
     }
 
     /// Where an entry is, if it is in the set.
-    pub(super) fn find(&self, entry: &Entry) -> Option<Cursor> {
+    pub(crate) fn find(&self, entry: &Entry) -> Option<Cursor> {
         let place = self.seek(|other| other.is_before(entry));
         self.get(place).is_some_and(|other| other.block == entry.block).then_some(place)
     }
 
     /// Removes an entry. Returns false if it was not in the set.
-    pub(super) fn remove(&mut self, entry: &Entry) -> bool {
+    pub(crate) fn remove(&mut self, entry: &Entry) -> bool {
         let found = self.find(entry);
         if let Some(place) = found {
             self.remove_at(place);
@@ -157,12 +157,12 @@ impl FreeSet {
     }
 
     /// Every entry in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.chunks.iter().flatten()
     }
 
     /// Number of entries. Linear in the chunks.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.chunks.iter().map(Vec::len).sum()
     }
 

@@ -1,0 +1,325 @@
+//! Blocks of the lake, one cache line each, and the shelves on which the free ones lie.
+//!
+//! ```text
+//!  give:   |        free: id f        |        shelve:  | free | used u | free |
+//!       -> | used: new id |  free: f  |              -> |     free: u          |
+//! ```
+//!
+//! A request takes the low end under a new id; what remains keeps the old one.
+
+use girih_trace::StreamId;
+
+use crate::caching::rounding::SMALL_SIZE;
+use crate::chain::{Link, NIL, Slab};
+use crate::device::Address;
+use crate::free_set::{Cursor, Entry, FreeSet};
+use crate::order::Stamp;
+use crate::policy::BlockId;
+
+/// The segment of a block that is a view ([`super::views`]): its bytes are lent by others.
+pub(super) const STITCHED: u32 = u32::MAX;
+
+/// Whose blocks lie together: those of a stream, and of small or of large requests. Index of a shelf.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Home {
+    pub(super) shelf: u16,
+    pub(super) stream: StreamId,
+    pub(super) is_small: bool,
+}
+
+/// A run of bytes of a segment: in use, free, or unmapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) address: Address,
+    pub(super) size: u64,
+    /// Bytes requested; of a free block the stamp of its last free ([`Block::freed`]).
+    pub(super) requested: u64,
+    pub(super) prev: BlockId,
+    pub(super) next: BlockId,
+    pub(super) home: Home,
+    /// Index of its segment, or [`STITCHED`].
+    pub(super) segment: u32,
+    /// Of a stitched block, the place of its view.
+    pub(super) view: u32,
+    /// Of a block that is not free, the stream that asked for it.
+    pub(super) user: StreamId,
+    /// Events that must be done before the block is free.
+    pub(super) events: u16,
+    /// Part of a view that is in use.
+    pub(super) lent: bool,
+    /// In use by the program.
+    pub(super) allocated: bool,
+    /// Backed by pages.
+    pub(super) mapped: bool,
+    /// Other streams were recorded on it.
+    pub(super) shared: bool,
+    /// False for a vacant place of the slab.
+    pub(super) exists: bool,
+}
+
+impl Block {
+    /// A mapped block without neighbours, neither in use nor on a shelf.
+    pub(super) fn new(address: Address, size: u64, home: Home, segment: u32) -> Block {
+        Block {
+            address,
+            size,
+            requested: 0,
+            prev: NIL,
+            next: NIL,
+            home,
+            segment,
+            view: 0,
+            user: home.stream,
+            events: 0,
+            lent: false,
+            allocated: false,
+            mapped: true,
+            shared: false,
+            exists: true,
+        }
+    }
+
+    /// True if it counts as a small one: a request for more would have been rounded to more.
+    pub(super) fn is_small(&self) -> bool {
+        self.size <= SMALL_SIZE
+    }
+
+    pub(super) fn end(&self) -> Address {
+        self.address + self.size
+    }
+
+    /// Of a free block: the last free of any of its bytes. 0 if nobody has used them.
+    pub(super) fn freed(&self) -> Stamp {
+        self.requested
+    }
+
+    /// True if it is a view: no part of a segment.
+    pub(super) fn is_stitched(&self) -> bool {
+        self.segment == STITCHED
+    }
+
+    /// True if nobody uses it or may still use it. It may be unmapped.
+    pub(super) fn is_free(&self) -> bool {
+        !self.allocated && self.events == 0 && !self.shared && !self.lent
+    }
+
+    /// Its key on its shelf.
+    fn entry(&self, id: BlockId) -> Entry {
+        Entry { size: self.size, registration: 0, address: self.address, block: id }
+    }
+}
+
+impl Link for Block {
+    fn neighbours(&self) -> [BlockId; 2] {
+        [self.prev, self.next]
+    }
+
+    fn neighbours_mut(&mut self) -> [&mut BlockId; 2] {
+        [&mut self.prev, &mut self.next]
+    }
+
+    fn exists(&self) -> bool {
+        self.exists
+    }
+
+    fn is_allocated(&self) -> bool {
+        self.allocated
+    }
+
+    fn die(&mut self) {
+        self.exists = false;
+        self.allocated = false;
+    }
+}
+
+/// The blocks of all segments, and the free ones by size.
+#[derive(Debug, Default)]
+pub(super) struct Heap {
+    pub(super) blocks: Slab<Block>,
+    /// Of each home, its free mapped blocks.
+    shelves: Vec<(Home, FreeSet)>,
+    /// The home that was asked for last.
+    recent: Option<Home>,
+}
+
+impl Heap {
+    /// The home of blocks of a stream.
+    #[inline]
+    pub(super) fn home(&mut self, stream: StreamId, is_small: bool) -> Home {
+        match self.recent {
+            Some(home) if home.stream == stream && home.is_small == is_small => home,
+            _ => self.find_home(stream, is_small),
+        }
+    }
+
+    fn find_home(&mut self, stream: StreamId, is_small: bool) -> Home {
+        let home = self.known_home(stream, is_small).unwrap_or_else(|| {
+            let shelf = self.shelves.len() as u16;
+            let home = Home { shelf, stream, is_small };
+            self.shelves.push((home, FreeSet::default()));
+            home
+        });
+        self.recent = Some(home);
+        home
+    }
+
+    /// The home of blocks of a stream, if there ever were any.
+    pub(super) fn known_home(&self, stream: StreamId, is_small: bool) -> Option<Home> {
+        let homes = self.shelves.iter().map(|(home, _)| *home);
+        homes.into_iter().find(|home| (home.stream, home.is_small) == (stream, is_small))
+    }
+
+    /// The smallest free block of a home that has `size` bytes.
+    #[inline]
+    pub(super) fn best_fit(&self, home: Home, size: u64) -> Option<(BlockId, Cursor)> {
+        let shelf = &self.shelves[usize::from(home.shelf)].1;
+        let cursor = shelf.lower_bound(size);
+        shelf.get(cursor).map(|entry| (entry.block, cursor))
+    }
+
+    /// Every free block.
+    pub(super) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.shelves.iter().flat_map(|(_, shelf)| shelf.iter()).map(|entry| entry.block)
+    }
+
+    /// Takes the first `size` bytes of a free block off its shelf, where it is at `place`.
+    #[inline]
+    pub(super) fn take(&mut self, id: BlockId, place: Cursor, size: u64) -> BlockId {
+        let home = self.blocks[id].home;
+        if self.blocks[id].size == size {
+            self.shelf_mut(home).remove_at(place);
+            return id;
+        }
+        let head = self.cut(id, size);
+        let entry = self.blocks[id].entry(id);
+        self.shelf_mut(home).replace(place, entry);
+        head
+    }
+
+    /// The same of a block that is on no shelf: what remains is on it afterwards.
+    pub(super) fn take_low_end(&mut self, id: BlockId, size: u64) -> BlockId {
+        if self.blocks[id].size == size {
+            return id;
+        }
+        let head = self.cut(id, size);
+        self.insert_free(id);
+        head
+    }
+
+    /// Takes a part of a free block off its shelf; what remains on both sides stays there.
+    pub(super) fn carve(&mut self, id: BlockId, address: Address, size: u64) -> BlockId {
+        self.remove_free(id);
+        let before = address - self.blocks[id].address;
+        if before > 0 {
+            let rest = self.cut(id, before);
+            self.insert_free(rest);
+        }
+        self.take_low_end(id, size)
+    }
+
+    /// Makes a block of the first `size` bytes of another, which keeps the rest. The new one is on no
+    /// shelf.
+    #[inline]
+    pub(super) fn cut(&mut self, id: BlockId, size: u64) -> BlockId {
+        let whole = &mut self.blocks[id];
+        let prev = whole.prev;
+        let head = Block { size, next: NIL, prev: NIL, ..*whole };
+        whole.address += size;
+        whole.size -= size;
+        let head = self.blocks.insert(head);
+        self.blocks.link(prev, head, id);
+        head
+    }
+
+    /// Puts a mapped block that became free on its shelf, together with its free neighbours.
+    #[inline]
+    pub(super) fn shelve(&mut self, id: BlockId) {
+        let Block { home, prev, next, .. } = self.blocks[id];
+        let mut replaced = None;
+        for neighbour in [prev, next] {
+            if neighbour == NIL {
+                continue;
+            }
+            let block = &self.blocks[neighbour];
+            if !block.mapped || !block.is_free() {
+                continue;
+            }
+            let entry = block.entry(neighbour);
+            if let Some(other) = replaced.replace(entry) {
+                self.shelf_mut(home).remove(&other);
+            }
+            self.absorb(id, neighbour);
+        }
+        let entry = self.blocks[id].entry(id);
+        let shelf = self.shelf_mut(home);
+        match replaced.and_then(|other| shelf.find(&other)) {
+            Some(place) => shelf.replace(place, entry),
+            None => shelf.insert(entry),
+        }
+    }
+
+    /// Adds the bytes of a neighbour, which goes, to `kept`.
+    pub(super) fn absorb(&mut self, kept: BlockId, neighbour: BlockId) {
+        let Block { address, size, requested, .. } = self.blocks[neighbour];
+        self.blocks.unlink(neighbour);
+        self.blocks.remove(neighbour);
+        let block = &mut self.blocks[kept];
+        block.address = block.address.min(address);
+        block.size += size;
+        // The later of the two frees.
+        block.requested = block.requested.max(requested);
+    }
+
+    /// Puts a mapped block on its shelf.
+    pub(super) fn insert_free(&mut self, id: BlockId) {
+        let entry = self.blocks[id].entry(id);
+        let home = self.blocks[id].home;
+        self.shelf_mut(home).insert(entry);
+    }
+
+    /// Takes a block off its shelf.
+    pub(super) fn remove_free(&mut self, id: BlockId) {
+        let entry = self.blocks[id].entry(id);
+        let home = self.blocks[id].home;
+        let found = self.shelf_mut(home).remove(&entry);
+        debug_assert!(found, "{entry:?} is not on its shelf");
+    }
+
+    #[inline]
+    fn shelf_mut(&mut self, home: Home) -> &mut FreeSet {
+        &mut self.shelves[usize::from(home.shelf)].1
+    }
+
+    /// The block behind another, if there is one.
+    pub(super) fn next(&self, id: BlockId) -> Option<BlockId> {
+        Some(self.blocks[id].next).filter(|&next| next != NIL)
+    }
+
+    /// The free mapped blocks are on their shelves, and nothing else is. For the walk that checks
+    /// everything.
+    pub(super) fn check_shelves(&self) -> Result<(), String> {
+        let mut expected = 0;
+        for (id, block) in self.blocks.iter().filter(|(_, block)| block.mapped && block.is_free()) {
+            expected += 1;
+            let shelf = &self.shelves[usize::from(block.home.shelf)].1;
+            if shelf.find(&block.entry(id)).is_none() {
+                return Err(format!("{id:?} is free but on no shelf: {block:?}"));
+            }
+        }
+        let count: usize = self.shelves.iter().map(|(_, shelf)| shelf.len()).sum();
+        if count != expected {
+            return Err(format!("{count} blocks are on shelves, {expected} are free"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_one_cache_line() {
+        assert!(size_of::<Block>() <= 64, "{}", size_of::<Block>());
+    }
+}

@@ -1,0 +1,234 @@
+//! Growing: new pages of the device, in the segments of a home.
+//!
+//! A home has one segment, which reserves 9/8 of the device's bytes. A request for which more has to be mapped
+//! takes the run of free and unmapped blocks that lacks the fewest bytes.
+//!
+//! A page is a certain part of what was in use when it was made: so a run of a few GiB is cut finely, and one
+//! that fills the card has no more pages. For a large request pages are larger: what is large once is so
+//! again, and its views are of fewer pages then. The last of several is smaller: no more is mapped than is asked for.
+
+use girih_trace::{Action, PoolId};
+
+use super::block::Block;
+use super::pages::Segment;
+use super::{Lake, Options, Search};
+use crate::chain::NIL;
+use crate::device::{Address, DeviceError};
+use crate::policy::{BlockId, Env};
+
+/// Where new pages could be mapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    /// Bytes to be mapped.
+    pub(super) missing: u64,
+    /// The block with which the run begins; none is a new segment.
+    start: Option<BlockId>,
+    /// Bytes of the run.
+    size: u64,
+}
+
+impl Lake {
+    /// The segment that an address lies in.
+    ///
+    /// # Panics
+    /// If there is none: the address is of a block, which lies in a segment.
+    pub(super) fn segment_at(&self, address: Address) -> &Segment {
+        let segments = self.segments.iter().flatten();
+        let mut over = segments.filter(|segment| segment.contains(address));
+        over.next().expect("the bytes of a block lie in a segment")
+    }
+
+    /// The segment of a block that is no view.
+    pub(super) fn segment_of(&self, block: &Block) -> &Segment {
+        self.segments[block.segment as usize].as_ref().expect("a segment lives as its blocks do")
+    }
+
+    /// Bytes of the new pages of a home where `bytes` are missing.
+    fn page(&self, is_small: bool, bytes: u64) -> u64 {
+        let Options { pages, request_pages, page_max, .. } = self.options;
+        let wanted = (self.most_in_use / pages).max(bytes / request_pages);
+        let granules = if is_small { 1 } else { wanted.div_ceil(self.granule).max(1) };
+        (granules.next_power_of_two() * self.granule).min(page_max.max(self.granule))
+    }
+
+    /// The unmapped blocks of a home, by address.
+    fn unmapped_of(&self, search: &Search) -> impl Iterator<Item = BlockId> {
+        let shelf = search.home.shelf;
+        self.unmapped.range((shelf, 0)..=(shelf, Address::MAX)).map(|(_, &id)| id)
+    }
+
+    /// The way to grow that maps the fewest bytes. `with_holes` says whether what is free before the
+    /// unmapped is used too.
+    pub(super) fn choose_growth(&self, search: &Search, with_holes: bool) -> Growth {
+        let size = search.size;
+        let runs = self.unmapped_of(search).filter_map(|id| {
+            let prev = self.heap.blocks[id].prev;
+            let joins = with_holes && prev != NIL && self.heap.blocks[prev].is_free();
+            let start = if joins { prev } else { id };
+            let missing = self.missing_in(start, size)?;
+            let is_usable = !self.is_capturing() || self.is_clean(search, start);
+            is_usable.then_some(Growth { missing, start: Some(start), size })
+        });
+        let missing = size.next_multiple_of(self.granule);
+        let anew = Growth { missing, start: None, size };
+        runs.min_by_key(|growth| growth.missing).unwrap_or(anew)
+    }
+
+    /// Bytes to be mapped for the run of free and unmapped blocks from `start` on; none if it is too short.
+    fn missing_in(&self, start: BlockId, size: u64) -> Option<u64> {
+        let (mut at, mut left, mut missing) = (Some(start), size, 0);
+        while left > 0 {
+            let id = at?;
+            let block = &self.heap.blocks[id];
+            if !block.is_free() {
+                return None;
+            }
+            let part = block.size.min(left);
+            missing += if block.mapped { 0 } else { part.next_multiple_of(self.granule) };
+            left -= part;
+            at = self.heap.next(id);
+        }
+        Some(missing)
+    }
+
+    /// Pages to be mapped for `growth`, about.
+    pub(super) fn count_pages(&self, search: &Search, growth: Growth) -> u64 {
+        growth.missing.div_ceil(self.page(search.home.is_small, growth.missing))
+    }
+
+    /// Maps the pages of `growth`. Returns the free block that has become of the run; none if the device
+    /// has too little memory or no addresses.
+    pub(super) fn grow(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        growth: Growth,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let start = match growth.start {
+            Some(start) => start,
+            None => match self.reserve_segment(env, search)? {
+                Some(start) => start,
+                None => return Ok(None),
+            },
+        };
+        self.map_run(env, start, growth.size)
+    }
+
+    /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. None if the device
+    /// has too little: what was mapped by then stays, free.
+    fn map_run(
+        &mut self,
+        env: &mut Env<'_>,
+        mut at: BlockId,
+        size: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if !self.heap.blocks[at].mapped {
+            let part = self.heap.blocks[at].size.min(size);
+            if !self.map_block(env, at, part)? {
+                return Ok(None);
+            }
+        }
+        while self.heap.blocks[at].size < size {
+            let Some(next) = self.heap.next(at) else { return Ok(None) };
+            let part = self.heap.blocks[next].size.min(size - self.heap.blocks[at].size);
+            if !self.map_block(env, next, part)? {
+                return Ok(None);
+            }
+            at = next;
+        }
+        Ok(Some(at))
+    }
+
+    /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had.
+    fn reserve_segment(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let total = env.device.memory_info().total;
+        let most = total.saturating_add(total / 8);
+        let least = search.size.next_multiple_of(self.granule);
+        let most = most.checked_next_multiple_of(self.granule).unwrap_or(total).max(least);
+        let mut reserved = None;
+        // Where addresses are short, those of the request may be left.
+        for size in [most, least] {
+            match env.device.reserve(size) {
+                Ok(base) => {
+                    reserved = Some((base, size));
+                    break;
+                }
+                Err(DeviceError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let Some((base, size)) = reserved else { return Ok(None) };
+        let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
+        if place == self.segments.len() {
+            self.segments.push(None);
+        }
+        self.segments[place] = Some(Segment::new(base, size, self.granule));
+        let block = Block::new(base, size, search.home, place as u32);
+        let id = self.heap.blocks.insert(Block { mapped: false, ..block });
+        self.unmapped.insert((search.home.shelf, base), id);
+        Ok(Some(id))
+    }
+
+    /// Maps the first `size` bytes of an unmapped block, or a little more. The block becomes a free one,
+    /// together with its free neighbours; the rest stays unmapped. False if the device has too little
+    /// memory: then nothing is mapped.
+    fn map_block(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+        size: u64,
+    ) -> Result<bool, DeviceError> {
+        let block = self.heap.blocks[id];
+        let home = block.home;
+        let page = self.page(home.is_small, size);
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(false) };
+        let mapped = size.next_multiple_of(self.granule);
+        let (device, limbo) = (&mut *env.device, &mut self.limbo);
+        if let Err(error) = segment.map(device, limbo, block.address, mapped, page) {
+            self.drop_if_unmapped(env, id);
+            let is_short = matches!(error, DeviceError::OutOfMemory { .. });
+            return if is_short { Ok(false) } else { Err(error) };
+        }
+        self.unmapped.remove(&(home.shelf, block.address));
+        if mapped < block.size {
+            let rest = Block {
+                address: block.address + mapped,
+                size: block.size - mapped,
+                prev: NIL,
+                next: NIL,
+                ..block
+            };
+            let address = rest.address;
+            let rest = self.heap.blocks.insert(rest);
+            self.heap.blocks.link(id, rest, block.next);
+            self.unmapped.insert((home.shelf, address), rest);
+        }
+        let block = &mut self.heap.blocks[id];
+        (block.mapped, block.size) = (true, mapped);
+        let address = block.address;
+        self.heap.shelve(id);
+        self.held += mapped;
+        let stats = &mut self.beside.stats;
+        stats.reserved_bytes.increase(home.is_small, mapped);
+        stats.num_device_alloc += 1;
+        env.log(Action::SegmentMap, address, mapped, home.stream, PoolId::DEFAULT);
+        Ok(true)
+    }
+
+    /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.
+    pub(super) fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
+        let Some(&block) = self.heap.blocks.get(id) else { return };
+        if block.mapped || block.prev != NIL || block.next != NIL || block.is_stitched() {
+            return;
+        }
+        self.unmapped.remove(&(block.home.shelf, block.address));
+        self.heap.blocks.remove(id);
+        if let Some(segment) = self.segments[block.segment as usize].take() {
+            self.limbo.unreserve(env.device, segment.base, segment.size);
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The lake: one owner of all addresses and pages of a device.
+//!
+//! What is free anywhere in the lake serves whoever asks. A request asks in turn for a hole of its own
+//! stream; for a *view* of holes, which shows pages of several places side by side; and for new pages. What
+//! is held is never more than the most that was ever in use, a little slack, and what lies at the ends of
+//! pages, for only whole pages can be shown elsewhere.
+//!
+//! ```text
+//!  allocate ─► round ─► best fit in the home of the stream ──found──► split ─► give
+//!                            │ none                                    ▲
+//!                            ▼                                         │
+//!          an idle view whose bytes are free ──────────────────────────┤
+//!          new pages, as long as little more is held than was in use ──┤
+//!          a new view of holes, and of new pages for what they lack ───┤
+//!                            │ refused                                 │
+//!                            ▼                                         │
+//!          wait for frees, give everything back, try again ────────────┘
+//! ```
+//!
+//! It owns: the reservations and their pages (`pages`, `growth`), the blocks that tile them and the shelves
+//! of the free ones (`block`), the views (`views`, `lending`, `stitching`), who used which bytes last
+//! (`users`), frees on their way (`frees`), and giving back (`release`). Private pools, whose addresses a
+//! graph may have for ever, are not the lake's: a caching policy beside it serves them
+//! ([`beside`](crate::beside)), under one limit and one statistics.
+
+mod block;
+mod frees;
+mod growth;
+mod lending;
+mod pages;
+mod release;
+mod stitching;
+mod users;
+mod view;
+mod views;
+
+use std::collections::BTreeMap;
+
+use girih_trace::{Action, PoolId, StreamId};
+use rustc_hash::FxHashMap;
+
+use self::block::{Heap, Home};
+use self::pages::Segment;
+use self::users::Stains;
+use self::views::Views;
+use crate::beside::{self, Beside};
+use crate::caching::rounding::{MAX_REQUEST, SMALL_SIZE, round_size};
+use crate::caching::{Caching, Config};
+use crate::device::Address;
+use crate::order::Order;
+use crate::pending::{Limbo, PendingFrees};
+use crate::policy::{
+    AllocError, BlockId, BlockView, Checkpoint, Env, Granted, Request, Restored, SegmentView,
+};
+use crate::wrapper::Wrapper;
+
+/// Set in the ids of blocks of private pools.
+const POOLED: u32 = 1 << 30;
+
+/// A block of a private pool, as others know it.
+fn pooled(granted: Granted) -> Granted {
+    Granted { block: BlockId(granted.block.0 | POOLED), ..granted }
+}
+
+/// The id within its pool of a block of a private pool; none of one of the lake.
+fn in_pool(id: BlockId) -> Option<BlockId> {
+    (id.0 & POOLED != 0).then_some(BlockId(id.0 & !POOLED))
+}
+
+/// An error of a block of a private pool, as others know it.
+fn unknown(id: BlockId) -> impl Fn(AllocError) -> AllocError {
+    move |error| match error {
+        AllocError::UnknownBlock(_) => AllocError::UnknownBlock(id),
+        other => other,
+    }
+}
+
+/// How the lake weighs memory against time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// So much more may be held than was ever in use, one byte in so many, before holes are stitched.
+    pub slack: u64,
+    /// And so many bytes at least.
+    pub slack_min: u64,
+    /// A new page is what is in use, divided by this, or a little more.
+    pub pages: u64,
+    /// And at least what is missing for a request, divided by this.
+    pub request_pages: u64,
+    /// The largest page, in bytes.
+    pub page_max: u64,
+    /// Pages that all views together may have mapped. Each takes the driver some memory.
+    pub view_pages_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            slack: 200,
+            slack_min: 4 << 20,
+            pages: 4096,
+            request_pages: 64,
+            page_max: 32 << 20,
+            view_pages_max: 1 << 16,
+        }
+    }
+}
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    /// Bytes after rounding.
+    size: u64,
+    home: Home,
+}
+
+/// The lake. See the [module](self).
+#[derive(Debug)]
+pub struct Lake {
+    options: Options,
+    heap: Heap,
+    segments: Vec<Option<Segment>>,
+    /// Unmapped blocks by shelf and address.
+    unmapped: BTreeMap<(u16, Address), BlockId>,
+    /// The other streams of blocks that are `shared`.
+    uses: FxHashMap<BlockId, Vec<StreamId>>,
+    pending: PendingFrees,
+    /// Blocks freed during a capture; they get their events after it.
+    deferred: Vec<BlockId>,
+    limbo: Limbo,
+    views: Views,
+    stains: Stains,
+    order: Order,
+    /// Bytes of pages held.
+    held: u64,
+    /// Bytes of blocks given and not yet reusable.
+    in_use: u64,
+    /// The most that was ever so.
+    most_in_use: u64,
+    /// Bytes of which pages are multiples: the device's granularity, once it was asked for memory.
+    granule: u64,
+    /// Serves the private pools. Its default pool stays empty.
+    beside: Beside,
+}
+
+impl Lake {
+    /// A lake that holds nothing. `pools` serves the requests of private pools; it holds nothing either.
+    /// Its memory fraction is the limit of both together, and its settings for rounding are the lake's.
+    pub fn new(options: Options, pools: Caching) -> Lake {
+        Lake {
+            options,
+            heap: Heap::default(),
+            segments: Vec::new(),
+            unmapped: BTreeMap::new(),
+            uses: FxHashMap::default(),
+            pending: PendingFrees::default(),
+            deferred: Vec::new(),
+            limbo: Limbo::default(),
+            views: Views::default(),
+            stains: Stains::default(),
+            order: Order::default(),
+            held: 0,
+            in_use: 0,
+            most_in_use: 0,
+            granule: 2 << 20,
+            beside: Beside::new(pools),
+        }
+    }
+
+    /// A lake with the usual weights, which serves private pools as `config` says, but for the order of
+    /// streams: that is Girih's own.
+    pub fn of(mut config: Config) -> Lake {
+        config.own_order = true;
+        Lake::new(Options::default(), Caching::new(config))
+    }
+
+    /// True while a graph is captured.
+    fn is_capturing(&self) -> bool {
+        self.beside.is_capturing()
+    }
+
+    /// Makes a block that is on no shelf one of a program that asked for `requested` bytes.
+    #[inline]
+    fn give(&mut self, env: &mut Env<'_>, id: BlockId, request: &Request) -> Granted {
+        let Request { size: requested, stream, pool } = *request;
+        let block = &mut self.heap.blocks[id];
+        block.allocated = true;
+        (block.requested, block.user) = (requested, stream);
+        let (address, size, is_small) = (block.address, block.size, block.is_small());
+        self.in_use += size;
+        if self.in_use > self.most_in_use {
+            self.most_in_use = self.in_use;
+        }
+        let split = self.beside.inner().config().max_split_size;
+        let stats = &mut self.beside.stats;
+        stats.allocation.increase(is_small, 1);
+        stats.allocated_bytes.increase(is_small, size);
+        stats.active.increase(is_small, 1);
+        stats.active_bytes.increase(is_small, size);
+        stats.requested_bytes.increase(is_small, requested);
+        if size >= split {
+            stats.oversize_allocations.increase(1);
+        }
+        env.log(Action::Alloc, address, requested, stream, pool);
+        Granted { block: id, address, size }
+    }
+
+    /// A block of the default pool for a request.
+    fn serve(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        let is_capturing = self.is_capturing();
+        if !is_capturing {
+            // What is refused here is asked again at the next request.
+            let _ = self.complete_frees(env);
+            self.order.settle(env.device, &mut self.limbo, request.stream);
+        }
+        if request.size >= MAX_REQUEST {
+            return Err(self.beside.out_of_memory(env, request.size, request.size));
+        }
+        let divisions = &self.beside.inner().config().roundup_power2_divisions;
+        let size = round_size(request.size, divisions);
+        let home = self.heap.home(request.stream, size <= SMALL_SIZE);
+        let search = Search { size, home };
+        match self.heap.best_fit(home, size) {
+            Some((id, place)) if self.is_ready(env, &search, id).unwrap_or(false) => {
+                let block = self.heap.take(id, place, size);
+                Ok(self.give(env, block, &request))
+            }
+            _ => self.serve_more(env, &search, request),
+        }
+    }
+}
+
+impl Wrapper for Lake {
+    type Inner = Beside;
+
+    fn inner(&self) -> &Beside {
+        &self.beside
+    }
+
+    fn inner_mut(&mut self) -> &mut Beside {
+        &mut self.beside
+    }
+
+    fn name(&self) -> &'static str {
+        "stitch"
+    }
+
+    fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        if request.pool == PoolId::DEFAULT {
+            return self.serve(env, request);
+        }
+        if !self.is_capturing() {
+            let _ = self.complete_frees(env);
+        }
+        beside::allocate(self, env, request, Lake::give_way).map(pooled)
+    }
+
+    fn has_room(&self, request: &Request) -> bool {
+        if request.pool != PoolId::DEFAULT {
+            return Wrapper::has_room(&self.beside, request);
+        }
+        if request.size >= MAX_REQUEST {
+            return false;
+        }
+        let size = round_size(request.size, &self.beside.inner().config().roundup_power2_divisions);
+        let home = self.heap.known_home(request.stream, size <= SMALL_SIZE);
+        home.is_some_and(|home| {
+            self.heap.best_fit(home, size).is_some() || self.could_stitch(&Search { size, home })
+        })
+    }
+
+    fn releasable(&self) -> u64 {
+        self.releasable_bytes() + Wrapper::releasable(&self.beside)
+    }
+
+    fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
+        match in_pool(id) {
+            None => self.free_own(env, id),
+            Some(own) => Wrapper::free(&mut self.beside, env, own).map_err(unknown(id)),
+        }
+    }
+
+    fn record_stream(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+        stream: StreamId,
+    ) -> Result<(), AllocError> {
+        if let Some(own) = in_pool(id) {
+            let recorded = Wrapper::record_stream(&mut self.beside, env, own, stream);
+            return recorded.map_err(unknown(id));
+        }
+        let block = self.heap.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
+        if stream != block.user {
+            self.add_use(id, stream);
+        }
+        Ok(())
+    }
+
+    fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        if self.is_capturing() {
+            return Ok(());
+        }
+        self.complete_frees(env)?;
+        Wrapper::process_events(&mut self.beside, env)
+    }
+
+    fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
+        self.limbo.settle(env.device)?;
+        if !self.is_capturing() {
+            self.wait_for_frees(env)?;
+        }
+        self.release_free(env)?;
+        Wrapper::empty_cache(&mut self.beside, env)?;
+        self.order.forget_fences(env.device, &mut self.limbo);
+        Ok(())
+    }
+
+    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::DEFAULT {
+            return Wrapper::empty_cache(self, env);
+        }
+        Wrapper::empty_pool(&mut self.beside, env, pool)
+    }
+
+    fn restore(
+        &mut self,
+        env: &mut Env<'_>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Restored, AllocError> {
+        let mut restored = Wrapper::restore(&mut self.beside, env, checkpoint)?;
+        for (id, _) in &mut restored.freed {
+            id.0 |= POOLED;
+        }
+        for granted in &mut restored.allocated {
+            *granted = pooled(*granted);
+        }
+        Ok(restored)
+    }
+
+    fn visit(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        self.visit_all(visitor);
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.check_all()
+    }
+}
+
+#[cfg(test)]
+mod tests;

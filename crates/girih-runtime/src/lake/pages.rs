@@ -1,0 +1,219 @@
+//! Segments: ranges of addresses of one home, and the pages that are mapped in them.
+//!
+//! ```text
+//!  reservation, 9/8 of the device:
+//!  | 2 | 2 | 2 |  4  |  4  | 2 |   8    |   8    | 2 |  ...  unmapped  ...
+//!  | used | used | free   | used  | free  | used     |
+//! ```
+//!
+//! A page is one handle of the device. Every one costs the same to map, however small, and of a hole whole
+//! pages alone can be shown elsewhere. So pages grow with what is in use ([`super::growth`]), and a segment
+//! has pages of several sizes side by side.
+
+use std::ops::Range;
+
+use crate::device::{Address, Device, DeviceError, Handle};
+use crate::pending::Limbo;
+
+/// No page.
+const NONE: u32 = u32::MAX;
+
+/// A handle, and where it is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Page {
+    pub(super) address: Address,
+    pub(super) size: u64,
+    pub(super) handle: Handle,
+}
+
+impl Page {
+    fn end(&self) -> Address {
+        self.address + self.size
+    }
+}
+
+/// A reservation and the pages mapped in it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) base: Address,
+    pub(super) size: u64,
+    /// Bytes of which pages are multiples: the device's granularity.
+    granule: u64,
+    /// For each granule up to the last that was ever mapped, the index of its page.
+    of_granule: Vec<u32>,
+    /// Vacant places are `None`.
+    pages: Vec<Option<Page>>,
+    vacant: Vec<u32>,
+}
+
+impl Segment {
+    pub(super) fn new(base: Address, size: u64, granule: u64) -> Segment {
+        let (of_granule, pages, vacant) = (Vec::new(), Vec::new(), Vec::new());
+        Segment { base, size, granule, of_granule, pages, vacant }
+    }
+
+    /// True if the byte at `address` lies in it.
+    pub(super) fn contains(&self, address: Address) -> bool {
+        (self.base..self.base + self.size).contains(&address)
+    }
+
+    /// Maps `bytes` of new pages of `page` bytes at `address`, where nothing is mapped; the last one may be
+    /// smaller. Both are multiples of the granularity. On an error nothing is mapped, and the handles have
+    /// gone back to the device.
+    pub(super) fn map(
+        &mut self,
+        device: &mut dyn Device,
+        limbo: &mut Limbo,
+        address: Address,
+        bytes: u64,
+        page: u64,
+    ) -> Result<(), DeviceError> {
+        // What was mapped here before may be owed to the device still.
+        limbo.settle(device)?;
+        let mut pages: Vec<Page> = Vec::with_capacity(bytes.div_ceil(page) as usize);
+        let mut mapped = 0;
+        let mut make = || {
+            let mut left = bytes;
+            while left > 0 {
+                let size = page.min(left);
+                let handle = device.create(size)?;
+                pages.push(Page { address: address + bytes - left, size, handle });
+                left -= size;
+            }
+            for page in &pages {
+                device.map(page.address, page.handle)?;
+                mapped += page.size;
+            }
+            device.set_access(address, bytes)
+        };
+        if let Err(error) = make() {
+            if mapped > 0 {
+                limbo.unmap(device, address, mapped);
+            }
+            for page in pages {
+                limbo.release(device, page.handle);
+            }
+            return Err(error);
+        }
+        for page in pages {
+            self.note(page);
+        }
+        Ok(())
+    }
+
+    /// Keeps in mind that a page is mapped.
+    fn note(&mut self, page: Page) {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.pages.push(None);
+            self.pages.len() as u32 - 1
+        });
+        self.pages[index as usize] = Some(page);
+        let granules = self.granules(page.address, page.size);
+        if self.of_granule.len() < granules.end {
+            self.of_granule.resize(granules.end, NONE);
+        }
+        self.of_granule[granules].fill(index);
+    }
+
+    /// Forgets the pages of a range, which are whole and not mapped any more, and hands out their handles.
+    pub(super) fn forget(&mut self, address: Address, size: u64) -> Vec<Handle> {
+        let mut handles = Vec::new();
+        for granule in self.granules(address, size) {
+            let index = std::mem::replace(&mut self.of_granule[granule], NONE);
+            let page = self.pages.get_mut(index as usize).and_then(Option::take);
+            if let Some(page) = page {
+                handles.push(page.handle);
+                self.vacant.push(index);
+            }
+        }
+        handles
+    }
+
+    fn granules(&self, address: Address, size: u64) -> Range<usize> {
+        let first = (address - self.base) / self.granule;
+        first as usize..(first + size / self.granule) as usize
+    }
+
+    /// The page over a byte, if there is one.
+    fn page_at(&self, address: Address) -> Option<&Page> {
+        let granule = ((address - self.base) / self.granule) as usize;
+        let index = *self.of_granule.get(granule)?;
+        self.pages.get(index as usize)?.as_ref()
+    }
+
+    /// The pages over a range, all of which is mapped.
+    pub(super) fn pages(&self, address: Address, size: u64) -> impl Iterator<Item = Page> {
+        let end = address + size;
+        std::iter::successors(self.page_at(address).copied(), move |page| {
+            (page.end() < end).then(|| self.page_at(page.end()).copied()).flatten()
+        })
+    }
+
+    /// The bytes from the first beginning to the last end of a page within a mapped range; an empty or
+    /// reversed one if there is no whole page.
+    pub(super) fn whole_pages(&self, address: Address, size: u64) -> Range<Address> {
+        let end = address + size;
+        let first = self.page_at(address).map_or(end, |page| match page.address == address {
+            true => address,
+            false => page.end(),
+        });
+        let last = self.page_at(end - 1).map_or(address, |page| match page.end() == end {
+            true => end,
+            false => page.address,
+        });
+        first..last
+    }
+
+    /// Bytes that are mapped, counted anew; none if the books disagree. For the walk that checks everything.
+    pub(super) fn count(&self) -> Option<u64> {
+        let mut bytes = 0;
+        for (index, page) in (0..).zip(&self.pages) {
+            let Some(page) = page else { continue };
+            let granules = self.granules(page.address, page.size);
+            if self.of_granule[granules].iter().any(|&other| other != index) {
+                return None;
+            }
+            bytes += page.size;
+        }
+        let known = self.of_granule.iter().filter(|&&index| index != NONE).count() as u64;
+        (known * self.granule == bytes).then_some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimDevice;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_hole_lends_the_whole_pages_in_it() {
+        let mut device = SimDevice::new(1 << 30);
+        let mut limbo = Limbo::default();
+        let base = device.reserve(1 << 30).unwrap();
+        let mut segment = Segment::new(base, 1 << 30, 2 * MIB);
+        let mut map = |segment: &mut Segment, at: u64, bytes: u64, page: u64| {
+            segment.map(&mut device, &mut limbo, base + at * MIB, bytes * MIB, page * MIB).unwrap();
+        };
+        map(&mut segment, 0, 8, 8);
+        map(&mut segment, 8, 6, 4);
+        assert_eq!(segment.count(), Some(14 * MIB));
+        let whole = |segment: &Segment, from: u64, size: u64| {
+            let Range { start, end } = segment.whole_pages(base + from * MIB, size * MIB);
+            (start - base, end - base)
+        };
+        assert_eq!(whole(&segment, 0, 14), (0, 14 * MIB));
+        assert_eq!(whole(&segment, 1, 12), (8 * MIB, 12 * MIB));
+        assert_eq!(whole(&segment, 0, 13), (0, 12 * MIB));
+        let Range { start, end } = segment.whole_pages(base + MIB, MIB);
+        assert!(start >= end);
+        let over: Vec<u64> = segment.pages(base + 9 * MIB, 4 * MIB).map(|page| page.size).collect();
+        assert_eq!(over, [4 * MIB, 2 * MIB]);
+        assert_eq!(segment.forget(base + 8 * MIB, 4 * MIB).len(), 1);
+        assert_eq!((segment.count(), segment.page_at(base + 9 * MIB)), (Some(10 * MIB), None));
+        device.unmap(base + 8 * MIB, 4 * MIB).unwrap();
+        segment.map(&mut device, &mut limbo, base + 8 * MIB, 4 * MIB, 2 * MIB).unwrap();
+        assert_eq!(segment.pages(base, 14 * MIB).count(), 4);
+    }
+}

@@ -1,0 +1,295 @@
+//! What is tried for a request that no hole of its home fits.
+//!
+//! Pages can be mapped twice. A *view* is a range of addresses of its own under which pages of several
+//! holes lie side by side; its bytes are lent by their segments as long as the program holds it
+//! (`lending`), and its addresses stay when they have gone back (`views`), so that the same request is
+//! served without a call of the device in the next iteration.
+//!
+//! ```text
+//!  segments:   | used | a: free | used | b: free  | used |c: free | used |
+//!                      ├────────┤       ├──┬──┬──┤        ├──┤              pages
+//!  view:              | a       |  b             | c  |
+//! ```
+//!
+//! Its first part may begin anywhere in a page and its last may end anywhere: in between there are
+//! whole pages. So what cannot be had is less than a page at the ends of a hole.
+//!
+//! Views come after holes: where they come first, what they take away from later requests makes ever
+//! new views.
+//!
+//! GMLake stitches too (seed 001). It takes blocks of handles, so that each request is rounded up to
+//! them; here bytes are lent, and what is left of a page serves others.
+
+use std::cmp::Reverse;
+
+use girih_trace::StreamId;
+
+use super::block::Block;
+use super::growth::Growth;
+use super::views::Part;
+use super::{Lake, Search, pooled};
+use crate::device::DeviceError;
+use crate::policy::{AllocError, BlockId, Env, Granted, Request};
+use crate::wrapper::Wrapper;
+
+/// Microseconds to map a page once more, and to create and map one, on an H200: as much for a small one
+/// as for a large one. Other cards cost more or less, but both alike.
+const MAPPED_PAGE_US: u64 = 30;
+const NEW_PAGE_US: u64 = 41;
+
+/// A free block that could lend.
+#[derive(Clone, Copy)]
+struct Hole {
+    /// Its stream is not that of the request.
+    is_foreign: bool,
+    /// Its bytes.
+    all: Part,
+    /// Its bytes up to the last end of a page in it, from its first byte on.
+    up_to_page: Part,
+    /// Its bytes from the first beginning of a page in it on.
+    from_page: Part,
+    /// Bytes of the whole pages in it.
+    whole: u64,
+}
+
+/// Parts of holes for `missing` bytes, in the order of a view, and the bytes that they lack. `holes` are
+/// taken in their order.
+fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
+    let mut parts = Vec::new();
+    // One hole gives all from its first byte on, and not from a page on.
+    let gains = holes.iter().map(|hole| (hole.up_to_page.size - hole.whole).min(missing));
+    let most = gains.enumerate().max_by_key(|&(_, gain)| gain);
+    if let Some((at, 1..)) = most
+        && (1..missing).contains(&holes[at].up_to_page.size)
+    {
+        let part = holes.remove(at).up_to_page;
+        missing -= part.size;
+        parts.push(part);
+    }
+    while missing > 0 && !holes.is_empty() {
+        // What is enough ends the view; of the others, all their whole pages.
+        let last = (holes[0].from_page.size >= missing).then_some(0);
+        let Hole { from_page: Part { address, .. }, whole, .. } = holes.remove(last.unwrap_or(0));
+        let size = if last.is_some() { missing } else { whole };
+        if size > 0 {
+            parts.push(Part { address, size });
+            missing -= size;
+        }
+    }
+    (parts, missing)
+}
+
+impl Lake {
+    /// The way of a request that no free block of its home serves.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn serve_more(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        request: Request,
+    ) -> Result<Granted, AllocError> {
+        self.limbo.settle(env.device)?;
+        self.granule = env.device.granularity();
+        if let Some(block) = self.take(env, search)? {
+            return Ok(self.give(env, block, &request));
+        }
+        let after = self.beside.stats.reserved_bytes.all.current.saturating_add(search.size);
+        if self.beside.inner().config().throw_on_cudamalloc_oom
+            && after > env.device.memory_info().total
+        {
+            self.beside.stats.num_oom_rejections += 1;
+            let error = self.beside.out_of_memory(env, request.size, search.size);
+            return Err(error.into_rejection());
+        }
+        if let Some(lent) = self.beside.borrow(env, request)? {
+            return Ok(pooled(lent));
+        }
+        if !self.is_capturing() {
+            Wrapper::empty_cache(self, env)?;
+            self.beside.stats.num_alloc_retries += 1;
+            if let Some(block) = self.take(env, search)? {
+                return Ok(self.give(env, block, &request));
+            }
+        }
+        Err(self.beside.refuse(env, request, search.size))
+    }
+
+    /// A block for a request that no hole of its home fits, on no shelf. None if the device or the limit has
+    /// too little.
+    ///
+    /// # Errors
+    /// What the device refuses of new pages. What it refuses of a view, or of the waits for its bytes,
+    /// costs the view: new pages are mapped then.
+    fn take(&mut self, env: &mut Env<'_>, search: &Search) -> Result<Option<BlockId>, DeviceError> {
+        // A graph would have a view's addresses for ever, be it one that nobody has told of.
+        let may_stitch = !search.home.is_small
+            && !self.is_capturing()
+            && !env.device.is_capturing(search.home.stream)?;
+        if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
+            return Ok(Some(taken));
+        }
+        let growth = self.choose_growth(search, true);
+        self.grow_within(env, search, growth, u64::MAX)
+    }
+
+    /// Grows, if no more than `allowed` bytes are held then, and not more than the limit.
+    fn grow_within(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        growth: Growth,
+        allowed: u64,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let after = self.held.saturating_add(growth.missing);
+        if after > allowed || !self.beside.allows(env, growth.missing) {
+            return Ok(None);
+        }
+        match self.grow(env, search, growth)? {
+            Some(block) => self.take_off_shelf(env, search, block),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes the first bytes of a free block for a request, whose stream waits for those that used them
+    /// last. None if it cannot, in a capture.
+    fn take_off_shelf(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        id: BlockId,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if !self.is_ready(env, search, id)? {
+            return Ok(None);
+        }
+        self.heap.remove_free(id);
+        Ok(Some(self.heap.take_low_end(id, search.size)))
+    }
+
+    fn take_with_views(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        // What is refused here is asked again the next time.
+        let _ = self.unmap_retired_views(env);
+        if let Some((view, latest)) = self.find_view(search)
+            && self.wait_for(env, latest, search.home.stream)?
+        {
+            return Ok(Some(self.use_view(search, view)));
+        }
+        let growth = self.choose_growth(search, true);
+        if !self.stitching_is_cheaper(search, growth)
+            && let Some(block) = self.grow_within(env, search, growth, self.allowed(search))?
+        {
+            return Ok(Some(block));
+        }
+        self.stitch(env, search)
+    }
+
+    /// True if what is held is enough for a view, and to map that takes less time than to grow.
+    fn stitching_is_cheaper(&self, search: &Search, growth: Growth) -> bool {
+        let (parts, missing) = self.gather(search);
+        let new = self.count_pages(search, growth) * NEW_PAGE_US;
+        let mapped = if parts.len() > 1 { self.pages_under(&parts).0.len() as u64 } else { 0 };
+        missing == 0 && mapped * MAPPED_PAGE_US < new
+    }
+
+    /// True if what is held is enough for a view.
+    pub(super) fn could_stitch(&self, search: &Search) -> bool {
+        let may_stitch = !search.home.is_small && !self.is_capturing();
+        may_stitch && (self.find_view(search).is_some() || self.gather(search).1 == 0)
+    }
+
+    /// Bytes that may be held before holes are stitched.
+    fn allowed(&self, search: &Search) -> u64 {
+        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
+        most.saturating_add((most / self.options.slack).max(self.options.slack_min))
+    }
+
+    /// Makes a view of holes, and of new pages for what they lack. None if the device or the limit
+    /// has too little.
+    fn stitch(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        loop {
+            let (parts, missing) = self.gather(search);
+            if missing == 0 {
+                return self.stitch_parts(env, search, parts);
+            }
+            let lacking = Search { size: missing, ..*search };
+            // Whatever is free is had already: new pages alone.
+            let growth = self.choose_growth(&lacking, false);
+            if !self.beside.allows(env, growth.missing) {
+                return Ok(None);
+            }
+            let Some(block) = self.grow(env, &lacking, growth)? else { return Ok(None) };
+            if parts.is_empty() {
+                return self.take_off_shelf(env, search, block);
+            }
+        }
+    }
+
+    /// A view of parts, or, of one alone, the bytes where they are.
+    fn stitch_parts(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        parts: Vec<Part>,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let latest = self.latest_use_of_parts(&parts, search.home.stream);
+        if !self.wait_for(env, latest, search.home.stream)? {
+            return Ok(None);
+        }
+        if let [part] = parts[..] {
+            return Ok(self.lend_alone(&part));
+        }
+        let view = self.map_view(env, search, parts)?;
+        Ok(Some(self.use_view(search, view)))
+    }
+
+    /// Parts of holes for a request, in the order of a view, and the bytes that they lack. Those of its
+    /// own stream if they are enough, which need no wait; or one hole of another; or of all.
+    fn gather(&self, search: &Search) -> (Vec<Part>, u64) {
+        let holes = self.holes(search);
+        let own = holes.partition_point(|hole| !hole.is_foreign);
+        let (parts, missing) = collect(holes[..own].to_vec(), search.size);
+        if missing == 0 || own == holes.len() {
+            return (parts, missing);
+        }
+        let enough = holes[own..].iter().filter(|hole| hole.all.size >= search.size);
+        match enough.min_by_key(|hole| (hole.all.size, hole.all.address)) {
+            Some(hole) => (vec![hole.all.first(search.size)], 0),
+            None => collect(holes, search.size),
+        }
+    }
+
+    /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
+    fn holes(&self, search: &Search) -> Vec<Hole> {
+        let free = self.heap.free_blocks().map(|id| &self.heap.blocks[id]);
+        let mut holes: Vec<_> = free
+            .filter_map(|block| {
+                let hole = self.hole(block, search.home.stream)?;
+                Some(((hole.is_foreign, Reverse(hole.whole), block.address), hole))
+            })
+            .collect();
+        holes.sort_unstable_by_key(|(key, _)| *key);
+        holes.into_iter().map(|(_, hole)| hole).collect()
+    }
+
+    /// What a free block could lend; none if no page begins or ends in it.
+    fn hole(&self, block: &Block, reader: StreamId) -> Option<Hole> {
+        let whole = self.segment_of(block).whole_pages(block.address, block.size);
+        let up_to_page =
+            Part { address: block.address, size: whole.end.saturating_sub(block.address) };
+        let from_page =
+            Part { address: whole.start, size: block.end().saturating_sub(whole.start) };
+        let all = Part { address: block.address, size: block.size };
+        let is_foreign = block.home.stream != reader;
+        let whole = whole.end.saturating_sub(whole.start);
+        let hole = Hole { is_foreign, all, up_to_page, from_page, whole };
+        (up_to_page.size + from_page.size > 0).then_some(hole)
+    }
+}

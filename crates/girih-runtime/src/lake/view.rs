@@ -1,0 +1,202 @@
+//! Looking at the lake: segments with their blocks, and the walk that checks everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use girih_trace::{BlockState, PoolId};
+
+use super::Lake;
+use super::block::Block;
+use super::pages::Segment;
+use crate::caching::rounding::MIN_BLOCK_SIZE;
+use crate::chain::NIL;
+use crate::policy::{Backing, BlockId, BlockView, Policy, SegmentView};
+use crate::stats::Stats;
+use crate::wrapper::Wrapper;
+
+impl Lake {
+    fn block_view(&self, block: &Block) -> BlockView {
+        let Block { address, size, requested, .. } = *block;
+        if block.is_free() {
+            let Range { start, end } = self.segment_of(block).whole_pages(address, size);
+            let (whole, state) = (end.saturating_sub(start), BlockState::Inactive);
+            return BlockView { address, size, requested: 0, whole, state };
+        }
+        let state = if block.allocated { BlockState::Allocated } else { BlockState::PendingFree };
+        BlockView { address, size, requested, whole: 0, state }
+    }
+
+    /// The first block of every segment, and every view in use, by address.
+    fn heads(&self) -> Vec<BlockId> {
+        let heads = self.heap.blocks.iter().filter(|(_, block)| block.prev == NIL);
+        let mut heads: Vec<BlockId> = heads.map(|(id, _)| id).collect();
+        heads.sort_unstable_by_key(|&id| self.heap.blocks[id].address);
+        heads
+    }
+
+    /// The blocks of a segment.
+    fn chain(&self, head: BlockId) -> impl Iterator<Item = BlockId> {
+        std::iter::successors(Some(head), move |&id| self.heap.next(id))
+    }
+
+    /// Every mapped run as a segment, and every view in use as one of its own; what is unmapped is left
+    /// out, and so is what is lent. By address, private pools among them.
+    pub(super) fn visit_all(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
+        let mut seen: Vec<(SegmentView, Vec<BlockView>)> = Vec::new();
+        for head in self.heads() {
+            let first = self.heap.blocks[head];
+            let mut flush = |views: &mut Vec<BlockView>| {
+                let Some(start) = views.first() else { return };
+                let segment = SegmentView {
+                    address: start.address,
+                    size: views.iter().map(|view| view.size).sum(),
+                    stream: first.home.stream,
+                    pool: PoolId::DEFAULT,
+                    is_small: first.home.is_small,
+                    backing: match first.is_stitched() {
+                        true => Backing::Stitched,
+                        false => Backing::Expandable { page: self.granule },
+                    },
+                };
+                seen.push((segment, std::mem::take(views)));
+            };
+            let mut views = Vec::new();
+            for id in self.chain(head) {
+                let block = &self.heap.blocks[id];
+                // What is lent is seen where it is used.
+                if block.mapped && !block.lent {
+                    views.push(self.block_view(block));
+                } else {
+                    flush(&mut views);
+                }
+            }
+            flush(&mut views);
+        }
+        self.inner().inner().visit(&mut |segment, blocks| seen.push((segment, blocks.to_vec())));
+        seen.sort_unstable_by_key(|(segment, _)| segment.address);
+        for (segment, blocks) in seen {
+            visitor(segment, &blocks);
+        }
+    }
+
+    /// Walks everything; see [`Policy::check`](crate::Policy::check).
+    pub(super) fn check_all(&self) -> Result<(), String> {
+        let (mut seen, mut last_end) = (0, 0);
+        for head in self.heads() {
+            if self.heap.blocks[head].address < last_end {
+                return Err(format!("{:?} overlaps what is before it", self.heap.blocks[head]));
+            }
+            for id in self.chain(head) {
+                self.check_block(id)?;
+                seen += 1;
+                last_end = self.heap.blocks[id].end();
+            }
+        }
+        let blocks = self.heap.blocks.iter().count();
+        if seen != blocks {
+            return Err(format!("{blocks} blocks exist, {seen} are in segments"));
+        }
+        self.heap.check_shelves()?;
+        self.check_pages()?;
+        self.check_views()?;
+        self.check_stains()?;
+        self.check_waiting()?;
+        self.check_counters()?;
+        self.inner().inner().check().map_err(|fault| format!("private pools: {fault}"))
+    }
+
+    fn check_block(&self, id: BlockId) -> Result<(), String> {
+        let block = &self.heap.blocks[id];
+        if block.size == 0 || !block.address.is_multiple_of(MIN_BLOCK_SIZE) {
+            return Err(format!("{id:?} is malformed: {block:?}"));
+        }
+        if !block.mapped && !block.is_free() {
+            return Err(format!("{id:?} is unmapped and in use: {block:?}"));
+        }
+        if block.shared != self.uses.contains_key(&id) {
+            return Err(format!("{id:?} and the streams recorded on it disagree"));
+        }
+        let listed = self.unmapped.get(&(block.home.shelf, block.address)) == Some(&id);
+        if listed == block.mapped {
+            return Err(format!("{block:?} and the list of the unmapped disagree"));
+        }
+        let Some(next) = self.heap.next(id) else { return Ok(()) };
+        let next = &self.heap.blocks[next];
+        let same = (block.home, block.segment) == (next.home, next.segment);
+        if next.prev != id || next.address != block.end() || !same {
+            return Err(format!("{block:?} is not followed by {next:?}"));
+        }
+        if block.is_free() && next.is_free() && block.mapped == next.mapped {
+            return Err(format!("{block:?} and {next:?} should be one"));
+        }
+        Ok(())
+    }
+
+    /// Every segment has the pages that its blocks say, and they are all that is held.
+    fn check_pages(&self) -> Result<(), String> {
+        let mut mapped = BTreeMap::<u32, u64>::new();
+        for (_, block) in self.heap.blocks.iter().filter(|(_, block)| !block.is_stitched()) {
+            *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
+        }
+        let mut held = 0;
+        for (place, segment) in (0..).zip(&self.segments) {
+            let found = segment.as_ref().map(Segment::count);
+            let expected = mapped.get(&place).map(|&bytes| Some(bytes));
+            if expected != found {
+                return Err(format!("in segment {place}: {expected:?}, not {found:?}"));
+            }
+            let found = found.flatten();
+            held += found.unwrap_or(0);
+        }
+        if held != self.held {
+            return Err(format!("{held} bytes are mapped, {} are held", self.held));
+        }
+        Ok(())
+    }
+
+    /// Blocks wait for as many events as there are, and deferred blocks are shared.
+    fn check_waiting(&self) -> Result<(), String> {
+        let mut events = BTreeMap::new();
+        for id in self.pending.iter() {
+            *events.entry(id).or_insert(0) += 1;
+        }
+        let deferred: BTreeSet<BlockId> = self.deferred.iter().copied().collect();
+        for (id, block) in self.heap.blocks.iter() {
+            let waits = events.get(&id).copied().unwrap_or(0);
+            if u32::from(block.events) != waits || (block.allocated && waits > 0) {
+                return Err(format!("{id:?} waits for {waits} events: {block:?}"));
+            }
+            if deferred.contains(&id) != (block.shared && !block.allocated) {
+                return Err(format!("{id:?} and the deferred frees disagree: {block:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts everything anew and compares it with the statistics.
+    fn check_counters(&self) -> Result<(), String> {
+        let mut counted = Stats::default();
+        counted.add_change(&Stats::default(), Policy::stats(self.inner().inner()));
+        let mut in_use = 0;
+        for (_, block) in self.heap.blocks.iter() {
+            if block.mapped && !block.is_stitched() {
+                counted.reserved_bytes.increase(block.home.is_small, block.size);
+            }
+            let is_small = block.is_small();
+            if block.allocated {
+                counted.allocation.increase(is_small, 1);
+                counted.allocated_bytes.increase(is_small, block.size);
+            }
+            if !block.is_free() && !block.lent {
+                counted.active.increase(is_small, 1);
+                counted.active_bytes.increase(is_small, block.size);
+                counted.requested_bytes.increase(is_small, block.requested);
+                in_use += block.size;
+            }
+        }
+        if in_use != self.in_use || self.in_use > self.most_in_use {
+            return Err(format!("{in_use} bytes are in use, not {}", self.in_use));
+        }
+        self.beside.stats.check_present(&counted)
+    }
+}
