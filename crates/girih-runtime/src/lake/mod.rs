@@ -95,10 +95,10 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            slack: 200,
+            slack: 300,
             slack_min: 4 << 20,
             pages: 4096,
-            request_pages: 64,
+            request_pages: 48,
             page_max: 32 << 20,
             view_pages_max: 1 << 16,
         }
@@ -210,6 +210,7 @@ impl Lake {
         if !is_capturing {
             // What is refused here is asked again at the next request.
             let _ = self.complete_frees(env);
+            let _ = Wrapper::process_events(&mut self.beside, env);
             self.order.settle(env.device, &mut self.limbo, request.stream);
         }
         if request.size >= MAX_REQUEST {

@@ -232,7 +232,7 @@ fn a_page_goes_back_after_whoever_used_other_bytes_of_its_view() {
 #[test]
 fn a_run_that_holds_little_more_than_it_uses_makes_no_view() {
     let mut machine = stitching(64 * GIB);
-    for _ in 0..50 {
+    for _ in 0..100 {
         machine.alloc(100 * MIB);
     }
     let hole = machine.alloc(20 * MIB);

@@ -1,8 +1,8 @@
 //! The lake beside a model of bytes that is too simple to be wrong, and beside one that stitches nothing.
 
-use girih_runtime::Policy;
-use girih_runtime::caching::{Caching, Config};
-use girih_runtime::lake::{Lake, Options};
+use girih_runtime::caching::Caching;
+use girih_runtime::lake::Lake;
+use girih_runtime::{Counters, Policy, Stats};
 
 use super::kinds::Stitcher;
 use super::program::{Held, Kind, Program};
@@ -44,31 +44,29 @@ fn no_two_blocks_share_a_byte_at_any_time() {
     }
 }
 
+/// What a program has after its next step: the sizes of its blocks, and the counters of them.
+fn seen<P: Stitcher>(program: &mut Program<'_, P>) -> (Vec<u64>, [Counters; 4]) {
+    program.step();
+    let sizes = program.live.iter().map(|held| held.block.size).collect();
+    let stats = Policy::stats(&program.world.lake);
+    let Stats { allocation, allocated_bytes, active_bytes, requested_bytes, .. } = *stats;
+    (sizes, [allocation, allocated_bytes, active_bytes, requested_bytes])
+}
+
 #[test]
 fn with_memory_for_everything_a_program_is_given_what_it_has_without_stitching() {
     for seed in 106..112 {
-        let plain = Options { slack: 1, slack_min: 64 * GIB, ..Options::default() };
-        let plain = Lake::new(plain, Caching::new(Config::default()));
-        let mut plain = World::of(64 * GIB, plain);
+        let mut plain = World::of(64 * GIB, Caching::busy());
         let mut stitched = World::of(64 * GIB, Lake::busy());
-        let mut programs =
-            [&mut plain, &mut stitched].map(|world| Program::new(world, Kind::FULL, seed));
+        let mut programs = (
+            Program::new(&mut plain, Kind::FULL, seed),
+            Program::new(&mut stitched, Kind::FULL, seed),
+        );
         for operation in 0..Kind::FULL.operations {
-            let [plain, stitched] = programs.each_mut().map(|program| {
-                program.step();
-                let sizes: Vec<u64> = program.live.iter().map(|held| held.block.size).collect();
-                let stats = Policy::stats(&program.world.lake);
-                let counters = (
-                    stats.allocation,
-                    stats.allocated_bytes,
-                    stats.active_bytes,
-                    stats.requested_bytes,
-                );
-                (sizes, counters)
-            });
+            let [plain, stitched] = [seen(&mut programs.0), seen(&mut programs.1)];
             assert_eq!(plain, stitched, "seed {seed}, operation {operation}");
         }
-        let [plain, stitched] = programs.map(Program::finish);
+        let [plain, stitched] = [programs.0.finish(), programs.1.finish()];
         assert!((plain.stitches, plain.waits) == (0, 0) && stitched.stitches > 10);
     }
 }

@@ -294,7 +294,7 @@ fn a_block_reads_what_its_owner_wrote_whatever_address_its_memory_had_before<P: 
 #[test]
 fn stitching_in_random_programs_waits_for_streams_and_gives_views_up_in_both_ways() {
     let mut all = Seen::default();
-    for seed in 60..70 {
+    for seed in 60..75 {
         let mut world = World::of(GIB, Lake::busy());
         all += Program::run(&mut world, Kind::FULL, seed, |world, _| world.shadow.read_all());
         world.empty_cache();

@@ -110,3 +110,33 @@ impl Stitcher for Lake {
         releasable.is_multiple_of(2 * MIB) && releasable <= held - given
     }
 }
+
+/// Expandable segments, of which nothing is stitched: for comparison.
+impl Stitcher for Caching {
+    fn eager() -> Caching {
+        Caching::new(pools())
+    }
+
+    fn busy() -> Caching {
+        Caching::eager()
+    }
+
+    fn size(chance: &mut Chance) -> u64 {
+        Lake::size(chance)
+    }
+
+    fn stitches(world: &World<Caching>) -> u64 {
+        world.lake.stats().num_stitches
+    }
+
+    fn views(&self) -> String {
+        String::new()
+    }
+
+    const GROWS_APART: bool = true;
+    const DEGRADES: bool = false;
+
+    fn may_release(releasable: u64, held: u64, given: u64) -> bool {
+        Lake::may_release(releasable, held, given)
+    }
+}
