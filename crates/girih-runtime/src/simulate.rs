@@ -94,6 +94,8 @@ pub struct Setup {
     pub conf: String,
     /// Settings of `gmlake`, unused otherwise.
     pub gmlake: gmlake::Config,
+    /// How the lake weighs memory against time, for `stitch`, `planned` and `auto`.
+    pub lake: lake::Options,
     /// The order in which equal free blocks are taken; it differs from torch release to release.
     pub tie_order: TieOrder,
     /// Bytes of the device; None for as many as are asked for.
@@ -294,7 +296,7 @@ fn run(
             (replayed, policy.stats().clone())
         }
         Allocator::Stitch => {
-            let mut policy = lake(&config, trace);
+            let mut policy = lake(&config, trace, setup);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
             (replayed, Policy::stats(&policy).clone())
@@ -312,7 +314,7 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let fallback = Box::new(lake(&config, trace));
+            let fallback = Box::new(lake(&config, trace, setup));
             let mut policy = Planned::new(plan, fallback, SimDevice::GRANULARITY);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
@@ -352,10 +354,10 @@ fn run(
 }
 
 /// The lake, as `stitch` and beneath a plan.
-fn lake(config: &Config, trace: &Trace) -> Lake {
+fn lake(config: &Config, trace: &Trace, setup: &Setup) -> Lake {
     let mut pools = Caching::new(Config { own_order: true, ..config.clone() });
     pools.set_stream_handles(trace.streams.clone());
-    Lake::new(lake::Options::default(), pools)
+    Lake::new(setup.lake, pools)
 }
 
 /// Replays under `auto`. Returns it, what was replayed, and the counters at each switch, after which
@@ -368,7 +370,7 @@ fn run_auto(
     options: Options<'_>,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut auto = Auto::new(Box::new(lake(config, trace)), SimDevice::GRANULARITY);
+    let mut auto = Auto::new(Box::new(lake(config, trace, setup)), SimDevice::GRANULARITY);
     let late = setup.plans_late;
     auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
     let mut earlier = Vec::new();

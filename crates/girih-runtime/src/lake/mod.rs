@@ -98,8 +98,8 @@ impl Default for Options {
             slack: 300,
             slack_min: 4 << 20,
             pages: 4096,
-            request_pages: 48,
-            page_max: 32 << 20,
+            request_pages: 32,
+            page_max: 16 << 20,
             view_pages_max: 1 << 16,
         }
     }
