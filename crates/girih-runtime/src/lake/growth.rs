@@ -62,7 +62,10 @@ impl Lake {
     pub(super) fn choose_growth(&self, search: &Search, with_holes: bool) -> Growth {
         let size = search.size;
         let runs = self.unmapped_of(search).filter_map(|id| {
-            let prev = self.heap.blocks[id].prev;
+            let Block { prev, size: unmapped, .. } = self.heap.blocks[id];
+            if !with_holes && unmapped < size {
+                return None;
+            }
             let joins = with_holes && prev != NIL && self.heap.blocks[prev].is_free();
             let start = if joins { prev } else { id };
             let missing = self.missing_in(start, size)?;

@@ -204,6 +204,14 @@ impl Lake {
         Granted { block: id, address, size }
     }
 
+    /// Blocks in use that are not smaller than the limit of splitting. It means nothing to the lake, and is
+    /// counted as PyTorch does.
+    fn count_oversize(&self) -> u64 {
+        let limit = self.beside.inner().config().max_split_size;
+        let blocks = self.heap.blocks.iter();
+        blocks.filter(|(_, block)| block.allocated && block.size >= limit).count() as u64
+    }
+
     /// A block of the default pool for a request.
     fn serve(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         let is_capturing = self.is_capturing();
@@ -321,6 +329,16 @@ impl Wrapper for Lake {
             return Wrapper::empty_cache(self, env);
         }
         Wrapper::empty_pool(&mut self.beside, env, pool)
+    }
+
+    fn configure(&mut self, env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {
+        let before = self.count_oversize();
+        let result = Wrapper::configure(&mut self.beside, env, config);
+        let after = self.count_oversize();
+        let counter = &mut self.beside.stats.oversize_allocations;
+        counter.increase(after.saturating_sub(before));
+        counter.decrease(before.saturating_sub(after));
+        result
     }
 
     fn restore(

@@ -540,3 +540,27 @@ fn a_page_is_told_to_go_back_alone() {
     assert_eq!(whole, [32, 30]);
     assert_eq!(Policy::releasable(&machine.lake), 62 * MIB);
 }
+
+#[test]
+fn blocks_are_counted_as_oversize_by_the_limit_of_the_moment() {
+    let mut machine = stitching(64 * GIB);
+    let blocks = [30, 50, 70].map(|size| machine.alloc(size * MIB));
+    let count = |machine: &Machine| machine.stats().oversize_allocations.current;
+    for (limit, expected) in [(u64::MAX, 0), (40 * MIB, 2), (60 * MIB, 1)] {
+        let limited = Config { max_split_size: limit, ..config() };
+        machine.with(|lake, env| lake.configure(env, &limited)).unwrap();
+        assert_eq!(count(&machine), expected, "{limit}");
+    }
+    machine.free_all(blocks);
+    assert_eq!(count(&machine), 0);
+}
+
+#[test]
+fn new_pages_for_what_holes_lack_are_as_many_as_they_lack() {
+    let mut machine = stitching(64 * GIB);
+    let kept = holes(&mut machine, 20);
+    let held = machine.reserved();
+    machine.used(1000 * MIB, MAIN);
+    assert_eq!(machine.reserved(), held + 200 * MIB);
+    kept.into_iter().for_each(|block| machine.free_used(block, MAIN));
+}
