@@ -8,6 +8,7 @@
 //! A request takes the low end under a new id; what remains keeps the old one.
 
 use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
 
 use crate::caching::rounding::SMALL_SIZE;
 use crate::chain::{Link, NIL, Slab};
@@ -22,7 +23,7 @@ pub(super) const STITCHED: u32 = u32::MAX;
 /// Whose blocks lie together: those of a stream, and of small or of large requests. Index of a shelf.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Home {
-    pub(super) shelf: u16,
+    pub(super) shelf: u32,
     pub(super) stream: StreamId,
     pub(super) is_small: bool,
 }
@@ -138,41 +139,44 @@ pub(super) struct Heap {
     pub(super) blocks: Slab<Block>,
     /// Of each home, its free mapped blocks.
     shelves: Vec<(Home, FreeSet)>,
-    /// The home that was asked for last.
-    recent: Option<Home>,
+    /// Their places.
+    places: FxHashMap<(StreamId, bool), u32>,
+    /// The homes that were asked for last, of large and of small requests.
+    recent: [Option<Home>; 2],
 }
 
 impl Heap {
     /// The home of blocks of a stream.
     #[inline]
     pub(super) fn home(&mut self, stream: StreamId, is_small: bool) -> Home {
-        match self.recent {
-            Some(home) if home.stream == stream && home.is_small == is_small => home,
+        match self.recent[usize::from(is_small)] {
+            Some(home) if home.stream == stream => home,
             _ => self.find_home(stream, is_small),
         }
     }
 
     fn find_home(&mut self, stream: StreamId, is_small: bool) -> Home {
         let home = self.known_home(stream, is_small).unwrap_or_else(|| {
-            let shelf = self.shelves.len() as u16;
+            let shelf = self.shelves.len() as u32;
             let home = Home { shelf, stream, is_small };
             self.shelves.push((home, FreeSet::default()));
+            self.places.insert((stream, is_small), shelf);
             home
         });
-        self.recent = Some(home);
+        self.recent[usize::from(is_small)] = Some(home);
         home
     }
 
     /// The home of blocks of a stream, if there ever were any.
     pub(super) fn known_home(&self, stream: StreamId, is_small: bool) -> Option<Home> {
-        let homes = self.shelves.iter().map(|(home, _)| *home);
-        homes.into_iter().find(|home| (home.stream, home.is_small) == (stream, is_small))
+        let place = self.places.get(&(stream, is_small))?;
+        Some(self.shelves[*place as usize].0)
     }
 
     /// The smallest free block of a home that has `size` bytes.
     #[inline]
     pub(super) fn best_fit(&self, home: Home, size: u64) -> Option<(BlockId, Cursor)> {
-        let shelf = &self.shelves[usize::from(home.shelf)].1;
+        let shelf = &self.shelves[home.shelf as usize].1;
         let cursor = shelf.lower_bound(size);
         shelf.get(cursor).map(|entry| (entry.block, cursor))
     }
@@ -287,7 +291,7 @@ impl Heap {
 
     #[inline]
     fn shelf_mut(&mut self, home: Home) -> &mut FreeSet {
-        &mut self.shelves[usize::from(home.shelf)].1
+        &mut self.shelves[home.shelf as usize].1
     }
 
     /// The block behind another, if there is one.
@@ -301,7 +305,7 @@ impl Heap {
         let mut expected = 0;
         for (id, block) in self.blocks.iter().filter(|(_, block)| block.mapped && block.is_free()) {
             expected += 1;
-            let shelf = &self.shelves[usize::from(block.home.shelf)].1;
+            let shelf = &self.shelves[block.home.shelf as usize].1;
             if shelf.find(&block.entry(id)).is_none() {
                 return Err(format!("{id:?} is free but on no shelf: {block:?}"));
             }

@@ -120,7 +120,7 @@ pub struct Lake {
     heap: Heap,
     segments: Vec<Option<Segment>>,
     /// Unmapped blocks by shelf and address.
-    unmapped: BTreeMap<(u16, Address), BlockId>,
+    unmapped: BTreeMap<(u32, Address), BlockId>,
     /// The other streams of blocks that are `shared`.
     uses: FxHashMap<BlockId, Vec<StreamId>>,
     pending: PendingFrees,
