@@ -32,6 +32,8 @@ pub(super) struct Scout {
     /// Bytes that had none.
     missed: u64,
     has_set_out: bool,
+    /// Iterations in a row that fitted.
+    fitted: u32,
     /// Entries of the ring.
     ring: Range<u32>,
     /// The entry that was found last, once so many in a row were found that it can be trusted.
@@ -61,6 +63,7 @@ impl Scout {
             found: 0,
             missed: 0,
             has_set_out: false,
+            fitted: 0,
             ring: start..start + count as u32,
             last: None,
             in_step: 0,
@@ -87,6 +90,14 @@ impl Scout {
     pub(super) fn set_out(&mut self) {
         self.has_set_out = true;
         self.follower.join();
+    }
+
+    /// An iteration that fitted has ended, and the scout goes along the next. Returns how many have fitted.
+    pub(super) fn go_on(&mut self) -> u32 {
+        (self.found, self.missed, self.seen) = (0, 0, 0);
+        self.fitted += 1;
+        self.set_out();
+        self.fitted
     }
 
     /// True if what it has seen fits the plan.

@@ -36,6 +36,10 @@ const WORTH: u64 = 1024;
 const WORTH_VARYING: u64 = 16;
 /// An iteration fits if at most one byte in so many was not found in the plan.
 const MISFIT: u64 = 50;
+/// A plan is dropped once so many iterations in a row did not fit. One may be an evaluation.
+const MISFITS_MAX: u32 = 2;
+/// Iterations in a row that must fit a plan before it is taken up.
+const FITS: u32 = 2;
 /// An iteration strains the device if the plan makes more than so many calls for memory in it.
 const STRAINED: u64 = 8;
 /// Memory is short if so many iterations in a row strain the device without a plan.
@@ -88,6 +92,8 @@ pub(super) struct Turn {
     presses: Strikes,
     /// Iterations under the present plan that strained the device.
     strains: Strikes,
+    /// Iterations under the present plan that did not fit it.
+    misfits: Strikes,
     /// Iterations that have begun under the present plan.
     followed: u64,
     /// The present plan has shown that it fits.
@@ -128,6 +134,7 @@ impl Default for Turn {
             shortages: 0,
             presses: Strikes::default(),
             strains: Strikes::default(),
+            misfits: Strikes::default(),
             followed: 0,
             is_proven: false,
             watched: 0,
@@ -287,7 +294,11 @@ impl Auto {
         match &mut self.turn.scout {
             None => self.switch(env),
             Some(scout) if !scout.has_set_out() => scout.set_out(),
-            Some(scout) if scout.fits() => self.switch(env),
+            Some(scout) if scout.fits() => {
+                if scout.go_on() >= FITS {
+                    self.switch(env);
+                }
+            }
             Some(_) => self.lay_aside(),
         }
     }
@@ -351,8 +362,12 @@ impl Auto {
             let plan = Arc::clone(self.planned.plan());
             self.prove(&plan);
         }
-        if is_strained {
-            self.turn.strains = Strikes::default();
+        let turn = &mut self.turn;
+        if turn.followed > 0 {
+            turn.misfits.note(!fits);
+        }
+        if is_strained || turn.misfits.in_a_row() >= MISFITS_MAX {
+            (turn.strains, turn.misfits) = (Strikes::default(), Strikes::default());
             // What is refused leaves the plan as it is, and its strains are counted anew.
             let _ = self.planned.give_up(env);
         }
@@ -470,7 +485,7 @@ impl Auto {
         }
         (self.next, turn.scout, self.is_wanted) = (None, None, false);
         turn.began = self.planned.following();
-        (turn.followed, turn.strains) = (0, Strikes::default());
+        (turn.followed, turn.strains, turn.misfits) = (0, Strikes::default(), Strikes::default());
         turn.is_proven = false;
         turn.look_at = turn.began.misses + MISSES;
         if self.switch_count == 1 {

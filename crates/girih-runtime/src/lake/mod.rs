@@ -21,7 +21,7 @@
 //! of the free ones (`block`), the views (`views`, `lending`, `stitching`), who used which bytes last
 //! (`users`), frees on their way (`frees`), and giving back (`release`). Private pools, whose addresses a
 //! graph may have for ever, are not the lake's: a caching policy beside it serves them
-//! ([`beside`](crate::beside)), under one limit and one statistics.
+//! (`beside`), under one limit and one statistics.
 
 mod block;
 mod frees;

@@ -5,7 +5,7 @@
 //! are free, or its first ones, for a request that is smaller. Nothing tells it so: it looks.
 //!
 //! Each page that is mapped once more costs the driver memory, and addresses are plenty but not without
-//! end. So there is a budget of both ([`Config::view_pages_max`](super::Options), [`ADDRESSES_MAX`], or what
+//! end. So there is a budget of both ([`Options::view_pages_max`](super::Options), [`ADDRESSES_MAX`], or what
 //! the device has if that is less), and those views go that were not used for longest. A kernel may still
 //! run that uses them; they are unmapped when an event on their stream is done. As long as none can go, no
 //! view is made, and a request that needs one is given new pages. A page that goes back to the device takes
