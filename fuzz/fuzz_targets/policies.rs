@@ -6,6 +6,7 @@ use girih_runtime::Policy;
 use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::{self, Gmlake};
+use girih_runtime::lake::{self, Lake};
 use girih_runtime::suite::{self, Scenario};
 use libfuzzer_sys::fuzz_target;
 
@@ -24,13 +25,14 @@ const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrd
 /// What else there is beside the settings.
 const OTHERS: usize = 8;
 
-/// Settings under which holes are stitched, and views given up, often.
-fn stitching(config: Config) -> Config {
-    Config { expandable_segments: true, stitches: true, view_pages_max: 24, ..config }
+/// The lake around `pools`, under which views are given up often.
+fn lake(pools: Config) -> Box<dyn Policy> {
+    let options = lake::Options { view_pages_max: 24, ..lake::Options::default() };
+    Box::new(Lake::new(options, Caching::new(Config { own_order: true, ..pools })))
 }
 
 /// GMLake around `small`, with settings under which it stitches, and gives up, often.
-fn lake(small: Caching) -> Box<dyn Policy> {
+fn gmlake(small: Caching) -> Box<dyn Policy> {
     let config = gmlake::Config {
         fragmentation_limit: 2 << 20,
         stitched_limit: 64 << 20,
@@ -65,10 +67,10 @@ fn policy(number: u8, granularity: u64) -> Box<dyn Policy> {
         3 => suite::with_guests(u64::from(number), granularity),
         4 => {
             let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
-            Box::new(Caching::new(stitching(config(text))))
+            lake(config(text))
         }
-        5 => Box::new(Caching::new(stitching(varied))),
-        6 => lake(Caching::new(varied)),
+        5 => lake(varied),
+        6 => gmlake(Caching::new(varied)),
         _ => suite::auto(granularity),
     }
 }
