@@ -34,6 +34,35 @@ pub(crate) trait Link {
     fn die(&mut self);
 }
 
+/// Makes a block of a list of a structure with the fields `prev`, `next`, `exists` and `allocated`.
+macro_rules! linked {
+    ($block:ty) => {
+        impl crate::chain::Link for $block {
+            fn neighbours(&self) -> [crate::policy::BlockId; 2] {
+                [self.prev, self.next]
+            }
+
+            fn neighbours_mut(&mut self) -> [&mut crate::policy::BlockId; 2] {
+                [&mut self.prev, &mut self.next]
+            }
+
+            fn exists(&self) -> bool {
+                self.exists
+            }
+
+            fn is_allocated(&self) -> bool {
+                self.allocated
+            }
+
+            fn die(&mut self) {
+                self.exists = false;
+                self.allocated = false;
+            }
+        }
+    };
+}
+pub(crate) use linked;
+
 /// The blocks, by id. Vacant places are linked through their second neighbour.
 #[derive(Debug)]
 pub(crate) struct Slab<B> {

@@ -2,7 +2,7 @@
 
 use girih_trace::StreamId;
 
-use crate::chain::{Link, NIL};
+use crate::chain::{NIL, linked};
 use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::BlockId;
@@ -100,28 +100,7 @@ impl Block {
 /// The blocks, by id.
 pub(super) type Slab = crate::chain::Slab<Block>;
 
-impl Link for Block {
-    fn neighbours(&self) -> [BlockId; 2] {
-        [self.prev, self.next]
-    }
-
-    fn neighbours_mut(&mut self) -> [&mut BlockId; 2] {
-        [&mut self.prev, &mut self.next]
-    }
-
-    fn exists(&self) -> bool {
-        self.exists
-    }
-
-    fn is_allocated(&self) -> bool {
-        self.allocated
-    }
-
-    fn die(&mut self) {
-        self.exists = false;
-        self.allocated = false;
-    }
-}
+linked!(Block);
 
 #[cfg(test)]
 mod tests {

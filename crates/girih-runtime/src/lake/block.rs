@@ -11,7 +11,7 @@ use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
 use crate::caching::rounding::SMALL_SIZE;
-use crate::chain::{Link, NIL, Slab};
+use crate::chain::{NIL, Slab, linked};
 use crate::device::Address;
 use crate::free_set::{Cursor, Entry, FreeSet};
 use crate::order::Stamp;
@@ -110,28 +110,7 @@ impl Block {
     }
 }
 
-impl Link for Block {
-    fn neighbours(&self) -> [BlockId; 2] {
-        [self.prev, self.next]
-    }
-
-    fn neighbours_mut(&mut self) -> [&mut BlockId; 2] {
-        [&mut self.prev, &mut self.next]
-    }
-
-    fn exists(&self) -> bool {
-        self.exists
-    }
-
-    fn is_allocated(&self) -> bool {
-        self.allocated
-    }
-
-    fn die(&mut self) {
-        self.exists = false;
-        self.allocated = false;
-    }
-}
+linked!(Block);
 
 /// The blocks of all segments, and the free ones by size.
 #[derive(Debug, Default)]
