@@ -126,7 +126,7 @@ def step_ratio(seen: dict[str, Any], base: dict[str, Any]) -> float:
     if start is None or start != base.get("settled_from"):
         return float(seen["median_step_s"] / base["median_step_s"])
     pairs = zip(seen["step_s"][start:], base["step_s"][start:], strict=True)
-    return statistics.median(one / other for one, other in pairs)
+    return float(statistics.median(one / other for one, other in pairs))
 
 
 def row(run: dict[str, Any], native: dict[str, Any] | None) -> str:
@@ -177,14 +177,18 @@ def listed(counts: dict[str, int]) -> str:
     return f"{sum(counts.values())} ({parts})" if parts else "0"
 
 
+def summary(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> Any:
+    """What is kept of these launches."""
+    workload = [arguments.workload, *arguments.rest]
+    # What was said beside the result is no result.
+    kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
+    return shareable({"workload": workload, "gpus": arguments.gpus, "runs": kept})
+
+
 def write(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Writes what was measured so far, if a file was asked for."""
     if arguments.output:
-        workload = [arguments.workload, *arguments.rest]
-        # What was said beside the result is no result.
-        kept = [{key: run[key] for key in run if key != "stderr"} for run in runs]
-        summary = {"workload": workload, "gpus": arguments.gpus, "runs": kept}
-        arguments.output.write_text(json.dumps(shareable(summary), indent=1) + "\n")
+        arguments.output.write_text(json.dumps(summary(runs, arguments), indent=1) + "\n")
 
 
 def main() -> int:

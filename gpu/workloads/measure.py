@@ -3,9 +3,11 @@
 A workload is plain training code that knows no allocator. It makes a `Measure`, puts each step
 under `with measure.step():`, hands over the losses, and prints the result at its end. The peaks are
 taken twice: over the whole process, and over the steps from `settled` on, when an allocator that
-learns has learnt. If Girih is in the process, what it did in those steps is counted too.
+learns has learnt. If Girih is in the process, what it did in those steps is counted too. On the
+CPU, where a workload can only be tried, all that is said of memory is 0.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -62,8 +64,9 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 class Measure:
     """Times and peaks of one process's training."""
 
-    def __init__(self, name: str, settled: int, samples: int) -> None:
+    def __init__(self, name: str, settled: int, samples: int, device: str = "cuda") -> None:
         self.name = name
+        self.on_gpu = device == "cuda"
         self.settled = settled
         # That all processes together train on in a step.
         self.samples = samples
@@ -71,6 +74,8 @@ class Measure:
         self.losses: list[float] = []
         self.peaks: list[dict[str, int]] = []
         self.device_used = 0
+        # By PyTorch's own count, before the settled steps.
+        self.device_calls = 0
         self.girih: dict[str, Any] | None = None
 
     @contextlib.contextmanager
@@ -78,22 +83,36 @@ class Measure:
         """One iteration, from an idle device to an idle device."""
         if len(self.seconds) == self.settled:
             self._note_peaks()
-            torch.cuda.reset_peak_memory_stats()
-            self.girih = girih_stats()
-        torch.cuda.synchronize()
+            self.device_calls = self._device_calls()
+            if self.on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+                self.girih = girih_stats()
+        self._synchronize()
         start = time.perf_counter()
         yield
-        torch.cuda.synchronize()
+        self._synchronize()
         self.seconds.append(time.perf_counter() - start)
-        free, total = torch.cuda.mem_get_info()
-        self.device_used = max(self.device_used, total - free)
+        if self.on_gpu:
+            free, total = torch.cuda.mem_get_info()
+            self.device_used = max(self.device_used, total - free)
 
     def loss(self, value: torch.Tensor) -> None:
         """The loss of the step that has just ended."""
         self.losses.append(float(value.detach()))
 
+    def _synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def _stats(self) -> dict[str, int]:
+        return torch.cuda.memory_stats() if self.on_gpu else collections.Counter()
+
+    def _device_calls(self) -> int:
+        stats = self._stats()
+        return stats["num_device_alloc"] + stats["num_device_free"]
+
     def _note_peaks(self) -> None:
-        stats = torch.cuda.memory_stats()
+        stats = self._stats()
         self.peaks.append(
             {
                 "allocated": stats["allocated_bytes.all.peak"],
@@ -105,7 +124,7 @@ class Measure:
         """Everything that was seen. Bytes and seconds."""
         followed = self._followed()
         self._note_peaks()
-        stats = torch.cuda.memory_stats()
+        stats = self._stats()
         whole = {key: max(peak[key] for peak in self.peaks) for key in self.peaks[0]}
         settled = self.peaks[-1]
         steady = sorted(self.seconds[self.settled :]) or sorted(self.seconds)
@@ -129,14 +148,15 @@ class Measure:
             "requests": stats["allocation.all.allocated"],
             "retries": stats["num_alloc_retries"],
             "ooms": stats["num_ooms"],
-            "device_calls": stats["num_device_alloc"] + stats["num_device_free"],
+            "device_calls": self._device_calls(),
+            "settled_device_calls": self._device_calls() - self.device_calls,
             "torch": torch.__version__,
-            "gpu": torch.cuda.get_device_name(),
+            "gpu": torch.cuda.get_device_name() if self.on_gpu else None,
         } | followed
 
     def _followed(self) -> dict[str, Any]:
         """What Girih did in the settled steps, number by number."""
-        after = girih_stats()
+        after = girih_stats() if self.on_gpu else None
         if after is None or self.girih is None:
             return {}
         changes = difference(self.girih, after)

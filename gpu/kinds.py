@@ -1,0 +1,156 @@
+"""Programs of other kinds than language models under every allocator: one table, one file.
+
+    python gpu/kinds.py --seeds 1,2,3 --cards 4 -o kinds.json
+    python gpu/kinds.py detector speech --only native,stitch --steps 30
+
+The programs are those of `workloads/kinds/`, the allocators those of `modes.py`. Each program with
+each seed has a card to itself for all its allocators, one after the other; `--cards` runs as many
+at once. Columns: peaks in MiB; reserved memory relative to `stitch`; step times relative to native,
+of the steps after the tenth: the median of the ratios step by step, the means, the slowest of each;
+retries; and driver calls for memory in those steps, by Girih's count or else by PyTorch's.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import modes
+from modes import MIB, MODES
+
+WORKLOADS = Path(__file__).resolve().parent / "workloads"
+PROGRAMS = sorted(p.stem for p in (WORKLOADS / "kinds").glob("[!_]*.py") if p.stem != "common")
+HEAD = (
+    f"{'program':<14} {'seed':>4} {'allocator':<16} {'alloc MiB':>10} {'resv MiB':>10}"
+    f" {'/stitch':>8} {'median':>8} {'mean':>8} {'slowest':>8} {'retr':>5} {'calls':>8}"
+)
+
+
+def take_card(cards: Any) -> None:
+    """What this worker starts sees this card alone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
+
+
+def measure(arguments: argparse.Namespace, only: list[str]) -> list[dict[str, Any]]:
+    """All launches of one program with one seed."""
+    with tempfile.TemporaryDirectory() as cache:
+        return [modes.launch(mode, arguments, cache) for mode in only]
+
+
+def settled_steps(seen: dict[str, Any]) -> list[float]:
+    """Seconds of each."""
+    seconds: list[float] = seen["step_s"][seen["settled_from"] :]
+    return seconds
+
+
+def driver_calls(seen: dict[str, Any]) -> int:
+    """For memory, in the settled steps."""
+    if "settled_calls" not in seen:
+        return int(seen["settled_device_calls"])
+    calls = seen["settled_calls"]
+    return sum(count for name, count in calls.items() if name not in modes.EVENTS)
+
+
+def result(runs: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
+    """What the first launch of this allocator that got through printed."""
+    return next((run["ranks"]["0"] for run in runs if run["mode"] == mode and "ranks" in run), None)
+
+
+def rows(name: str, seed: int, runs: list[dict[str, Any]]) -> list[str]:
+    """The table's lines of one program with one seed."""
+    native, stitch = result(runs, "native"), result(runs, "stitch")
+    lines = []
+    for run in runs:
+        begin = f"{name:<14} {seed:>4} {run['mode']:<16}"
+        if "error" in run:
+            lines.append(f"{begin} FAILED {run['error'][-300:]}")
+            continue
+        seen = run["ranks"]["0"]
+        space = f"{seen['reserved_peak'] / stitch['reserved_peak']:8.4f}" if stitch else f"{'-':>8}"
+        times = [f"{'-':>8}"] * 3
+        if native:
+            mine, base = settled_steps(seen), settled_steps(native)
+            ratios = [
+                modes.step_ratio(seen, native),
+                statistics.mean(mine) / statistics.mean(base),
+                max(mine) / max(base),
+            ]
+            times = [f"{ratio:8.4f}" for ratio in ratios]
+        peaks = f"{seen['allocated_peak'] / MIB:10.0f} {seen['reserved_peak'] / MIB:10.0f}"
+        counts = f"{seen['retries']:>5} {driver_calls(seen):>8}"
+        lines.append(f"{begin} {peaks} {space} {' '.join(times)} {counts}")
+    return lines
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(PROGRAMS))
+    parser.add_argument("--seeds", default="1", help="separated by commas")
+    parser.add_argument("--only", default="native,expandable,stitch,auto,again")
+    parser.add_argument("--cards", type=int, default=1, help="programs at once, one on each")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--size", type=float, default=1.0)
+    parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.programs) - set(PROGRAMS):
+        parser.error(f"no program {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
+    if unknown := {m.partition(":")[0] for m in arguments.only.split(",")} - set(MODES):
+        parser.error(f"no allocator {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = visible.split(",") if visible else [str(card) for card in range(arguments.cards)]
+    if len(cards) < arguments.cards:
+        parser.error(f"--cards {arguments.cards}, but CUDA_VISIBLE_DEVICES is {visible}")
+    arguments.card_names = cards[: arguments.cards]
+    return arguments
+
+
+def main() -> int:
+    """Runs what the command line asks for. 1 if a launch failed."""
+    arguments = parse()
+    context = multiprocessing.get_context("spawn")
+    cards = context.Queue()
+    for card in arguments.card_names:
+        cards.put(card)
+    only = arguments.only.split(",")
+    kept: list[dict[str, Any]] = []
+    failed = False
+    print(HEAD, flush=True)
+    with concurrent.futures.ProcessPoolExecutor(
+        arguments.cards, mp_context=context, initializer=take_card, initargs=(cards,)
+    ) as workers:
+        tasks = {}
+        for seed in map(int, arguments.seeds.split(",")):
+            for name in arguments.programs or PROGRAMS:
+                rest = [name, "--seed", str(seed), "--steps", str(arguments.steps)]
+                launch = argparse.Namespace(
+                    workload=str(WORKLOADS / "kinds.py"),
+                    rest=[*rest, "--size", str(arguments.size)],
+                    gpus=1,
+                    torchrun=False,
+                    timeout=arguments.timeout,
+                )
+                tasks[workers.submit(measure, launch, only)] = (name, seed, launch)
+        for task in concurrent.futures.as_completed(tasks):
+            name, seed, launch = tasks[task]
+            runs = task.result()
+            failed |= any("error" in run for run in runs)
+            print("\n".join(rows(name, seed, runs)), flush=True)
+            # Whatever ends this program, what was measured by then is kept.
+            kept.append({"program": name, "seed": seed, **modes.summary(runs, launch)})
+            if arguments.output:
+                arguments.output.write_text(json.dumps({"programs": kept}, indent=1) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
