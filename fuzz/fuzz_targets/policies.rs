@@ -48,7 +48,7 @@ fn trusts(number: u8) -> bool {
 }
 
 /// The policy that a number stands for.
-fn policy(number: u8, granularity: u64) -> Box<dyn Policy> {
+fn policy(number: u8) -> Box<dyn Policy> {
     let kinds = SETTINGS.len() + OTHERS;
     let (kind, variant) = (usize::from(number) % kinds, usize::from(number) / kinds);
     let tie_order = ORDERS[variant % ORDERS.len()];
@@ -62,16 +62,16 @@ fn policy(number: u8, granularity: u64) -> Box<dyn Policy> {
     let varied = config(SETTINGS[variant % SETTINGS.len()]);
     match other {
         0 => Box::new(Direct::new(Caching::new(varied))),
-        1 => suite::planned(suite::reckless_plan(u64::from(number)), granularity),
-        2 => suite::changing_plans(u64::from(number), granularity),
-        3 => suite::with_guests(u64::from(number), granularity),
+        1 => suite::planned(suite::reckless_plan(u64::from(number))),
+        2 => suite::changing_plans(u64::from(number)),
+        3 => suite::with_idle_places(u64::from(number)),
         4 => {
             let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
             lake(config(text))
         }
         5 => lake(varied),
         6 => gmlake(Caching::new(varied)),
-        _ => suite::auto(granularity),
+        _ => suite::auto(),
     }
 }
 
@@ -79,7 +79,7 @@ fuzz_target!(|input: (u8, u16, Scenario)| {
     let (number, fault, scenario) = input;
     // PyTorch's allocators and GMLake trust the program; Girih's do not.
     let scenario = if trusts(number) { scenario.trusted() } else { scenario };
-    let mut make = |granularity| policy(number, granularity);
+    let mut make = |_| policy(number);
     if fault == 0 {
         suite::run(&scenario, &mut make);
     } else {

@@ -68,8 +68,8 @@ def enable(
         trace: where the recording of the run is written at its end.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
             passes of the model's first two levels; `hooks=False` sets no hooks at all;
-            `stitch=False` leaves what lies in holes where it is; `gmlake_limit=BYTES` is the
-            fragmentation limit of the mode `gmlake`; others go to the heaps.
+            `gmlake_limit=BYTES` is the fragmentation limit of the mode `gmlake`; others go to the
+            heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.

@@ -213,9 +213,9 @@ def test_words_that_mean_nothing_are_refused(python, words, text):
     [
         (["--conf", "max_spilt:3"], {}, "max_spilt"),
         (["--conf", "max_split_size_mb:many"], {}, "many"),
-        (["--option", "stich=false"], {}, "stich"),
+        (["--option", "recrod=false"], {}, "recrod"),
         (["--option", "gmlake_limit=4"], {}, "of the mode `gmlake` alone"),
-        (["--option", "stitch=7"], {}, "boolean"),
+        (["--option", "record=7"], {}, "boolean"),
         ([], {"GIRIH_CONF": "max_spilt:3"}, "max_spilt"),
     ],
 )
@@ -230,7 +230,7 @@ def test_what_the_heaps_would_refuse_is_refused_before_the_program_starts(
 
 
 def test_right_settings_let_the_program_start(python):
-    words = ["--mode", "plan", "--conf", "max_split_size_mb:64", "--option", "stitch=false"]
+    words = ["--mode", "plan", "--conf", "max_split_size_mb:64", "--option", "record=false"]
     result = python("-m", "girih", "run", *words, "-c", "print('has started')")
     assert (result.returncode, result.stdout) == (0, "has started\n"), result.stderr
 

@@ -18,6 +18,12 @@ use girih_trace::{MarkKind, StreamId};
 /// Every offset and every granted size is a multiple of this, as in PyTorch (`kMinBlockSize`).
 pub const ALIGNMENT: u64 = 512;
 
+/// The places of a tight plan differ from what was in use by one byte in so many at most.
+const TIGHT: u64 = 100;
+
+/// Iterations differ in sizes if one byte in so many is asked for in some and not in others.
+const VARIES: u64 = 512;
+
 /// Bytes that a request of `size` bytes takes in the arena and in the persistent region. Of a size that
 /// nobody has, the last multiple of [`ALIGNMENT`].
 pub fn granted(size: u64) -> u64 {
@@ -127,6 +133,9 @@ pub struct Plan {
     /// Bytes of the arena that the steady iteration needs at least, whatever the planner: the most
     /// that is alive at once.
     pub lower_bound: u64,
+    /// The most bytes that were in use at once in the trace, rounded as they are granted; 0 if that is not
+    /// known. No more is trusted to be needed, whatever the places add up to.
+    pub in_use: u64,
     /// Bytes of the arena that the steady iteration takes.
     pub peak: u64,
     /// True if no plan of the steady iteration can be lower.
@@ -175,6 +184,23 @@ impl Plan {
         }
         all.extend(rooms.into_iter().flatten());
         all
+    }
+
+    /// True if its places are what was in use at once where it was made, to one byte in 100: it neither needs more
+    /// nor leaves much to others.
+    pub fn is_tight(&self) -> bool {
+        let places = self.arena_bytes.saturating_add(self.persistent_bytes);
+        places.abs_diff(self.in_use) <= self.in_use / TIGHT
+    }
+
+    /// True if the iterations that it was made of differ in sizes, by more than one byte in 512: the next may
+    /// be another.
+    pub fn varies(&self) -> bool {
+        let entries = self.steady().into_iter().flat_map(|sequence| &sequence.entries);
+        let (least, most) = entries.fold((0u64, 0u64), |(least, most), entry| {
+            (least.saturating_add(entry.size_min), most.saturating_add(entry.size_max))
+        });
+        most.saturating_sub(least) > most / VARIES
     }
 
     /// Requests of one steady iteration; of the opening where nothing repeats.

@@ -249,6 +249,7 @@ fn a_plan_of_one_place_larger_than_any_device_is_refused_however_right_it_is() {
         arena_bytes: bytes,
         persistent_bytes: 0,
         lower_bound: bytes,
+        in_use: 0,
         peak: bytes,
         proven: true,
         planner: "skyline".to_owned(),

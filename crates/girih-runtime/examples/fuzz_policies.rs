@@ -51,10 +51,10 @@ const POLICIES: [Make; 11] = [
     |_, _| Box::new(caching("expandable_segments:True")),
     |_, _| lake("expandable_segments:True"),
     |_, _| lake("expandable_segments:True,per_process_memory_fraction:0.6"),
-    |seed, granularity| suite::planned(suite::reckless_plan(seed), granularity),
-    suite::with_guests,
-    suite::changing_plans,
-    |_, granularity| suite::auto(granularity),
+    |seed, _| suite::planned(suite::reckless_plan(seed)),
+    |seed, _| suite::with_idle_places(seed),
+    |seed, _| suite::changing_plans(seed),
+    |_, _| suite::auto(),
 ];
 
 #[expect(clippy::disallowed_methods, reason = "how long it runs is what the user says")]

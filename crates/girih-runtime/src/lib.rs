@@ -18,16 +18,13 @@ mod hooked;
 pub mod lab;
 pub mod lake;
 mod order;
-mod page_pool;
 mod pending;
-pub mod planned;
 pub mod policy;
 pub mod replay;
 pub mod sim;
 pub mod simulate;
 mod slab;
 pub mod stats;
-mod strikes;
 #[cfg(any(test, feature = "suite"))]
 pub mod suite;
 pub mod waste;
@@ -37,7 +34,7 @@ pub use auto::Auto;
 pub use device::{
     Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
 };
-pub use planned::{Following, Planned};
+pub use lake::{Following, Lake};
 pub use policy::{
     AllocError, Backing, BlockId, BlockView, Checkpoint, Env, Granted, Log, Policy, PoolOptions,
     Request, Restored, SegmentView,

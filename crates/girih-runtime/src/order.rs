@@ -20,7 +20,7 @@
 //! for the earliest fence that will do, so that it is over soon; [`Order::want`] asks for one at the next
 //! operation, one for all that is freed together.
 //!
-//! Who used which bytes last is kept where the bytes are: by cells in the arena of a plan, by blocks and
+//! Who used which bytes last is kept where the bytes are: by cells in the window of a plan, by blocks and
 //! stains in the segments. This module knows stamps alone.
 
 use std::collections::VecDeque;
@@ -176,15 +176,6 @@ impl Order {
         Ok(is_done)
     }
 
-    /// Waits on the host for everything that was freed so far. False as for [`Order::synchronize`].
-    pub(crate) fn synchronize_all(
-        &mut self,
-        device: &mut dyn Device,
-        limbo: &mut Limbo,
-    ) -> Result<bool, DeviceError> {
-        self.synchronize(device, limbo, self.frees)
-    }
-
     /// All frees so far.
     pub(crate) fn latest(&self) -> Stamp {
         self.frees
@@ -326,9 +317,9 @@ mod tests {
         let mut world = World::new();
         let freed = world.order.free();
         let World { order, limbo, device } = &mut world;
-        assert_eq!(order.synchronize_all(device, limbo), Ok(true));
+        assert_eq!(order.synchronize(device, limbo, freed), Ok(true));
         assert!(!order.must_wait(freed, COPY));
-        assert_eq!(order.synchronize_all(device, limbo), Ok(true));
+        assert_eq!(order.synchronize(device, limbo, freed), Ok(true));
         assert_eq!(world.calls(Call::SynchronizeEvent), 1);
         assert_eq!(world.device.live().events, 0);
     }
@@ -353,7 +344,7 @@ mod tests {
         world.order.settle(&mut world.device, &mut world.limbo, COPY);
         assert!(!world.wait(freed, COPY) && !world.wait(freed, COMPUTE));
         let World { order, limbo, device } = &mut world;
-        assert_eq!(order.synchronize_all(device, limbo), Ok(false));
+        assert_eq!(order.synchronize(device, limbo, freed), Ok(false));
         device.end_capture(COPY);
         world.settle();
         assert!(world.wait(freed, COPY));

@@ -250,8 +250,6 @@ pub enum Backing {
     },
     /// Pages of several expandable segments, which lend them as long as it is in use.
     Stitched,
-    /// A mapped run of a region that a plan lays out.
-    Planned,
 }
 
 /// A block of a segment. The blocks of a segment tile it.

@@ -17,8 +17,8 @@ use crate::caching::{Caching, Config, TieOrder};
 use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
 use crate::hooked::Hooked;
+use crate::lake::Following;
 use crate::lake::{self, Lake};
-use crate::planned::{Following, Planned};
 use crate::policy::{AllocError, Env, Policy};
 use crate::replay::{Beginning, Options, Replayed, begin, replay, replay_from};
 use crate::sim::{CallTotals, SimDevice};
@@ -314,8 +314,7 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let fallback = Box::new(lake(&config, trace, setup));
-            let mut policy = Planned::new(plan, fallback, SimDevice::GRANULARITY);
+            let mut policy = lake(&config, trace, setup).with_plan(plan);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
             inspect(&policy, &config);
             following = Some(policy.following());
@@ -325,7 +324,7 @@ fn run(
             let (auto, replayed, earlier) =
                 run_auto(trace, lives, &config, setup, options, &mut device)?;
             inspect(&auto, &config);
-            following = Some(auto.planned().following());
+            following = Some(auto.lake().following());
             let mut stats = auto.stats().clone();
             let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
             learning = Some(Learning {
@@ -370,7 +369,7 @@ fn run_auto(
     options: Options<'_>,
     device: &mut SimDevice,
 ) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut auto = Auto::new(Box::new(lake(config, trace, setup)), SimDevice::GRANULARITY);
+    let mut auto = Auto::new(lake(config, trace, setup));
     let late = setup.plans_late;
     auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
     let mut earlier = Vec::new();

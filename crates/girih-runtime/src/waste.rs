@@ -5,8 +5,8 @@
 //! ```text
 //!  |requested|round|remainder|      free      |pending|requested|...  free  ... |
 //!                      ^                ^         ^                     ^
-//!                    in a block    pinned, or   not yet          whole, in whole pages,
-//!                                  in a page    reusable         or laid out by a plan
+//!                    in a block    pinned, or   not yet          whole, or in whole pages
+//!                                  in a page    reusable
 //! ```
 //!
 //! Free bytes are looked at with the eyes of one request, the one for which the policy took more
@@ -37,14 +37,11 @@ pub struct Waste {
     pub page_granularity: u64,
     /// Free, in segments or pages that are free as a whole and could go back, mapped or not.
     pub cached_whole: u64,
-    /// Free, in a region that a plan lays out: what is idle at this moment, and what the planner
-    /// could not use.
-    pub plan_idle: u64,
 }
 
 impl Waste {
     /// The causes by name, in their order.
-    pub fn causes(&self) -> [(&'static str, u64); 9] {
+    pub fn causes(&self) -> [(&'static str, u64); 8] {
         [
             ("pending_free", self.pending_free),
             ("rounding", self.rounding),
@@ -54,7 +51,6 @@ impl Waste {
             ("split_pinned", self.split_pinned),
             ("page_granularity", self.page_granularity),
             ("cached_whole", self.cached_whole),
-            ("plan_idle", self.plan_idle),
         ]
     }
 
@@ -102,9 +98,7 @@ fn add_block(waste: &mut Waste, block: &BlockView, rounded: &dyn Fn(u64) -> u64)
 fn add_free(waste: &mut Waste, segment: SegmentView, blocks: &[BlockView], from: Viewpoint<'_>) {
     let is_free = |block: &&BlockView| block.state == BlockState::Inactive;
     let free: u64 = blocks.iter().filter(is_free).map(|block| block.size).sum();
-    if segment.backing == Backing::Planned {
-        waste.plan_idle += free;
-    } else if segment.pool != from.pool || segment.is_small != from.is_small {
+    if segment.pool != from.pool || segment.is_small != from.is_small {
         waste.other_pool += free;
     } else if segment.stream != from.stream {
         waste.other_stream += free;

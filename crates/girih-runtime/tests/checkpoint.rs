@@ -134,8 +134,8 @@ fn policies() -> Vec<(&'static str, Box<dyn Policy>)> {
         ("expandable", Box::new(caching("expandable_segments:True"))),
         ("limited splits", Box::new(caching("max_split_size_mb:21"))),
         ("direct", Box::new(Direct::new(caching("")))),
-        ("planned", suite::planned(suite::reckless_plan(7), 2 << 20)),
-        ("planned without places", suite::planned(empty, 2 << 20)),
+        ("planned", suite::planned(suite::reckless_plan(7))),
+        ("planned without places", suite::planned(empty)),
     ]
 }
 

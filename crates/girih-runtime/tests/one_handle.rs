@@ -87,7 +87,7 @@ fn expandable(is_lake: bool, tie_order: TieOrder) -> Box<dyn Policy> {
 /// Every policy there is, with one that follows a plan and has guests.
 fn policies() -> Vec<Box<dyn Policy>> {
     let mut all = suite::every_policy(1);
-    all.extend([suite::planned(suite::reckless_plan(3), 2 << 20), suite::with_guests(2, 2 << 20)]);
+    all.extend([suite::planned(suite::reckless_plan(3)), suite::with_idle_places(2)]);
     all
 }
 

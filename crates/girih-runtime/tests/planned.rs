@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use girih_plan::{Budget, Plan, profile, solve, verify};
-use girih_runtime::caching::{Caching, Config};
+use girih_runtime::caching::Config;
 use girih_runtime::replay::{Options, Replayed, replay};
 use girih_runtime::sim::SimDevice;
 use girih_runtime::suite::{self, Scenario};
-use girih_runtime::{Following, Planned, Policy};
+use girih_runtime::{Following, Lake, Policy};
 use girih_trace::generate::{Training, training};
 use girih_trace::{Action, Event, Iterations, Lifetimes, PoolId, StackId, StreamId, Tick, Trace};
 
@@ -23,9 +23,9 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn following_a_reckless_plan_passes_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut |granularity| {
+    suite::check_policy(24, &mut |_| {
         seed += 1;
-        suite::planned(suite::reckless_plan(seed), granularity)
+        suite::planned(suite::reckless_plan(seed))
     });
 }
 
@@ -33,7 +33,7 @@ fn following_a_reckless_plan_passes_the_suite() {
 fn following_a_plan_without_places_passes_the_suite() {
     let mut plan = suite::reckless_plan(1);
     plan.sequences.clear();
-    suite::check_policy(8, &mut |granularity| suite::planned(plan.clone(), granularity));
+    suite::check_policy(8, &mut |_| suite::planned(plan.clone()));
 }
 
 #[test]
@@ -41,9 +41,7 @@ fn every_device_call_may_fail_whatever_the_plan() {
     arbtest::arbtest(|u| {
         let seed = u.arbitrary()?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut |granularity| {
-            suite::planned(suite::reckless_plan(seed), granularity)
-        });
+        suite::run_with_faults(&scenario, &mut |_| suite::planned(suite::reckless_plan(seed)));
         Ok(())
     })
     .size_min(200)
@@ -52,20 +50,20 @@ fn every_device_call_may_fail_whatever_the_plan() {
 }
 
 #[test]
-fn guests_in_idle_space_pass_the_suite() {
+fn idle_places_that_are_lent_pass_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut |granularity| {
+    suite::check_policy(24, &mut |_| {
         seed += 1;
-        suite::with_guests(seed, granularity)
+        suite::with_idle_places(seed)
     });
 }
 
 #[test]
-fn every_device_call_may_fail_while_there_are_guests() {
+fn every_device_call_may_fail_while_idle_places_are_lent() {
     arbtest::arbtest(|u| {
         let seed = u.arbitrary()?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut |granularity| suite::with_guests(seed, granularity));
+        suite::run_with_faults(&scenario, &mut |_| suite::with_idle_places(seed));
         Ok(())
     })
     .size_min(200)
@@ -76,9 +74,9 @@ fn every_device_call_may_fail_while_there_are_guests() {
 #[test]
 fn changing_reckless_plans_in_the_middle_passes_the_suite() {
     let mut seed = 0;
-    suite::check_policy(24, &mut |granularity| {
+    suite::check_policy(24, &mut |_| {
         seed += 1;
-        suite::changing_plans(seed, granularity)
+        suite::changing_plans(seed)
     });
 }
 
@@ -87,9 +85,7 @@ fn every_device_call_may_fail_while_plans_change() {
     arbtest::arbtest(|u| {
         let seed = u.int_in_range(0..=1000)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut |granularity| {
-            suite::changing_plans(seed, granularity)
-        });
+        suite::run_with_faults(&scenario, &mut |_| suite::changing_plans(seed));
         Ok(())
     })
     .size_min(200)
@@ -109,22 +105,21 @@ fn plan_of(trace: &Trace) -> (Arc<Plan>, Iterations) {
 }
 
 /// Replays, and lets the device check the order of every use.
-fn follow(trace: &Trace, plan: &Arc<Plan>) -> (Planned, Replayed) {
+fn follow(trace: &Trace, plan: &Arc<Plan>) -> (Lake, Replayed) {
     run(trace, plan, Options { check_order: true, ..Options::default() })
 }
 
-fn run(trace: &Trace, plan: &Arc<Plan>, options: Options<'_>) -> (Planned, Replayed) {
+fn run(trace: &Trace, plan: &Arc<Plan>, options: Options<'_>) -> (Lake, Replayed) {
     let lives = Lifetimes::of(trace);
     let expandable = Config::parse("expandable_segments:True").expect("the settings are right");
-    let fallback = Box::new(Caching::new(expandable));
-    let mut policy = Planned::new(Arc::clone(plan), fallback, SimDevice::GRANULARITY);
+    let mut policy = Lake::of(expandable).with_plan(Arc::clone(plan));
     let mut device = SimDevice::new(1 << 45);
     let replayed = replay(trace, &lives, &mut policy, &mut device, options).expect("a replay");
     policy.check().expect("a sound policy");
     (policy, replayed)
 }
 
-fn efficiency(policy: &Planned) -> f64 {
+fn efficiency(policy: &Lake) -> f64 {
     let stats = policy.stats();
     stats.allocated_bytes.all.peak as f64 / stats.reserved_bytes.all.peak as f64
 }
@@ -174,8 +169,9 @@ fn experts_find_room_whatever_is_routed_to_them() {
     // No size is the same in the other run.
     let (policy, _) = follow(&other, &plan);
     let Following { hit_bytes, miss_bytes, .. } = policy.following();
-    assert!(miss_bytes * 100 <= hit_bytes, "{:?}", policy.following());
-    assert!(efficiency(&policy) >= 0.97, "{}", efficiency(&policy));
+    // Its peak is another, and no more is held than that needs: what goes beyond finds no place.
+    assert!(miss_bytes * 10 <= hit_bytes, "{:?}", policy.following());
+    assert!(efficiency(&policy) >= 0.98, "{}", efficiency(&policy));
 
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
@@ -211,12 +207,16 @@ fn in_the_steady_state_no_call_reaches_the_device() {
     assert_eq!(calls(first), calls(last), "pages are mapped once");
 }
 
-/// Hits up to each of these ticks.
-fn hits(trace: &Trace, plan: &Arc<Plan>, ends: [u32; 2]) -> [u64; 2] {
-    ends.map(|end| {
+/// Hits up to each of these ticks, and the most bytes held.
+fn hits(trace: &Trace, plan: &Arc<Plan>, ends: [u32; 2]) -> ([u64; 2], u64) {
+    let mut held = 0;
+    let hits = ends.map(|end| {
         let until = Some(Tick(end - 1));
-        run(trace, plan, Options { until, ..Options::default() }).0.following().hits
-    })
+        let lake = run(trace, plan, Options { until, ..Options::default() }).0;
+        held = lake.stats().reserved_bytes.all.peak;
+        lake.following().hits
+    });
+    (hits, held)
 }
 
 /// A trace with `events` put in before the event at `at`; marks move along.
@@ -257,16 +257,19 @@ fn odd_request(size: u64) -> [Event; 3] {
 }
 
 /// Holds a changed run against the run as it was: in the iteration of the change, which ends at the
-/// first of the two moments, hits may differ by 1 %, afterwards not at all.
-fn assert_found_again(was: [u64; 2], is: [u64; 2], requests: u64, what: &str) {
+/// first of the two moments, hits may differ by so many, afterwards not at all; and next to nothing more
+/// is held.
+fn assert_found_again(was: ([u64; 2], u64), is: ([u64; 2], u64), most: u64, what: &str) {
+    let ((was, held), (is, held_now)) = (was, is);
     let in_it = was[0].abs_diff(is[0]);
-    assert!(in_it <= requests / 100, "{what}: {in_it} hits differ in the iteration");
+    assert!(in_it <= most, "{what}: {in_it} hits differ in the iteration");
     let (after_was, after_is) = (was[1] - was[0], is[1] - is[0]);
     assert_eq!(after_is, after_was, "{what}: hits differ after the iteration");
+    assert!(held_now <= held + held / 200, "{what}: {held_now} bytes are held, {held} before");
 }
 
 #[test]
-fn one_request_too_many_or_too_few_changes_its_iteration_by_at_most_1_percent() {
+fn one_request_too_many_or_too_few_changes_its_iteration_alone_and_takes_no_memory() {
     for name in ["megatron_gpt2-R_r3", "fsdp2_R_r0"] {
         let trace = recording(name);
         let lives = Lifetimes::of(&trace);
@@ -283,7 +286,8 @@ fn one_request_too_many_or_too_few_changes_its_iteration_by_at_most_1_percent() 
             for size in [333, own.size, 64 * MIB + 1] {
                 let changed = with_events(&trace, own.birth.index(), &odd_request(size));
                 let is = hits(&changed, &plan, ends.map(|end| end + 3));
-                assert_found_again(was, is, count, &format!("{name}: {size} bytes too many"));
+                let what = format!("{name}: {size} bytes too many");
+                assert_found_again(was, is, count / 100, &what);
             }
             let changed = without_request(&trace, request);
             let gone = |end: u32| {
@@ -291,7 +295,10 @@ fn one_request_too_many_or_too_few_changes_its_iteration_by_at_most_1_percent() 
                 owners.iter().filter(|&&owner| owner == request).count() as u32
             };
             let is = hits(&changed, &plan, ends.map(|end| end - gone(end)));
-            assert_found_again(was, is, count, &format!("{name}: without request {request}"));
+            // The two requests that come before it is clear what is left out take places of others, which take
+            // others' again: the plan leaves none over, and no more is held.
+            let what = format!("{name}: without request {request}");
+            assert_found_again(was, is, count / 5, &what);
         }
     }
 }

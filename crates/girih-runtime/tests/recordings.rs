@@ -38,6 +38,9 @@ fn run(trace: &Trace, allocator: Allocator) -> Simulation {
     simulation
 }
 
+/// The largest page of the lake.
+const PAGE: u64 = 16 << 20;
+
 fn reserved(simulation: &Simulation) -> u64 {
     simulation.stats.reserved_bytes.all.peak
 }
@@ -57,11 +60,12 @@ fn stitch_holds_little_more_than_is_in_use_and_no_more_than_other_allocators() {
 }
 
 #[test]
-fn a_plan_over_stitch_holds_no_more_than_stitch_alone() {
+fn a_plan_holds_no_more_than_no_plan_but_for_a_page() {
     for (name, _) in RECORDINGS {
         let trace = corpus::recording(name);
         let peaks = [Allocator::Planned, Allocator::Stitch].map(|of| reserved(&run(&trace, of)));
-        assert!(peaks[0] <= peaks[1], "{name}: {peaks:?}");
+        // What misses its place lies at the ends of other pages.
+        assert!(peaks[0] <= peaks[1] + PAGE, "{name}: {peaks:?}");
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn for_device(
         )
     });
     let config = Config { expandable_segments: false, ..settings.config.clone() };
-    (Cow::Owned(Settings { mode, config, stitches: false, ..settings.clone() }), warning)
+    (Cow::Owned(Settings { mode, config, ..settings.clone() }), warning)
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
         let (kept, none) = for_device(&asked, true);
         assert_eq!((kept.mode, none), (asked.mode, None), "{json}");
         let (settings, warning) = for_device(&asked, false);
-        assert!(!settings.config.expandable_segments && !settings.stitches, "{json}");
+        assert!(!settings.config.expandable_segments, "{json}");
         assert_eq!(settings.record, asked.record, "{json}");
         (settings.mode, warning)
     }

@@ -12,9 +12,7 @@ use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
 use girih_runtime::lake::Lake;
-use girih_runtime::{
-    Address, AllocError, BlockId, Env, Following, Granted, Planned, Policy, Request,
-};
+use girih_runtime::{Address, AllocError, BlockId, Env, Following, Granted, Policy, Request};
 
 use crate::device::HeapDevice;
 use crate::kept::{self, Gpu};
@@ -40,18 +38,15 @@ impl Engine {
         device: &mut dyn HeapDevice,
     ) -> (Engine, Vec<String>) {
         let gpu = Gpu { ordinal, uuid: device.uuid() };
-        let (granularity, room) = (device.granularity(), device.memory_info().total);
+        let room = device.memory_info().total;
         let caching = || Box::new(Caching::new(settings.config.clone()));
         let learning = |plan: Option<Plan>| {
             let config = Config { expandable_segments: true, ..settings.config.clone() };
-            let fallback: Box<dyn Policy> = match settings.stitches {
-                true => Box::new(Lake::of(config)),
-                false => Box::new(Caching::new(config)),
-            };
-            Engine::Auto(Box::new(match plan {
-                Some(plan) => Auto::with_plan(Arc::new(plan), fallback, granularity),
-                None => Auto::new(fallback, granularity),
-            }))
+            let lake = Lake::of(config);
+            Engine::Auto(Box::new(Auto::new(match plan {
+                Some(plan) => lake.with_plan(Arc::new(plan)),
+                None => lake,
+            })))
         };
         let mut warnings = Vec::new();
         let engine = match settings.mode {
@@ -70,6 +65,10 @@ impl Engine {
                     }
                     Err(error) => Err((path, error)),
                 });
+                // One of iterations that differ is no help where the next differ from those, and one of a
+                // part of what is in use is in the way of the rest.
+                let is_steady = |plan: &Plan| plan.is_tight() && !plan.varies();
+                let plan = plan.filter(|plan| plan.as_ref().map_or(true, is_steady));
                 learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
                         "device {ordinal}: the kept plan {} is not used: {error}. A new one will \
@@ -194,15 +193,7 @@ impl Engine {
 
     /// How often the policy gave up the plan that it followed.
     pub(crate) fn given_up(&self) -> u64 {
-        self.planned().map_or(0, Planned::given_up)
-    }
-
-    /// What follows a plan, if something does.
-    fn planned(&self) -> Option<&Planned> {
-        match self {
-            Engine::Auto(policy) => Some(policy.planned()),
-            Engine::Caching(_) | Engine::Lake(_) | Engine::Direct(_) | Engine::Gmlake(_) => None,
-        }
+        if let Engine::Auto(policy) = self { policy.given_up() } else { 0 }
     }
 
     /// What the policy does now, as a word: `caching`, `direct`, `following`, or `learning` while
@@ -211,7 +202,7 @@ impl Engine {
         match self {
             Engine::Caching(_) | Engine::Lake(_) | Engine::Gmlake(_) => "caching",
             Engine::Direct(_) => "direct",
-            Engine::Auto(policy) if policy.planned().is_following() => "following",
+            Engine::Auto(policy) if policy.lake().plan().is_some() => "following",
             Engine::Auto(_) => "learning",
         }
     }
@@ -223,12 +214,16 @@ impl Engine {
 
     /// How well a plan is followed, if one is.
     pub(crate) fn following(&self) -> Option<Following> {
-        self.planned().map(Planned::following)
+        if let Engine::Auto(policy) = self { Some(policy.lake().following()) } else { None }
     }
 
     /// The plan that is followed, if one is.
     pub(crate) fn plan(&self) -> Option<&Plan> {
-        self.planned().filter(|planned| planned.is_following()).map(|planned| &**planned.plan())
+        if let Engine::Auto(policy) = self {
+            policy.lake().plan().map(|plan| &**plan)
+        } else {
+            None
+        }
     }
 }
 

@@ -299,7 +299,6 @@ fn reason(cause: &str) -> &'static str {
         "split_pinned" => "free, beside live blocks of the same segment",
         "page_granularity" => "free, in pages that live blocks share",
         "cached_whole" => "free and whole, but too small, or not given back",
-        "plan_idle" => "idle in the plan at this moment",
         _ => "for a cause that has no words here",
     }
 }

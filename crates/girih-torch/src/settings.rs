@@ -63,6 +63,11 @@ impl Mode {
         config.release_lock_on_cudamalloc && self.leaves_segments_to_the_program()
     }
 
+    /// True for the modes in which the lake serves the program: holes are stitched.
+    pub(crate) fn stitches(self) -> bool {
+        matches!(self, Mode::Stitch | Mode::Plan | Mode::Auto)
+    }
+
     /// True for the modes whose purpose is the recording.
     fn records(self) -> bool {
         matches!(self, Mode::Profile | Mode::Phantom)
@@ -109,8 +114,6 @@ pub struct Settings {
     pub mode: Mode,
     /// The settings of the caching allocator, for the modes that have one inside.
     pub config: Config,
-    /// What is free is stitched: the lake serves the requests that no plan has a place for.
-    pub stitches: bool,
     /// The text that `config` was read from last.
     pub conf: String,
     /// The release of torch that the heaps serve.
@@ -152,7 +155,6 @@ struct Written {
     record: Option<bool>,
     record_bytes: Option<u64>,
     phantom_capacity: Option<u64>,
-    stitch: Option<bool>,
     gmlake_limit: Option<u64>,
     sim: Option<Simulated>,
 }
@@ -178,7 +180,6 @@ impl Settings {
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
     /// | `record_bytes` | bytes of the host that the recording of a device may take, 2 GB without it; what comes after is counted and not kept |
     /// | `phantom_capacity` | bytes of the phantom device |
-    /// | `stitch` | whether holes are stitched under `auto` and `plan` (they are) |
     /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
     /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU; with `"virtual_memory": false` one that cannot map memory |
@@ -193,7 +194,7 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { record_bytes, phantom_capacity, stitch, gmlake_limit, .. } = written;
+        let Written { record_bytes, phantom_capacity, gmlake_limit, .. } = written;
         let Written { sim, plans_by_gpu, .. } = written;
         let (conf, is_for_girih) =
             conf.map_or_else(|| (torch_conf.unwrap_or_default(), false), |conf| (conf, true));
@@ -224,11 +225,6 @@ impl Settings {
             }
         }
         config.own_order = !matches!(mode, Mode::Native | Mode::Gmlake);
-        let stitches = match mode {
-            Mode::Auto | Mode::Plan => stitch.unwrap_or(true),
-            Mode::Stitch => true,
-            Mode::Native | Mode::Expandable | Mode::Gmlake | Mode::Profile | Mode::Phantom => false,
-        };
         let gmlake = gmlake_settings(mode, gmlake_limit)?;
         if mode == Mode::Plan && plan.is_none() {
             return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
@@ -237,11 +233,10 @@ impl Settings {
         }
         let record = record.unwrap_or(false) || mode.records();
         let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
-        let warnings = warnings(mode, stitches, &Config::default(), &config, &said);
+        let warnings = warnings(mode, &Config::default(), &config, &said);
         Ok(Settings {
             mode,
             config,
-            stitches,
             conf,
             release,
             plan,
@@ -278,23 +273,17 @@ impl Settings {
                  program runs; the modes `native` and `expandable` let it. Nothing was changed."
             ));
         }
-        let warnings = warnings(self.mode, self.stitches, &self.config, &config, &said);
+        let warnings = warnings(self.mode, &self.config, &config, &said);
         Ok(Settings { config, conf: text.to_owned(), warnings, ..self.clone() })
     }
 }
 
 /// What a user should be told of settings that were read over those `before`, with what was said when they
 /// were.
-fn warnings(
-    mode: Mode,
-    stitches: bool,
-    before: &Config,
-    config: &Config,
-    said: &[ConfigError],
-) -> Vec<String> {
+fn warnings(mode: Mode, before: &Config, config: &Config, said: &[ConfigError]) -> Vec<String> {
     let mut warnings: Vec<String> = said.iter().map(|said| format!("{said}.")).collect();
     let own_pages = config.expandable_page_size.is_some() || config.expandable_reserve.is_some();
-    if stitches && own_pages {
+    if mode.stitches() && own_pages {
         warnings.push(format!(
             "allocator settings: expandable_segments_page_size and expandable_segments_reserve have \
              no effect in the mode `{}`: where holes are stitched, Girih chooses pages and addresses.",
@@ -351,16 +340,6 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_stitched_where_girih_decides_unless_the_user_does_not_want_it() {
-        let stitches = |json: &str| Settings::parse(json).unwrap().stitches;
-        assert!(stitches("{}") && !stitches(r#"{"stitch": false}"#));
-        assert!(stitches(r#"{"mode": "stitch"}"#));
-        for mode in ["native", "expandable", "profile"] {
-            assert!(!stitches(&format!(r#"{{"mode": "{mode}", "stitch": true}}"#)), "{mode}");
-        }
-    }
-
-    #[test]
     fn gmlake_is_as_published_unless_the_user_chooses_another_limit() {
         let of = |json: &str| Settings::parse(json).unwrap();
         let published = of(r#"{"mode": "gmlake"}"#);
@@ -369,7 +348,7 @@ mod tests {
         let chosen = of(r#"{"mode": "gmlake", "gmlake_limit": 2097152}"#);
         assert_eq!(chosen.gmlake.fragmentation_limit, 2 << 20);
         let expandable = of(r#"{"mode": "gmlake", "conf": "expandable_segments:True"}"#);
-        assert!(!expandable.config.expandable_segments && !expandable.stitches);
+        assert!(!expandable.config.expandable_segments);
     }
 
     #[test]

@@ -276,7 +276,6 @@ fn explain(cause: &str) -> &str {
         "split_pinned" => "pinned by a block",
         "page_granularity" => "partly used pages",
         "cached_whole" => "free and whole",
-        "plan_idle" => "idle in the plan",
         other => other,
     }
 }

@@ -66,15 +66,11 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     if let Some(following) = simulation.following {
         writeln!(
             out,
-            "followed the plan: {} hits ({}), {} misses ({}), {} of them in idle space of the \
-             arena ({}); the fallback held {} at most",
+            "followed the plan: {} hits ({}), {} misses ({})",
             count(following.hits),
             bytes(following.hit_bytes),
             count(following.misses),
             bytes(following.miss_bytes),
-            count(following.guests),
-            bytes(following.guest_bytes),
-            bytes(following.fallback_reserved_peak),
         )?;
     }
     if let Some(work) = mapping_work(&simulation) {

@@ -233,9 +233,6 @@ struct JsonFollowing {
     planned_hit_bytes: u64,
     planned_misses: u64,
     planned_miss_bytes: u64,
-    planned_guests: u64,
-    planned_guest_bytes: u64,
-    fallback_reserved_peak: u64,
     stream_waits: u64,
 }
 
@@ -279,9 +276,6 @@ impl JsonRow {
             planned_hit_bytes: following.hit_bytes,
             planned_misses: following.misses,
             planned_miss_bytes: following.miss_bytes,
-            planned_guests: following.guests,
-            planned_guest_bytes: following.guest_bytes,
-            fallback_reserved_peak: following.fallback_reserved_peak,
             stream_waits: following.waits,
         });
         let stopped = simulation.replayed.stop.as_ref().map(|stop| JsonStop {
@@ -462,7 +456,7 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
 pub(crate) fn learning_sentence(learning: &Learning) -> String {
     let (Some(first), Some(efficiency)) = (learning.switches.first(), learning.efficiency_after())
     else {
-        return "auto followed no plan: none fitted the next iteration, had room, and saved enough"
+        return "auto took up no plan in this run: a plan that fits is for the next launch"
             .to_owned();
     };
     let (allocated, reserved) = learning.peaks_after();

@@ -74,6 +74,7 @@ fn plan_of_one_place(bytes: u64) -> String {
         arena_bytes: bytes,
         persistent_bytes: 0,
         lower_bound: bytes,
+        in_use: 0,
         peak: bytes,
         proven: true,
         planner: "x".to_owned(),

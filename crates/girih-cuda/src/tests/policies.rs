@@ -103,7 +103,7 @@ const POLICIES: [Make; 7] = [
     || caching("expandable_segments:True"),
     lake,
     gmlake,
-    || suite::planned(suite::reckless_plan(3), 2 << 20),
+    || suite::planned(suite::reckless_plan(3)),
 ];
 
 /// A device on which stream `n` has the handle `n`. All may be destroyed.

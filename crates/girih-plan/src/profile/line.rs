@@ -35,6 +35,7 @@ impl Profile<'_> {
             arena_bytes: outcome.solution.height,
             persistent_bytes: 0,
             lower_bound: outcome.bound.bytes,
+            in_use: self.lives.peak(granted).0,
             peak: outcome.solution.height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),

@@ -31,7 +31,7 @@ use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Trace};
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
-use crate::plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence};
+use crate::plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, granted};
 use crate::portfolio::Outcome;
 use crate::problem::{Problem, ProblemError};
 use crate::streams::keep_apart;
@@ -225,6 +225,7 @@ impl<'a> Profile<'a> {
             arena_bytes: height,
             persistent_bytes,
             lower_bound: outcome.bound.bytes,
+            in_use: self.lives.peak(granted).0,
             peak: height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),

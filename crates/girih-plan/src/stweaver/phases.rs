@@ -150,6 +150,7 @@ mod tests {
             arena_bytes: 0,
             persistent_bytes: 0,
             lower_bound: 0,
+            in_use: 0,
             peak: 0,
             proven: false,
             planner: String::new(),

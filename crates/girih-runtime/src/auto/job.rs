@@ -4,7 +4,6 @@ use girih_plan::{Budget, Plan, profile, solve, verify};
 use girih_trace::{Iterations, Lifetimes, Source, Tick};
 
 use super::recording::Recording;
-use crate::planned::empty_plan;
 
 /// The live bytes at the beginnings of two iterations that are alike differ by at most one part in
 /// so many of the peak.
@@ -74,4 +73,22 @@ fn is_settled(iterations: &Iterations, lives: &Lifetimes) -> bool {
         (least, most) = (least.min(load), most.max(load));
     }
     (most - least) as u64 * SAME_LOAD <= peak
+}
+
+/// A plan of nothing.
+fn empty_plan() -> Plan {
+    Plan {
+        arena_bytes: 0,
+        persistent_bytes: 0,
+        lower_bound: 0,
+        in_use: 0,
+        peak: 0,
+        proven: true,
+        planner: String::new(),
+        requests: 0,
+        iterations: 0,
+        rounds: 1,
+        rooms: Vec::new(),
+        sequences: Vec::new(),
+    }
 }

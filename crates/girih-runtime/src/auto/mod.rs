@@ -3,28 +3,23 @@
 //! ```text
 //!  opening   step 0   step 1   step 2  | step 3   step 4 ...             step 90
 //!  [ recording .......................]|                                 [ recording
-//!  expandable segments                 | the plan                         again if steps do not fit
-//!                            job: plan ┘ switch at the beginning of a step
+//!  the lake                            | the lake, with a plan             again if steps do not fit
+//!                            job: plan ┘ taken up at the beginning of a step
 //! ```
 //!
-//! It begins as expandable segments, best with holes that are stitched, and records what it is asked
-//! for. When two iterations are alike it wants a plan: [`Auto::take_job`] hands the recording out,
-//! the owner runs it on a thread of its choice and hands the plan back to [`Auto::offer`]. At the
-//! next beginning of a step the policy gives back what it caches and follows the plan. From then
-//! on it records only for as long as there are steps that do not fit: those join the recording,
-//! and the next plan has room for them too.
+//! It begins as the lake and records what it is asked for. When two iterations are alike it wants a plan:
+//! [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its choice and hands the
+//! plan back to [`Auto::offer`]. From the next beginning of a step on the lake follows it, and only iterations
+//! that do not fit are recorded: they join the recording, and the next plan has room for them too. When that
+//! is so, and when a plan goes, decides the [`judge`](mod@judge).
 //!
-//! Where the program marks no steps, the beginning of an iteration is found in the sequence of its
-//! requests, and recordings are tried for repetition at growing intervals.
-//!
-//! To take up a plan, and to drop one, is for the better and never needed. What the device refuses there
-//! is tried again when the next iteration begins, and fails neither a request nor a mark.
+//! Where the program marks no steps, recordings are tried for repetition at growing intervals.
 
 mod job;
+mod judge;
 mod recorder;
 mod recording;
-mod scout;
-mod turn;
+mod shadow;
 
 use std::sync::Arc;
 
@@ -32,9 +27,12 @@ use girih_plan::Plan;
 use girih_trace::{Mark, PoolId};
 
 pub use self::job::Job;
+pub use self::judge::Options;
+use self::judge::{Judge, Seen};
 use self::recorder::Recorder;
-use self::turn::Turn;
-use crate::planned::Planned;
+use self::recording::Kind;
+use self::shadow::Shadow;
+use crate::lake::Lake;
 use crate::policy::{AllocError, Env, Granted, Policy, Request};
 use crate::wrapper::Wrapper;
 
@@ -59,58 +57,51 @@ pub struct Switch {
     pub requests: u64,
 }
 
+/// Changes of plans that are kept: a run that always varies changes them for ever.
+const SWITCHES_MAX: usize = 1024;
+/// Without marks: the latest requests, by which the place in a new plan is found.
+const RECENT: usize = 512;
+
 /// The policy that learns its plan. See the [module](self).
 pub struct Auto {
-    planned: Planned,
+    lake: Lake,
     recorder: Recorder,
     planning: Planning,
-    turn: Turn,
+    judge: Judge,
     /// A plan is wanted.
     is_wanted: bool,
     /// A job is out.
     is_out: bool,
     /// Its plan is not wanted any more.
     is_stale: bool,
-    /// The plan to switch to.
-    next: Option<Arc<Plan>>,
+    /// The plan that is not followed yet, and what goes along it.
+    next: Option<(Arc<Plan>, Shadow)>,
     /// The plan that has shown that it fits.
     proven: Option<Arc<Plan>>,
+    /// Plans that were dropped.
+    given_up: u64,
     /// The first changes of plans, and how many there were.
     switches: Vec<Switch>,
     switch_count: u64,
 }
 
-/// Changes of plans that are kept: a run that always varies changes them for ever.
-const SWITCHES_MAX: usize = 1024;
-
 impl Auto {
-    /// A policy that begins with `fallback`, which is also to serve what no plan foresees: best
-    /// expandable segments whose holes are stitched. `granularity` is the device's.
-    pub fn new(fallback: Box<dyn Policy>, granularity: u64) -> Auto {
-        Auto::around(Planned::empty(fallback, granularity))
-    }
-
-    /// A policy that follows `plan` from the first request, and learns another one if it does not
-    /// fit. The plan must have passed [`girih_plan::verify()`].
-    pub fn with_plan(plan: Arc<Plan>, fallback: Box<dyn Policy>, granularity: u64) -> Auto {
-        let mut auto = Auto::around(Planned::new(plan, fallback, granularity));
-        auto.turn.begin_with_plan();
-        auto
-    }
-
-    fn around(planned: Planned) -> Auto {
+    /// A policy that begins with `lake`, which holds nothing. If that has a plan it is followed from the first
+    /// request on, and another one is learnt if it does not fit.
+    pub fn new(lake: Lake) -> Auto {
         let mut recorder = Recorder::default();
         recorder.restart(false);
         Auto {
-            planned,
+            judge: Judge::new(Options::default(), lake.plan().is_some()),
+            lake,
             recorder,
             planning: Planning::ByOwner,
-            turn: Turn::default(),
             is_wanted: false,
             is_out: false,
             is_stale: false,
             next: None,
             proven: None,
+            given_up: 0,
             switches: Vec::new(),
             switch_count: 0,
         }
@@ -119,6 +110,11 @@ impl Auto {
     /// Says who makes the plans.
     pub fn set_planning(&mut self, planning: Planning) {
         self.planning = planning;
+    }
+
+    /// Says how plans are judged, before the first request.
+    pub fn set_options(&mut self, options: Options) {
+        self.judge = Judge::new(options, self.lake.plan().is_some());
     }
 
     /// The recording to be planned, if a plan is wanted; its plan goes to [`Auto::offer`]. Worth
@@ -132,24 +128,24 @@ impl Auto {
         Some(Job { recording: self.recorder.recording() })
     }
 
-    /// Takes the plan of a job, which is followed from the beginning of an iteration on, the next
-    /// one or the one after. A plan in which nothing repeats, or that would save next to nothing, is
-    /// left alone, and recording goes on.
+    /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A plan in
+    /// which nothing repeats is left alone, and recording goes on.
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
-        if std::mem::take(&mut self.is_stale) {
-            return;
-        }
-        if self.turn.trusts(&plan, self.planned.plan()) && self.would_save(&plan) {
-            self.turn.expect(&plan, &self.recorder);
-            self.next = Some(plan);
+        if !std::mem::take(&mut self.is_stale) && self.judge.trusts(&plan, self.lake.plan()) {
+            let shadow = Shadow::new(&plan);
+            self.next = Some((plan, shadow));
         }
     }
 
-    /// The plan that the run was found to fit, once for each: it is worth keeping for the next
-    /// launch, also if there is no room for a change now.
+    /// The plan that the run was found to fit, once for each: it is worth keeping for the next launch.
     pub fn take_proven(&mut self) -> Option<Arc<Plan>> {
         self.proven.take()
+    }
+
+    /// How often a plan was dropped because it did not fit.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     /// The changes of plans so far, the first 1,024 of them.
@@ -163,44 +159,140 @@ impl Auto {
     }
 
     /// What follows the plans.
-    pub fn planned(&self) -> &Planned {
-        &self.planned
+    pub fn lake(&self) -> &Lake {
+        &self.lake
     }
 
-    /// Runs an operation, recorded if a recording is under way.
-    #[inline]
-    fn with<T>(
-        &mut self,
-        env: &mut Env<'_>,
-        operation: impl FnOnce(&mut Planned, &mut Env<'_>) -> T,
-    ) -> T {
-        if !self.recorder.is_on() {
-            return operation(&mut self.planned, env);
+    /// An iteration has ended, and another one begins.
+    fn begin_iteration(&mut self, env: &mut Env<'_>) {
+        if self.planning == Planning::NextIteration {
+            self.plan_now();
         }
-        let mut tee = self.recorder.tee(env.log);
-        let mut env = Env { device: env.device, log: &mut tee };
-        operation(&mut self.planned, &mut env)
+        let seen = self.seen();
+        let verdict = self.judge.end_iteration(&self.lake, seen, &mut self.recorder, !self.is_out);
+        self.is_wanted |= verdict.wants_plan;
+        if verdict.is_proven {
+            self.prove();
+        }
+        if verdict.drops_plan {
+            self.drop_plan();
+        }
+        if verdict.takes_up {
+            self.take_up(env);
+        }
+        if self.planning == Planning::AtOnce {
+            self.plan_now();
+        }
+        if self.judge.records(self.next.is_some() || self.lake.plan().is_some()) {
+            let lake = &self.lake;
+            self.recorder.resume(|| lake.live());
+        }
+        self.judge.begin_iteration(&self.lake);
+    }
+
+    /// What the plan that is not followed yet would have given in the iteration that has ended.
+    fn seen(&mut self) -> Seen {
+        match self.next.as_mut().map(|(_, shadow)| shadow.end_iteration()) {
+            None => Seen::Nothing,
+            Some(None) => Seen::Part,
+            Some(Some((found, missed))) => Seen::All(found, missed),
+        }
+    }
+
+    /// The plan that would be followed, or the one that is, has shown that it fits.
+    fn prove(&mut self) {
+        let next = self.next.as_ref().map(|(plan, _)| plan);
+        self.proven = next.or(self.lake.plan()).cloned();
+    }
+
+    /// Drops the plan that would be followed, or the one that is.
+    fn drop_plan(&mut self) {
+        if self.next.take().is_none() && self.lake.plan().is_some() {
+            self.lake.unfollow();
+            self.given_up += 1;
+        }
+    }
+
+    /// Makes the plan that is wanted.
+    fn plan_now(&mut self) {
+        if let Some(job) = self.take_job() {
+            self.offer(Arc::new(job.run()));
+        }
+    }
+
+    /// Follows the next plan, if there is one that has room. Else it waits until it has.
+    fn take_up(&mut self, env: &mut Env<'_>) {
+        let Some((plan, _)) = &self.next else { return };
+        let is_steady = plan.is_tight() && !plan.varies();
+        if self.lake.is_capturing() || !is_steady || !self.lake.has_room_for(plan) {
+            return;
+        }
+        let Some((plan, _)) = self.next.take() else { return };
+        // What is refused costs the plan.
+        if !self.lake.follow(env, plan).unwrap_or(false) {
+            return;
+        }
+        if !self.judge.is_marked() {
+            self.lake.locate(&self.recorder.latest(RECENT));
+        }
+        self.switch_count += 1;
+        if self.switches.len() < SWITCHES_MAX {
+            self.switches.push(self.judge.switch());
+        }
+        self.judge.take_up(&self.lake);
+    }
+
+    /// What a request tells where the program marks nothing.
+    #[cold]
+    fn find_way(&mut self, env: &mut Env<'_>) {
+        if self.recorder.has_overflowed() {
+            self.recorder.restart(true);
+            self.judge.record_anew();
+        }
+        let seen = self.seen();
+        let verdict = self.judge.look(&self.lake, seen, &mut self.recorder, !self.is_out);
+        if verdict.is_proven {
+            self.prove();
+        }
+        if verdict.drops_plan {
+            self.drop_plan();
+        }
+        if verdict.wants_plan {
+            self.recorder.keep(Kind::Opening);
+            self.is_wanted = true;
+            if self.planning != Planning::ByOwner {
+                self.plan_now();
+            }
+        }
+        if verdict.takes_up {
+            self.take_up(env);
+        }
     }
 }
 
 impl Wrapper for Auto {
-    type Inner = Planned;
+    type Inner = Lake;
 
-    fn inner(&self) -> &Planned {
-        &self.planned
+    fn inner(&self) -> &Lake {
+        &self.lake
     }
 
-    fn inner_mut(&mut self) -> &mut Planned {
-        &mut self.planned
+    fn inner_mut(&mut self) -> &mut Lake {
+        &mut self.lake
     }
 
     #[inline]
     fn run<T>(
         &mut self,
         env: &mut Env<'_>,
-        operation: impl FnOnce(&mut Planned, &mut Env<'_>) -> T,
+        operation: impl FnOnce(&mut Lake, &mut Env<'_>) -> T,
     ) -> T {
-        self.with(env, operation)
+        if !self.recorder.is_on() {
+            return operation(&mut self.lake, env);
+        }
+        let mut tee = self.recorder.tee(env.log);
+        let mut env = Env { device: env.device, log: &mut tee };
+        operation(&mut self.lake, &mut env)
     }
 
     fn name(&self) -> &'static str {
@@ -209,25 +301,31 @@ impl Wrapper for Auto {
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         if request.pool == PoolId::DEFAULT {
-            self.before_request(env, &request);
+            if self.judge.note() {
+                self.find_way(env);
+            }
+            if let Some((_, shadow)) = &mut self.next {
+                shadow.see(&request);
+            }
         }
-        self.with(env, |planned, env| planned.allocate(env, request))
+        self.run(env, |lake, env| Policy::allocate(lake, env, request))
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
-        let boundary = self.turn.boundary();
-        if self.turn.is_boundary(mark.kind) {
-            if self.turn.boundary() != boundary {
+        let was_marked = self.judge.boundary();
+        if self.judge.is_boundary(mark.kind) {
+            if self.judge.boundary() != was_marked {
                 // What was found without the marks may have been microbatches.
-                self.lay_aside();
+                self.next = None;
                 self.is_stale = self.is_out;
                 self.recorder.begin_iterations();
             }
             self.begin_iteration(env);
-        } else {
-            self.turn.mark(mark.kind);
+        }
+        if let Some((_, shadow)) = &mut self.next {
+            shadow.mark(mark.kind);
         }
         self.recorder.mark(mark.kind);
-        self.planned.mark(env, mark)
+        Policy::mark(&mut self.lake, env, mark)
     }
 }

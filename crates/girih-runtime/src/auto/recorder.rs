@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 
 use super::recording::{Entry, Kind, Part, Recording, net};
 use crate::device::Address;
-use crate::planned::Live;
+use crate::lake::Live;
 use crate::policy::Log;
 
 /// Bytes that are recorded at most: 2 million allocations and frees, as many as come in four steps of a

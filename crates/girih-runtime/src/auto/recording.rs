@@ -6,7 +6,7 @@ use girih_trace::{Action, Event, Mark, MarkKind, Origin, PoolId, StackId, Stream
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Address;
-use crate::planned::Live;
+use crate::lake::Live;
 
 /// A block that came or went: what a plan is made from of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,6 +10,8 @@
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
+use super::cells::Span;
+use super::window::Window;
 use crate::caching::rounding::SMALL_SIZE;
 use crate::chain::{NIL, Slab, linked};
 use crate::device::Address;
@@ -54,6 +56,12 @@ pub(super) struct Block {
     pub(super) mapped: bool,
     /// Other streams were recorded on it.
     pub(super) shared: bool,
+    /// Idle or held bytes of a plan's window, which keeps the books of them ([`super::window`]).
+    pub(super) window: bool,
+    /// A block in its place in the window. It tiles nothing: `prev` and `next` are its cells.
+    pub(super) planned: bool,
+    /// Of such a block: its bytes are another stream's next.
+    pub(super) fence: bool,
     /// False for a vacant place of the slab.
     pub(super) exists: bool,
 }
@@ -76,6 +84,9 @@ impl Block {
             allocated: false,
             mapped: true,
             shared: false,
+            window: false,
+            planned: false,
+            fence: false,
             exists: true,
         }
     }
@@ -101,7 +112,27 @@ impl Block {
 
     /// True if nobody uses it or may still use it. It may be unmapped.
     pub(super) fn is_free(&self) -> bool {
-        !self.allocated && self.events == 0 && !self.shared && !self.lent
+        !self.allocated && self.events == 0 && !self.shared && !self.lent && !self.window
+    }
+
+    /// A block in use, in a place of a window.
+    pub(super) fn in_place(address: Address, size: u64, span: Span, of: &Window) -> Block {
+        Block {
+            planned: true,
+            prev: BlockId(span.first),
+            next: BlockId(span.end),
+            ..Block::new(address, size, of.home, of.segment)
+        }
+    }
+
+    /// The cells of a block in its place.
+    pub(super) fn span(&self) -> Span {
+        Span { first: self.prev.0, end: self.next.0 }
+    }
+
+    /// True if a plan's window keeps the books of it.
+    pub(super) fn is_apart(&self) -> bool {
+        self.window || self.planned
     }
 
     /// Its key on its shelf.

@@ -57,13 +57,15 @@ impl Lake {
         env.log(Action::FreeCompleted, block.address, block.requested, stream, pool);
         let freed = self.order.free();
         self.heap.blocks[id].requested = freed;
-        if block.is_stitched() {
+        if block.planned {
+            self.leave_place(id, freed);
+        } else if block.is_stitched() {
             self.return_view(id);
         } else {
             if stream != block.home.stream {
                 self.order.want();
                 let part = Part { address: block.address, size: block.size };
-                self.stain(part, block.home.stream, stream, freed);
+                self.stain(part, block.home.stream, Some(stream), freed);
             }
             self.heap.shelve(id);
         }

@@ -7,11 +7,10 @@
 //! that fills the card has no more pages. For a large request pages are larger: what is large once is so
 //! again, and its views are of fewer pages then. The last of several is smaller: no more is mapped than is asked for.
 
-use girih_trace::{Action, PoolId};
-
 use super::block::Block;
 use super::pages::Segment;
-use super::{Lake, Options, Search};
+use super::views::Part;
+use super::{Lake, Search};
 use crate::chain::NIL;
 use crate::device::{Address, DeviceError};
 use crate::policy::{BlockId, Env};
@@ -23,6 +22,8 @@ pub(super) struct Growth {
     pub(super) missing: u64,
     /// The block with which the run begins; none is a new segment.
     start: Option<BlockId>,
+    /// The bytes of it that are left out, since they are a plan's.
+    skipped: u64,
     /// Bytes of the run.
     size: u64,
 }
@@ -45,10 +46,21 @@ impl Lake {
 
     /// Bytes of the new pages of a home where `bytes` are missing.
     fn page(&self, is_small: bool, bytes: u64) -> u64 {
-        let Options { pages, request_pages, page_max, .. } = self.options;
-        let wanted = (self.most_in_use / pages).max(bytes / request_pages);
-        let granules = if is_small { 1 } else { wanted.div_ceil(self.granule).max(1) };
-        (granules.next_power_of_two() * self.granule).min(page_max.max(self.granule))
+        if is_small {
+            return self.granule;
+        }
+        self.page_of(self.most_in_use).max(self.whole_page(bytes / self.options.request_pages))
+    }
+
+    /// Bytes of new pages where `in_use` bytes are in use.
+    pub(super) fn page_of(&self, in_use: u64) -> u64 {
+        self.whole_page(in_use / self.options.pages)
+    }
+
+    /// The page of at least so many bytes, or the largest.
+    fn whole_page(&self, bytes: u64) -> u64 {
+        let granules = bytes.div_ceil(self.granule).max(1).next_power_of_two();
+        granules.saturating_mul(self.granule).min(self.options.page_max.max(self.granule))
     }
 
     /// The unmapped blocks of a home, by address.
@@ -57,24 +69,43 @@ impl Lake {
         self.unmapped.range((shelf, 0)..=(shelf, Address::MAX)).map(|(_, &id)| id)
     }
 
-    /// The way to grow that maps the fewest bytes. `with_holes` says whether what is free before the
-    /// unmapped is used too.
+    /// The way to grow that maps the fewest bytes, outside of the window of a plan if that is possible.
+    /// `with_holes` says whether what is free before the unmapped is used too.
     pub(super) fn choose_growth(&self, search: &Search, with_holes: bool) -> Growth {
         let size = search.size;
-        let runs = self.unmapped_of(search).filter_map(|id| {
-            let Block { prev, size: unmapped, .. } = self.heap.blocks[id];
-            if !with_holes && unmapped < size {
-                return None;
-            }
-            let joins = with_holes && prev != NIL && self.heap.blocks[prev].is_free();
-            let start = if joins { prev } else { id };
-            let missing = self.missing_in(start, size)?;
-            let is_usable = !self.is_capturing() || self.is_clean(search, start);
-            is_usable.then_some(Growth { missing, start: Some(start), size })
+        let window = self.window();
+        let runs = self.unmapped_of(search).flat_map(|id| {
+            let block = self.heap.blocks[id];
+            let all = Part { address: block.address, size: block.size };
+            let in_window = window.as_ref().map_or(0, |window| window.common(&all));
+            let whole = self.run_from(search, id, with_holes).map(|growth| (in_window > 0, growth));
+            let end = window.filter(|_| in_window > 0).map(|window| window.end() - block.address);
+            let skipped = end.map(|bytes| bytes.next_multiple_of(self.granule));
+            let behind = skipped.filter(|&bytes| bytes + size <= block.size).map(|skipped| {
+                let missing = size.next_multiple_of(self.granule);
+                (false, Growth { missing, start: Some(id), skipped, size })
+            });
+            [whole, behind]
         });
         let missing = size.next_multiple_of(self.granule);
-        let anew = Growth { missing, start: None, size };
-        runs.min_by_key(|growth| growth.missing).unwrap_or(anew)
+        let anew = Growth { missing, start: None, skipped: 0, size };
+        let runs = runs.flatten();
+        let best = runs.min_by_key(|(in_window, growth)| (*in_window, growth.missing));
+        best.map_or(anew, |(_, growth)| growth)
+    }
+
+    /// The run of free and unmapped blocks that an unmapped one is in, if it is long enough.
+    fn run_from(&self, search: &Search, id: BlockId, with_holes: bool) -> Option<Growth> {
+        let Block { prev, size: unmapped, .. } = self.heap.blocks[id];
+        if !with_holes && unmapped < search.size {
+            return None;
+        }
+        let joins = with_holes && prev != NIL && self.heap.blocks[prev].is_free();
+        let start = if joins { prev } else { id };
+        let missing = self.missing_in(start, search.size)?;
+        let is_usable = !self.is_capturing() || self.is_clean(search, start);
+        let growth = Growth { missing, start: Some(start), skipped: 0, size: search.size };
+        is_usable.then_some(growth)
     }
 
     /// Bytes to be mapped for the run of free and unmapped blocks from `start` on; none if it is too short.
@@ -108,6 +139,11 @@ impl Lake {
         growth: Growth,
     ) -> Result<Option<BlockId>, DeviceError> {
         let start = match growth.start {
+            Some(start) if growth.skipped > 0 => {
+                let address = self.heap.blocks[start].address + growth.skipped;
+                let is_mapped = self.map_part(env, start, address, growth.size)?;
+                return Ok(is_mapped.then_some(start));
+            }
             Some(start) => start,
             None => match self.reserve_segment(env, search)? {
                 Some(start) => start,
@@ -143,7 +179,7 @@ impl Lake {
     }
 
     /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had.
-    fn reserve_segment(
+    pub(super) fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -176,6 +212,32 @@ impl Lake {
         Ok(Some(id))
     }
 
+    /// Maps `size` bytes of an unmapped block from `address` on, or a little more, as [`Lake::map_block`]
+    /// does. The block keeps its id.
+    pub(super) fn map_part(
+        &mut self,
+        env: &mut Env<'_>,
+        id: BlockId,
+        address: Address,
+        size: u64,
+    ) -> Result<bool, DeviceError> {
+        let Block { address: start, home, .. } = self.heap.blocks[id];
+        if address == start {
+            return self.map_block(env, id, size);
+        }
+        let id = self.cut_unmapped(id, address);
+        let result = self.map_block(env, id, size);
+        if !matches!(result, Ok(true)) {
+            // As it was.
+            let before = self.heap.blocks[id].prev;
+            self.unmapped.remove(&(home.shelf, address));
+            self.heap.absorb(id, before);
+            self.unmapped.insert((home.shelf, start), id);
+            self.drop_if_unmapped(env, id);
+        }
+        result
+    }
+
     /// Maps the first `size` bytes of an unmapped block, or a little more. The block becomes a free one,
     /// together with its free neighbours; the rest stays unmapped. False if the device has too little
     /// memory: then nothing is mapped.
@@ -188,44 +250,23 @@ impl Lake {
         let block = self.heap.blocks[id];
         let home = block.home;
         let page = self.page(home.is_small, size);
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(false) };
         let mapped = size.next_multiple_of(self.granule);
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(false) };
         let (device, limbo) = (&mut *env.device, &mut self.limbo);
         if let Err(error) = segment.map(device, limbo, block.address, mapped, page) {
             self.drop_if_unmapped(env, id);
             let is_short = matches!(error, DeviceError::OutOfMemory { .. });
             return if is_short { Ok(false) } else { Err(error) };
         }
-        self.unmapped.remove(&(home.shelf, block.address));
-        if mapped < block.size {
-            let rest = Block {
-                address: block.address + mapped,
-                size: block.size - mapped,
-                prev: NIL,
-                next: NIL,
-                ..block
-            };
-            let address = rest.address;
-            let rest = self.heap.blocks.insert(rest);
-            self.heap.blocks.link(id, rest, block.next);
-            self.unmapped.insert((home.shelf, address), rest);
-        }
-        let block = &mut self.heap.blocks[id];
-        (block.mapped, block.size) = (true, mapped);
-        let address = block.address;
-        self.heap.shelve(id);
-        self.held += mapped;
-        let stats = &mut self.beside.stats;
-        stats.reserved_bytes.increase(home.is_small, mapped);
-        stats.num_device_alloc += 1;
-        env.log(Action::SegmentMap, address, mapped, home.stream, PoolId::DEFAULT);
+        self.become_mapped(env, id, mapped);
         Ok(true)
     }
 
     /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.
     pub(super) fn drop_if_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
         let Some(&block) = self.heap.blocks.get(id) else { return };
-        if block.mapped || block.prev != NIL || block.next != NIL || block.is_stitched() {
+        let is_part = block.prev != NIL || block.next != NIL || block.planned;
+        if block.mapped || is_part || block.is_stitched() || self.segment_of(&block).stays {
             return;
         }
         self.unmapped.remove(&(block.home.shelf, block.address));

@@ -114,7 +114,7 @@ impl Lake {
             let block = &mut self.heap.blocks[id];
             (block.lent, block.requested) = (false, freed);
             let Block { address, size, home, .. } = *block;
-            self.stain(Part { address, size }, home.stream, stream, freed);
+            self.stain(Part { address, size }, home.stream, Some(stream), freed);
             self.heap.shelve(id);
         }
     }

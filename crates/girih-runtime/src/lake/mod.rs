@@ -1,47 +1,66 @@
 //! The lake: one owner of all addresses and pages of a device.
 //!
-//! What is free anywhere in the lake serves whoever asks. A request asks in turn for a hole of its own
-//! stream; for a *view* of holes, which shows pages of several places side by side; and for new pages. What
-//! is held is never more than the most that was ever in use, a little slack, and what lies at the ends of
-//! pages, for only whole pages can be shown elsewhere.
+//! What is free anywhere in the lake serves whoever asks. A request asks in turn for the place that a plan has for
+//! it; for a hole of its own stream; for a *view*, which shows pages of several places side by side; and for
+//! new pages. What is held is never more than the most that was ever in use, a little slack, and what lies at
+//! the ends of pages, for only whole pages can be shown elsewhere.
 //!
 //! ```text
-//!  allocate ─► round ─► best fit in the home of the stream ──found──► split ─► give
+//!  allocate ─► round ─► its place in the window of the plan ──free──► give
+//!                            │ none, taken                             ▲
+//!                            ▼                                         │
+//!                       best fit in the home of the stream ──found──► split
 //!                            │ none                                    ▲
 //!                            ▼                                         │
 //!          an idle view whose bytes are free ──────────────────────────┤
 //!          new pages, as long as little more is held than was in use ──┤
-//!          a new view of holes, and of new pages for what they lack ───┤
+//!          idle places that the plan does not want soon ───────────────┤
+//!          a new view of holes, idle places and what they lack ────────┤
 //!                            │ refused                                 │
 //!                            ▼                                         │
 //!          wait for frees, give everything back, try again ────────────┘
 //! ```
 //!
-//! It owns: the reservations and their pages (`pages`, `growth`), the blocks that tile them and the shelves
-//! of the free ones (`block`), the views (`views`, `lending`, `stitching`), who used which bytes last
-//! (`users`), frees on their way (`frees`), and giving back (`release`). Private pools, whose addresses a
-//! graph may have for ever, are not the lake's: a caching policy beside it serves them
-//! (`beside`), under one limit and one statistics.
+//! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
+//! shelves of the free ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
+//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`), who used which bytes last (`users`), frees
+//! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
+//! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
+//! statistics.
 
 mod block;
+mod cells;
+mod follow;
+mod follower;
 mod frees;
 mod growth;
+mod last_uses;
 mod lending;
+mod mapped;
 mod pages;
+mod places;
 mod release;
 mod stitching;
 mod users;
 mod view;
 mod views;
+mod window;
 
 use std::collections::BTreeMap;
 
-use girih_trace::{Action, PoolId, StreamId};
+use std::sync::Arc;
+
+use girih_plan::Plan;
+use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
 use self::block::{Heap, Home};
+use self::follow::Followed;
+pub use self::follow::Following;
+pub use self::follower::{EntryId, Follower};
 use self::pages::Segment;
 use self::users::Stains;
+pub(crate) use self::view::Live;
 use self::views::Views;
 use crate::beside::{self, Beside};
 use crate::caching::rounding::{MAX_REQUEST, SMALL_SIZE, round_size};
@@ -136,6 +155,13 @@ pub struct Lake {
     in_use: u64,
     /// The most that was ever so.
     most_in_use: u64,
+    /// The most bytes of pages that were ever held.
+    most_held: u64,
+    /// The plan that is followed.
+    followed: Option<Box<Followed>>,
+    /// The plan that is taken up at the first request.
+    first_plan: Option<Arc<Plan>>,
+    following: Following,
     /// Bytes of which pages are multiples: the device's granularity, once it was asked for memory.
     granule: u64,
     /// Serves the private pools. Its default pool stays empty.
@@ -161,6 +187,10 @@ impl Lake {
             held: 0,
             in_use: 0,
             most_in_use: 0,
+            most_held: 0,
+            followed: None,
+            first_plan: None,
+            following: Following::default(),
             granule: 2 << 20,
             beside: Beside::new(pools),
         }
@@ -174,7 +204,7 @@ impl Lake {
     }
 
     /// True while a graph is captured.
-    fn is_capturing(&self) -> bool {
+    pub(crate) fn is_capturing(&self) -> bool {
         self.beside.is_capturing()
     }
 
@@ -226,6 +256,14 @@ impl Lake {
         }
         let divisions = &self.beside.inner().config().roundup_power2_divisions;
         let size = round_size(request.size, divisions);
+        if self.first_plan.is_some() {
+            self.take_up_first(env);
+        }
+        if self.followed.is_some()
+            && let Some(block) = self.take_place(env, &request, size)
+        {
+            return Ok(self.give(env, block, &request));
+        }
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
         match self.heap.best_fit(home, size) {
@@ -251,6 +289,11 @@ impl Wrapper for Lake {
 
     fn name(&self) -> &'static str {
         "stitch"
+    }
+
+    fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
+        self.note_mark(mark.kind);
+        Wrapper::mark(&mut self.beside, env, mark)
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {

@@ -37,6 +37,8 @@ impl Page {
 pub(super) struct Segment {
     pub(super) base: Address,
     pub(super) size: u64,
+    /// It is not given back, whatever is mapped in it.
+    pub(super) stays: bool,
     /// Bytes of which pages are multiples: the device's granularity.
     granule: u64,
     /// For each granule up to the last that was ever mapped, the index of its page.
@@ -49,7 +51,7 @@ pub(super) struct Segment {
 impl Segment {
     pub(super) fn new(base: Address, size: u64, granule: u64) -> Segment {
         let (of_granule, pages, vacant) = (Vec::new(), Vec::new(), Vec::new());
-        Segment { base, size, granule, of_granule, pages, vacant }
+        Segment { base, size, stays: false, granule, of_granule, pages, vacant }
     }
 
     /// True if the byte at `address` lies in it.

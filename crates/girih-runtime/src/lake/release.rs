@@ -2,25 +2,35 @@
 
 use std::ops::Range;
 
-use girih_trace::{Action, PoolId};
-
 use super::Lake;
 use super::block::Block;
 use super::views::Part;
-use crate::chain::NIL;
 use crate::device::DeviceError;
 use crate::policy::{AllocError, BlockId, Env};
 
 impl Lake {
     /// Bytes of the whole pages that are free.
     pub(super) fn releasable_bytes(&self) -> u64 {
-        let free = self.heap.free_blocks().map(|id| &self.heap.blocks[id]);
-        free.map(|block| {
-            let Range { start, end } =
-                self.segment_of(block).whole_pages(block.address, block.size);
-            end.saturating_sub(start)
-        })
-        .sum()
+        let free = self.heap.free_blocks().map(|id| self.heap.blocks[id]);
+        let free =
+            free.map(|Block { address, size, segment, .. }| (segment, Part { address, size }));
+        let mut free: Vec<(u32, Part)> = free.chain(self.idle_places()).collect();
+        free.sort_unstable_by_key(|(_, part)| part.address);
+        // A page may lie on both sides of where a plan's window begins.
+        let runs =
+            free.chunk_by(|(one, part), (other, next)| one == other && part.end() == next.address);
+        let runs = runs.map(|run| {
+            let (segment, Part { address, .. }) = run[0];
+            (segment, Part { address, size: run.iter().map(|(_, part)| part.size).sum() })
+        });
+        runs.map(|(segment, part)| self.whole_bytes(segment, part)).sum()
+    }
+
+    /// Bytes of the whole pages in a part of a segment, all of which is mapped.
+    pub(super) fn whole_bytes(&self, segment: u32, part: Part) -> u64 {
+        let segment = self.segments[segment as usize].as_ref();
+        let whole = segment.map(|segment| segment.whole_pages(part.address, part.size));
+        whole.map_or(0, |Range { start, end }| end.saturating_sub(start))
     }
 
     /// Gives back all that is free, for a request of a private pool. False if there is nothing.
@@ -37,8 +47,15 @@ impl Lake {
     /// Gives back every whole page that is free. Waits first for those who may still use them; where that
     /// cannot be, in a capture, pages stay.
     pub(super) fn release_free(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
+        self.lend_all_places();
         let free: Vec<BlockId> = self.heap.free_blocks().collect();
-        free.into_iter().try_for_each(|id| self.release_pages(env, id))
+        free.into_iter().try_for_each(|id| self.release_pages(env, id))?;
+        if self.held == 0 {
+            self.begin_anew();
+        }
+        let unmapped: Vec<BlockId> = self.unmapped.values().copied().collect();
+        unmapped.into_iter().for_each(|id| self.drop_if_unmapped(env, id));
+        Ok(())
     }
 
     /// Gives back the pages that lie wholly inside a free block. What is left of it on both sides stays
@@ -57,20 +74,7 @@ impl Lake {
         for handle in segment.forget(start, size) {
             self.limbo.release(env.device, handle);
         }
-        self.heap.blocks[id].mapped = false;
-        let Block { prev, next, home, .. } = self.heap.blocks[id];
-        for neighbour in [prev, next] {
-            if neighbour != NIL && !self.heap.blocks[neighbour].mapped {
-                self.unmapped.remove(&(home.shelf, self.heap.blocks[neighbour].address));
-                self.heap.absorb(id, neighbour);
-            }
-        }
-        self.unmapped.insert((home.shelf, self.heap.blocks[id].address), id);
-        self.held -= size;
-        let stats = &mut self.beside.stats;
-        stats.reserved_bytes.decrease(home.is_small, size);
-        stats.num_device_free += 1;
-        env.log(Action::SegmentUnmap, start, size, home.stream, PoolId::DEFAULT);
+        self.become_unmapped(env, id);
         self.drop_if_unmapped(env, id);
         Ok(())
     }

@@ -93,7 +93,9 @@ impl Lake {
         let _ = self.limbo.settle(env.device);
         self.granule = env.device.granularity();
         if let Some(block) = self.take(env, search)? {
-            return Ok(self.give(env, block, &request));
+            let granted = self.give(env, block, &request);
+            self.take_back_places();
+            return Ok(granted);
         }
         let after = self.beside.stats.reserved_bytes.all.current.saturating_add(search.size);
         if self.beside.inner().config().throw_on_cudamalloc_oom
@@ -131,7 +133,23 @@ impl Lake {
             return Ok(Some(taken));
         }
         let growth = self.choose_growth(search, true);
-        self.grow_within(env, search, growth, u64::MAX)
+        if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
+            return Ok(Some(block));
+        }
+        if self.lend_all_places() { self.take_hole(env, search) } else { Ok(None) }
+    }
+
+    /// The smallest hole of the request's home that fits. None if there is none, or if it cannot be had now, in
+    /// a capture.
+    fn take_hole(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        match self.heap.best_fit(search.home, search.size) {
+            Some((id, _)) => self.take_off_shelf(env, search, id),
+            None => Ok(None),
+        }
     }
 
     /// Grows, if no more than `allowed` bytes are held then, and not more than the limit.
@@ -185,6 +203,12 @@ impl Lake {
         {
             return Ok(Some(block));
         }
+        if self.lend_places(search.size)
+            && let Some(block) = self.take_hole(env, search)?
+        {
+            return Ok(Some(block));
+        }
+        self.lend_all_places();
         self.stitch(env, search)
     }
 
@@ -203,8 +227,12 @@ impl Lake {
     }
 
     /// Bytes that may be held before holes are stitched.
-    fn allowed(&self, search: &Search) -> u64 {
-        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
+    pub(super) fn allowed(&self, search: &Search) -> u64 {
+        self.with_slack(self.most_in_use.max(self.in_use.saturating_add(search.size)))
+    }
+
+    /// Bytes that may be held where so many were in use.
+    pub(super) fn with_slack(&self, most: u64) -> u64 {
         most.saturating_add((most / self.options.slack).max(self.options.slack_min))
     }
 

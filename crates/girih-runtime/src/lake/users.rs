@@ -39,8 +39,8 @@ struct Stain {
     size: u64,
     /// The stream of their segment.
     own: StreamId,
-    /// The stream that used them last.
-    user: StreamId,
+    /// The stream that used them last; none if there were several.
+    user: Option<StreamId>,
     /// When it let go of them.
     freed: Stamp,
 }
@@ -76,7 +76,7 @@ impl Stains {
         let (mut latest, mut clean) = (0, part.size);
         for (stained, stain) in self.over(part) {
             clean -= stained.common(&part);
-            if stain.user != reader {
+            if stain.user != Some(reader) {
                 latest = latest.max(stain.freed);
             }
         }
@@ -88,7 +88,7 @@ impl Stains {
     }
 
     /// Bytes of `own` have been used by `user`, which let go of them with the free `freed`.
-    fn set(&mut self, part: Part, own: StreamId, user: StreamId, freed: Stamp) {
+    fn set(&mut self, part: Part, own: StreamId, user: Option<StreamId>, freed: Stamp) {
         let over: Vec<(Part, Stain)> = self.over(part).collect();
         for (old, stain) in over {
             self.stains.remove(&old.address);
@@ -96,7 +96,7 @@ impl Stains {
                 self.stains.insert(address, Stain { size, ..stain });
             }
         }
-        if user != own {
+        if user != Some(own) {
             self.stains.insert(part.address, Stain { size: part.size, own, user, freed });
         }
     }
@@ -122,7 +122,8 @@ impl Stains {
         let parts: Vec<(u64, u64)> =
             self.stains.iter().map(|(&at, stain)| (at, at + stain.size)).collect();
         let apart = parts.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-        let foreign = self.stains.values().all(|stain| stain.user != stain.own && stain.size > 0);
+        let foreign =
+            self.stains.values().all(|stain| stain.user != Some(stain.own) && stain.size > 0);
         let is_bounded = self.stains.len() <= STAINS_MAX;
         if apart && foreign && is_bounded { Ok(()) } else { Err(format!("{self:?} make no sense")) }
     }
@@ -186,15 +187,34 @@ impl Lake {
         Ok(true)
     }
 
-    /// Bytes of a block come back from `user`, which let go of them with the free `freed`.
-    pub(super) fn stain(&mut self, part: Part, own: StreamId, user: StreamId, freed: Stamp) {
-        if user == own && self.stains.stains.is_empty() {
+    /// Bytes of a block come back from `user`, or from several, who let go of them with the free `freed`.
+    pub(super) fn stain(
+        &mut self,
+        part: Part,
+        own: StreamId,
+        user: Option<StreamId>,
+        freed: Stamp,
+    ) {
+        if user == Some(own) && self.stains.stains.is_empty() {
             return;
         }
         self.stains.set(part, own, user, freed);
         if self.stains.stains.len() > STAINS_MAX {
             self.stains.blur(own, self.order.latest());
         }
+    }
+
+    /// Forgets the stains of a part of a free block, which keeps its own books from now on: its last free,
+    /// and whether others than its own stream have used it.
+    pub(super) fn cleaned(&mut self, part: Part, id: BlockId) -> (Stamp, bool) {
+        let block = &self.heap.blocks[id];
+        let (own, freed) = (block.home.stream, block.freed());
+        let is_blurred = self.stains.blurred.iter().any(|&(stream, _)| stream == own);
+        let is_stained = is_blurred || self.stains.over(part).next().is_some();
+        if is_stained {
+            self.stains.set(part, own, Some(own), freed);
+        }
+        (freed, is_stained)
     }
 
     /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if that cannot be now: a graph is being captured.
@@ -217,8 +237,8 @@ impl Lake {
     /// Every stain is of bytes that their stream's segment has mapped and that are not in use by it.
     pub(super) fn check_stains(&self) -> Result<(), String> {
         self.stains.check()?;
-        let free =
-            self.heap.blocks.iter().filter(|(_, block)| block.mapped && !block.is_stitched());
+        let is_tile = |block: &Block| block.mapped && !block.is_stitched() && !block.is_apart();
+        let free = self.heap.blocks.iter().filter(|(_, block)| is_tile(block));
         let is_lent =
             |block: &Block| block.lent || (!block.is_free() && block.user != block.home.stream);
         let free = free.filter(|(_, block)| is_lent(block) || !block.allocated);
@@ -266,7 +286,7 @@ mod tests {
     #[test]
     fn who_must_wait_depends_on_who_used_which_bytes_last() {
         let mut stains = Stains::default();
-        stains.set(part(5120, 1024), OWN, USER, 7);
+        stains.set(part(5120, 1024), OWN, Some(USER), 7);
         let of = block(9);
         assert_eq!(stains.latest(part(4096, 1024), &of, OWN), 0, "its own, not stained");
         assert_eq!(stains.latest(part(4096, 2048), &of, OWN), 7);
@@ -279,8 +299,8 @@ mod tests {
     #[test]
     fn what_the_owner_uses_again_is_stained_no_more() {
         let mut stains = Stains::default();
-        stains.set(part(4096, 4096), OWN, USER, 3);
-        stains.set(part(5120, 512), OWN, OWN, 4);
+        stains.set(part(4096, 4096), OWN, Some(USER), 3);
+        stains.set(part(5120, 512), OWN, Some(OWN), 4);
         assert_eq!(stains.stains.len(), 2);
         assert_eq!(stains.latest(part(5120, 512), &block(4), OWN), 0);
         assert_eq!(stains.latest(part(5632, 512), &block(4), OWN), 3);
@@ -289,7 +309,7 @@ mod tests {
     #[test]
     fn stains_that_are_blurred_make_everybody_wait() {
         let mut stains = Stains::default();
-        stains.set(part(5120, 1024), OWN, USER, 7);
+        stains.set(part(5120, 1024), OWN, Some(USER), 7);
         stains.blur(OWN, 8);
         assert!(stains.stains.is_empty() && !stains.is_empty());
         assert_eq!(stains.latest(part(4096, 512), &block(7), OWN), 7);

@@ -1,34 +1,78 @@
 //! Looking at the lake: segments with their blocks, and the walk that checks everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
-use girih_trace::{BlockState, PoolId};
+use girih_trace::{BlockState, PoolId, StreamId};
 
 use super::Lake;
 use super::block::Block;
 use super::pages::Segment;
+use super::views::Part;
 use crate::caching::rounding::MIN_BLOCK_SIZE;
 use crate::chain::NIL;
+use crate::device::Address;
 use crate::policy::{Backing, BlockId, BlockView, Policy, SegmentView};
 use crate::stats::Stats;
 use crate::wrapper::Wrapper;
 
+/// A block of the default pool that is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Live {
+    pub(crate) address: Address,
+    pub(crate) requested: u64,
+    pub(crate) stream: StreamId,
+}
+
 impl Lake {
+    /// Every block of the default pool that is alive, those included whose free waits for a stream.
+    pub(crate) fn live(&self) -> Vec<Live> {
+        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
+        let alive = blocks.filter(|block| !block.is_free() && !block.lent && !block.window);
+        alive
+            .map(|&Block { address, requested, user: stream, .. }| Live {
+                address,
+                requested,
+                stream,
+            })
+            .collect()
+    }
+
     fn block_view(&self, block: &Block) -> BlockView {
         let Block { address, size, requested, .. } = *block;
         if block.is_free() {
-            let Range { start, end } = self.segment_of(block).whole_pages(address, size);
-            let (whole, state) = (end.saturating_sub(start), BlockState::Inactive);
-            return BlockView { address, size, requested: 0, whole, state };
+            return self.idle_view(block.segment, Part { address, size });
         }
         let state = if block.allocated { BlockState::Allocated } else { BlockState::PendingFree };
         BlockView { address, size, requested, whole: 0, state }
     }
 
+    fn idle_view(&self, segment: u32, part: Part) -> BlockView {
+        let (whole, state) = (self.whole_bytes(segment, part), BlockState::Inactive);
+        BlockView { address: part.address, size: part.size, requested: 0, whole, state }
+    }
+
+    /// What lies in a part of a plan's window; `planned` are all blocks in places, by address.
+    fn places_view(&self, block: &Block, planned: &[&Block], views: &mut Vec<BlockView>) {
+        let first = planned.partition_point(|other| other.address < block.address);
+        let inside = planned[first..].iter().take_while(|other| other.address < block.end());
+        let mut at = block.address;
+        let idle = |from: Address, to: Address, views: &mut Vec<BlockView>| {
+            if from < to {
+                views.push(self.idle_view(block.segment, Part { address: from, size: to - from }));
+            }
+        };
+        for other in inside {
+            idle(at, other.address, views);
+            views.push(self.block_view(other));
+            at = other.end();
+        }
+        idle(at, block.end(), views);
+    }
+
     /// The first block of every segment, and every view in use, by address.
     fn heads(&self) -> Vec<BlockId> {
-        let heads = self.heap.blocks.iter().filter(|(_, block)| block.prev == NIL);
+        let tiles = self.heap.blocks.iter().filter(|(_, block)| !block.planned);
+        let heads = tiles.filter(|(_, block)| block.prev == NIL);
         let mut heads: Vec<BlockId> = heads.map(|(id, _)| id).collect();
         heads.sort_unstable_by_key(|&id| self.heap.blocks[id].address);
         heads
@@ -43,6 +87,9 @@ impl Lake {
     /// out, and so is what is lent. By address, private pools among them.
     pub(super) fn visit_all(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
         let mut seen: Vec<(SegmentView, Vec<BlockView>)> = Vec::new();
+        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
+        let mut planned: Vec<&Block> = blocks.filter(|block| block.planned).collect();
+        planned.sort_unstable_by_key(|block| block.address);
         for head in self.heads() {
             let first = self.heap.blocks[head];
             let mut flush = |views: &mut Vec<BlockView>| {
@@ -64,7 +111,9 @@ impl Lake {
             for id in self.chain(head) {
                 let block = &self.heap.blocks[id];
                 // What is lent is seen where it is used.
-                if block.mapped && !block.lent {
+                if block.window {
+                    self.places_view(block, &planned, &mut views);
+                } else if block.mapped && !block.lent {
                     views.push(self.block_view(block));
                 } else {
                     flush(&mut views);
@@ -92,7 +141,7 @@ impl Lake {
                 last_end = self.heap.blocks[id].end();
             }
         }
-        let blocks = self.heap.blocks.iter().count();
+        let blocks = self.heap.blocks.iter().filter(|(_, block)| !block.planned).count();
         if seen != blocks {
             return Err(format!("{blocks} blocks exist, {seen} are in segments"));
         }
@@ -100,6 +149,7 @@ impl Lake {
         self.check_pages()?;
         self.check_views()?;
         self.check_stains()?;
+        self.check_followed()?;
         self.check_waiting()?;
         self.check_counters()?;
         self.inner().inner().check().map_err(|fault| format!("private pools: {fault}"))
@@ -109,6 +159,9 @@ impl Lake {
         let block = &self.heap.blocks[id];
         if block.size == 0 || !block.address.is_multiple_of(MIN_BLOCK_SIZE) {
             return Err(format!("{id:?} is malformed: {block:?}"));
+        }
+        if block.window && (block.allocated || block.events > 0 || block.shared || block.lent) {
+            return Err(format!("{id:?} is in use and a window: {block:?}"));
         }
         if !block.mapped && !block.is_free() {
             return Err(format!("{id:?} is unmapped and in use: {block:?}"));
@@ -126,7 +179,8 @@ impl Lake {
         if next.prev != id || next.address != block.end() || !same {
             return Err(format!("{block:?} is not followed by {next:?}"));
         }
-        if block.is_free() && next.is_free() && block.mapped == next.mapped {
+        let are_free = block.is_free() && next.is_free() && block.mapped == next.mapped;
+        if are_free || (block.window && next.window) {
             return Err(format!("{block:?} and {next:?} should be one"));
         }
         Ok(())
@@ -135,7 +189,8 @@ impl Lake {
     /// Every segment has the pages that its blocks say, and they are all that is held.
     fn check_pages(&self) -> Result<(), String> {
         let mut mapped = BTreeMap::<u32, u64>::new();
-        for (_, block) in self.heap.blocks.iter().filter(|(_, block)| !block.is_stitched()) {
+        let is_tile = |block: &Block| !block.is_stitched() && !block.planned;
+        for (_, block) in self.heap.blocks.iter().filter(|(_, block)| is_tile(block)) {
             *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
         }
         let mut held = 0;
@@ -179,7 +234,7 @@ impl Lake {
         counted.add_change(&Stats::default(), Policy::stats(self.inner().inner()));
         let mut in_use = 0;
         for (_, block) in self.heap.blocks.iter() {
-            if block.mapped && !block.is_stitched() {
+            if block.mapped && !block.is_stitched() && !block.planned {
                 counted.reserved_bytes.increase(block.home.is_small, block.size);
             }
             let is_small = block.is_small();
@@ -187,7 +242,7 @@ impl Lake {
                 counted.allocation.increase(is_small, 1);
                 counted.allocated_bytes.increase(is_small, block.size);
             }
-            if !block.is_free() && !block.lent {
+            if !block.is_free() && !block.lent && !block.window {
                 counted.active.increase(is_small, 1);
                 counted.active_bytes.increase(is_small, block.size);
                 counted.requested_bytes.increase(is_small, block.requested);

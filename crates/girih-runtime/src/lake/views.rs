@@ -34,6 +34,11 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// The first byte behind it.
+    pub(super) fn end(&self) -> Address {
+        self.address + self.size
+    }
+
     /// Its first bytes, up to so many.
     #[inline]
     pub(super) fn first(&self, bytes: u64) -> Part {
@@ -48,6 +53,11 @@ impl Part {
     pub(super) fn common(&self, other: &Part) -> u64 {
         let end = (self.address + self.size).min(other.address + other.size);
         end.saturating_sub(self.address.max(other.address))
+    }
+
+    /// The bytes of both.
+    pub(super) fn both(&self, other: &Part) -> Part {
+        Part { address: self.address.max(other.address), size: self.common(other) }
     }
 
     /// What is left without another, before and after it.

@@ -11,7 +11,6 @@ use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
 use crate::hooked::{Hooked, Moment};
 use crate::lake::{self, Lake};
-use crate::planned::Planned;
 use crate::policy::{Env, Policy};
 use crate::sim::SimDevice;
 
@@ -33,53 +32,50 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
         Box::new(lake),
         Box::new(Gmlake::new(gmlake, native())),
         Box::new(Direct::new(native())),
-        changing_plans(seed, SimDevice::GRANULARITY),
-        auto(SimDevice::GRANULARITY),
+        changing_plans(seed),
+        auto(),
     ]
 }
 
 /// A lake, with expandable segments for private pools.
-fn lake() -> Box<dyn Policy> {
-    Box::new(Lake::of(Config { expandable_segments: true, ..Config::default() }))
+fn lake() -> Lake {
+    Lake::of(Config { expandable_segments: true, ..Config::default() })
 }
 
-/// A policy that follows `plan`, with a lake as its fallback.
-pub fn planned(plan: Plan, granularity: u64) -> Box<dyn Policy> {
-    Box::new(Planned::new(Arc::new(plan), lake(), granularity))
+/// A lake that follows `plan` from the first request on.
+pub fn planned(plan: Plan) -> Box<dyn Policy> {
+    Box::new(lake().with_plan(Arc::new(plan)))
 }
 
-/// A policy that begins without a plan and takes up another [`reckless_plan`], and now and then
-/// none, at every step.
-pub fn changing_plans(seed: u64, granularity: u64) -> Box<dyn Policy> {
+/// A lake that begins without a plan and takes up another [`reckless_plan`], and now and then none, at
+/// every step.
+pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
     let mut next = seed;
-    let planned = Planned::empty(lake(), granularity);
-    Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, moment| {
+    Box::new(Hooked::new(lake(), move |lake: &mut Lake, env: &mut Env<'_>, moment| {
         if moment == Moment::Mark {
             next += 1;
             if next.is_multiple_of(4) {
-                planned.unfollow(env)?;
+                lake.unfollow();
             } else {
-                planned.follow(env, Arc::new(reckless_plan(next)))?;
+                lake.follow(env, Arc::new(reckless_plan(next)))?;
             }
         }
         Ok(())
     }))
 }
 
-/// A policy that takes up one plan with its first operation and follows it from then on. The places
-/// are large, so that the arena is soon mapped, and what comes is small, so that much of it is idle:
-/// what has no place becomes a guest.
-pub fn with_guests(seed: u64, granularity: u64) -> Box<dyn Policy> {
+/// A lake that takes up one plan with its first operation and follows it from then on. The places are
+/// large, and what comes is small: much of the window is idle, and lent.
+pub fn with_idle_places(seed: u64) -> Box<dyn Policy> {
     let mut plan = reckless_plan(seed);
     for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
         entry.size_max = 16 << 20;
     }
     let mut plan = Some(Arc::new(plan));
-    let planned = Planned::empty(lake(), granularity);
-    Box::new(Hooked::new(planned, move |planned: &mut Planned, env: &mut Env<'_>, _| {
+    Box::new(Hooked::new(lake(), move |lake: &mut Lake, env: &mut Env<'_>, _| {
         // A refusal leaves everything as it was: the next operation tries again.
         if let Some(next) = &plan
-            && planned.follow(env, Arc::clone(next)).is_ok()
+            && lake.follow(env, Arc::clone(next)).is_ok()
         {
             plan = None;
         }
@@ -88,8 +84,8 @@ pub fn with_guests(seed: u64, granularity: u64) -> Box<dyn Policy> {
 }
 
 /// A policy that learns its plan, at once.
-pub fn auto(granularity: u64) -> Box<dyn Policy> {
-    let mut auto = Auto::new(lake(), granularity);
+pub fn auto() -> Box<dyn Policy> {
+    let mut auto = Auto::new(lake());
     auto.set_planning(Planning::AtOnce);
     Box::new(auto)
 }
@@ -126,6 +122,7 @@ pub fn reckless_plan(seed: u64) -> Plan {
         arena_bytes: 64 * MIB,
         persistent_bytes: 64 * MIB,
         lower_bound: 0,
+        in_use: 0,
         peak: 64 * MIB,
         proven: false,
         planner: "chance".to_owned(),

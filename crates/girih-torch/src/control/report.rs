@@ -103,10 +103,7 @@ struct Following {
     hit_bytes: u64,
     misses: u64,
     miss_bytes: u64,
-    guests: u64,
-    guest_bytes: u64,
     waits: u64,
-    fallback_reserved_peak: u64,
 }
 
 /// What a plan amounts to: of the steady iteration, with what stays across iterations.
@@ -163,10 +160,7 @@ fn look(state: &mut State) -> Report {
         hit_bytes: f.hit_bytes,
         misses: f.misses,
         miss_bytes: f.miss_bytes,
-        guests: f.guests,
-        guest_bytes: f.guest_bytes,
         waits: f.waits,
-        fallback_reserved_peak: f.fallback_reserved_peak,
     });
     Report {
         device: state.ordinal as i32,

@@ -292,7 +292,7 @@ impl State {
             self.watches_fit = false;
             self.warn(format!(
                 "device {}: the plan does not fit this run: {misses} of {} requests had no place \
-                 in it and were served as by expandable segments. Was it made of another model, \
+                 in it and were served without one. Was it made of another model, \
                  batch or rank? This run learns a plan of its own; the next one should begin with \
                  one that fits: make it again with the mode `profile`, or use the mode `auto`.",
                 self.ordinal,

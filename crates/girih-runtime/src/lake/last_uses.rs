@@ -1,4 +1,4 @@
-//! Who used each cell of the arena last.
+//! Who used each cell of the window last.
 //!
 //! The plan lets a stream use bytes that another one has used; then the later one waits
 //! ([`order`](crate::order)). For that, each cell knows which stream's block was freed last in it, and as which
@@ -19,57 +19,80 @@ use crate::order::{Order, Stamp};
 
 /// The last use of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Use {
-    stream: StreamId,
-    freed: Stamp,
+pub(super) struct Use {
+    /// None if there were several: everybody waits.
+    pub(super) stream: Option<StreamId>,
+    /// 0 if nobody has used it.
+    pub(super) freed: Stamp,
 }
 
-/// Nobody has used the cell.
-const UNUSED: Use = Use { stream: StreamId(0), freed: 0 };
+impl Use {
+    /// The last use by a stream, or by several.
+    pub(super) fn of(stream: Option<StreamId>, freed: Stamp) -> Use {
+        Use { stream, freed }
+    }
+}
+
 /// No entry.
 const NONE: u32 = u32::MAX;
 
 /// What was freed last in each cell. See the [module](self).
-#[derive(Default)]
+#[derive(Debug)]
 pub(super) struct LastUses {
     /// By cell. One that is taken keeps it until it is freed again. Empty until there is a second stream.
     last: Vec<Use>,
-    /// The stream that blocks are allocated for, as long as there is one alone.
-    only: Option<StreamId>,
-    /// There have been several.
-    has_several: bool,
+    /// The stream that all cells belong to as long as there is no other.
+    first: StreamId,
 }
 
 impl LastUses {
-    /// Notes that blocks are allocated for `stream`. With the second stream, all `cells` of the arena
-    /// count as used by the first: until then nobody has kept a record.
+    /// Of cells that one stream alone has used.
+    pub(super) fn of(first: StreamId) -> LastUses {
+        LastUses { last: Vec::new(), first }
+    }
+
+    /// Notes that a block is given to `stream`. With the second stream, all `cells` count as used by the
+    /// first: until then nobody has kept a record.
     #[inline]
     pub(super) fn see(&mut self, stream: StreamId, cells: usize, order: &mut Order) {
-        if !self.has_several && self.only != Some(stream) {
-            self.add_stream(stream, cells, order);
+        if stream != self.first && self.is_trivial() {
+            self.begin(cells, order.free());
         }
     }
 
     #[cold]
-    fn add_stream(&mut self, stream: StreamId, cells: usize, order: &mut Order) {
-        if let Some(first) = self.only.replace(stream) {
-            self.has_several = true;
-            self.last = vec![Use { stream: first, freed: order.free() }; cells];
-        }
+    fn begin(&mut self, cells: usize, freed: Stamp) {
+        self.last = vec![Use { stream: Some(self.first), freed }; cells];
     }
 
-    /// True if the program has used one stream at most: then all order is free.
+    /// True if one stream at most has used the cells: then all order is free.
     #[inline]
     pub(super) fn is_trivial(&self) -> bool {
-        !self.has_several
+        self.last.is_empty()
     }
 
     /// A block of `stream` in the cells of `span` was let go of with the free `freed`.
     #[inline]
     pub(super) fn free(&mut self, span: Span, stream: StreamId, freed: Stamp) {
-        if self.has_several {
-            self.last[span.range()].fill(Use { stream, freed });
+        if !self.is_trivial() {
+            self.last[span.range()].fill(Use { stream: Some(stream), freed });
         }
+    }
+
+    /// The cells of `span`, of which there are `cells` in all, come back from elsewhere. `latest` is the last
+    /// free of all.
+    pub(super) fn set(&mut self, span: Span, last: Use, cells: usize, latest: Stamp) {
+        if self.is_trivial() && last.stream != Some(self.first) {
+            self.begin(cells, latest);
+        }
+        if !self.is_trivial() {
+            self.last[span.range()].fill(last);
+        }
+    }
+
+    /// The last uses of cells; none as long as there is one stream alone.
+    pub(super) fn of_cells(&self, span: Span) -> Option<&[Use]> {
+        self.last.get(span.range())
     }
 
     /// The last free that `stream` must come after before it uses the cells of `span`: of blocks of other
@@ -77,23 +100,14 @@ impl LastUses {
     #[inline]
     pub(super) fn latest(&self, span: Span, stream: StreamId) -> Stamp {
         let last = self.last.get(span.range()).unwrap_or_default();
-        let others = last.iter().filter(|last| last.stream != stream);
+        let others = last.iter().filter(|last| last.stream != Some(stream));
         others.map(|last| last.freed).max().unwrap_or(0)
-    }
-
-    /// Begins anew for an arena of so many `cells`, of which none was used: the host has waited for
-    /// everything.
-    pub(super) fn restart(&mut self, cells: usize) {
-        self.last.clear();
-        if self.has_several {
-            self.last.resize(cells, UNUSED);
-        }
     }
 }
 
 /// For each entry of the plan, over all sequences in order: whether one of its cells is next used
 /// by another stream, so that events are recorded when its block is freed. `spans` are the cells of
-/// the entries in the arena, of which there are `cells`.
+/// the entries in the window, of which there are `cells`.
 pub(super) fn fenced_entries(plan: &Plan, cells: usize, spans: &[Option<Span>]) -> Vec<bool> {
     let mut fenced = vec![false; spans.len()];
     let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);

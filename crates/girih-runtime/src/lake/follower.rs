@@ -37,7 +37,7 @@ const STRETCH: u64 = 4;
 const END: u32 = u32::MAX;
 
 /// What is compared with a request. 24 bytes, so that a plan of 100,000 entries stays in cache.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Expected {
     /// The range of sizes that are taken for this place.
     accepts: (u64, u64),
@@ -57,13 +57,14 @@ impl Expected {
 }
 
 /// A second position, and how often in a row it has kept up.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Alternative {
     at: u32,
     kept_up: u32,
 }
 
 /// Follows a plan.
+#[derive(Debug)]
 pub struct Follower {
     entries: Vec<Expected>,
     sequences: Vec<Span>,
@@ -82,6 +83,7 @@ pub struct Follower {
 }
 
 /// A sequence among the entries.
+#[derive(Debug)]
 struct Span {
     role: Role,
     start: u32,
@@ -342,6 +344,7 @@ mod tests {
             arena_bytes: 0,
             persistent_bytes: 0,
             lower_bound: 0,
+            in_use: 0,
             peak: 0,
             proven: true,
             planner: String::new(),

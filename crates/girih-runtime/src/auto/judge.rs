@@ -1,0 +1,366 @@
+//! The judge: when a plan is made, followed, kept and dropped.
+//!
+//! ```text
+//!              two alike            a plan comes           MISFITS_MAX misfits in a row
+//!  learning ─────────────► waiting ──────────────► following ─────────────────────────► learning
+//!      ▲                      │ nothing repeats      │  ▲
+//!      └──────────────────────┘              misfit  ▼  │ a plan with room for it
+//!                                                  watching
+//! ```
+//!
+//! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
+//!   made of all.
+//! - *Following*: nothing is recorded, and an iteration *fits* if at most one byte in [`Options::misfit`] that
+//!   was asked for has no place in the plan. After [`Options::proof`] that fitted the plan is kept for the next launch.
+//! - *Watching*: an iteration did not fit. The next ones are recorded, and those that do not fit join the
+//!   recording; the next plan has room for them.
+//!
+//! A plan holds no more than no plan would ([`lake`](crate::lake)), so little depends on this: a plan that does not fit
+//! costs the time in which places are tried in vain. Plans after the first are held back for twice as many
+//! iterations each time, so that a run that always varies is not planned for ever.
+//!
+//! Without marks an iteration is as many requests as the plan has in one, and a recording is tried for
+//! repetition whenever it has grown by a third.
+
+use std::sync::Arc;
+
+use girih_plan::Plan;
+use girih_trace::MarkKind;
+
+use super::Switch;
+use super::recorder::Recorder;
+use super::recording::Kind;
+use crate::lake::{Following, Lake};
+
+/// How plans are judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// An iteration fits a plan if at most one byte in so many has no place in it.
+    pub misfit: u64,
+    /// A plan is dropped once so many iterations in a row did not fit. One may be an evaluation.
+    pub misfits_max: u32,
+    /// A plan is kept once so many iterations in a row did.
+    pub proof: u32,
+    /// Iterations that may join the recording, after a plan was taken up and after one that did not fit.
+    pub watched: u32,
+    /// A plan is held back for so many iterations at most.
+    pub held_back_max: u64,
+    /// Without marks: requests before a recording is tried for the first time.
+    pub first_try: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            misfit: 50,
+            misfits_max: 2,
+            proof: 3,
+            watched: 8,
+            held_back_max: 32,
+            first_try: 2048,
+        }
+    }
+}
+
+/// Iterations before the first plan: the first differs, and two must be alike.
+const FIRST_PLAN: u64 = 3;
+/// Two iterations are alike if one has at most one request in so many more.
+const ALIKE: u64 = 5;
+/// Without marks: the recording must have become so many times as long since its iterations were
+/// first found.
+const CONFIRMED: u64 = 3;
+/// Without marks: a plan's iteration is as long as before if it differs by one request in so many.
+const SAME_LENGTH: usize = 20;
+
+/// What a plan that is not followed yet would have given in an iteration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Seen {
+    /// There is no such plan.
+    Nothing,
+    /// It came in the middle of the iteration.
+    Part,
+    /// The bytes that would have had their place, and those that would not.
+    All(u64, u64),
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Verdict {
+    /// A plan is wanted of what was recorded.
+    pub(super) wants_plan: bool,
+    /// The plan that is followed goes.
+    pub(super) drops_plan: bool,
+    /// The plan has shown that it fits.
+    pub(super) is_proven: bool,
+    /// The plan that is not followed yet would have fitted: it may be.
+    pub(super) takes_up: bool,
+}
+
+/// Where the run stands. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Judge {
+    options: Options,
+    /// The kind of mark that begins an iteration; none was seen yet.
+    boundary: Option<MarkKind>,
+    /// Iterations that have begun.
+    steps: u64,
+    /// Requests of the default pool.
+    requests: u64,
+    /// Requests when the iteration began, and in the one before.
+    began_at: u64,
+    last: u64,
+    /// What had been found and missed when the iteration began.
+    began: Following,
+    /// Iterations in a row that fitted the plan, and that did not.
+    fits: u32,
+    misfits: u32,
+    /// The plan is known to fit.
+    is_proven: bool,
+    /// Iterations that may still join the recording.
+    watched: u32,
+    /// Iterations that did not fit have joined the recording.
+    has_misfits: bool,
+    /// No plan is wanted before so many iterations; without marks, requests.
+    not_before: u64,
+    /// How long the plan after the next is held back.
+    held_back: u64,
+    /// Without marks: requests of an iteration of the plan.
+    iteration: u64,
+    /// Without marks: the request with which the recording began.
+    recorded_from: u64,
+    /// Without marks: the requests of an iteration as they were first found, and the length of the
+    /// recording then.
+    found: Option<(usize, u64)>,
+}
+
+impl Judge {
+    /// A judge of a run that begins. `has_plan` if one of an earlier run is followed, which has shown
+    /// there that it fits.
+    pub(super) fn new(options: Options, has_plan: bool) -> Judge {
+        Judge {
+            options,
+            boundary: None,
+            steps: 0,
+            requests: 0,
+            began_at: 0,
+            last: 0,
+            began: Following::default(),
+            fits: 0,
+            misfits: 0,
+            is_proven: has_plan,
+            watched: options.watched,
+            has_misfits: false,
+            not_before: options.first_try,
+            held_back: 1,
+            iteration: 1,
+            recorded_from: 0,
+            found: None,
+        }
+    }
+
+    /// True if a mark of this kind begins an iteration: steps, and where none are marked, the
+    /// optimizer's.
+    pub(super) fn is_boundary(&mut self, kind: MarkKind) -> bool {
+        match (kind, self.boundary) {
+            (MarkKind::Step | MarkKind::Optimizer, None)
+            | (MarkKind::Step, Some(MarkKind::Optimizer)) => {
+                self.boundary = Some(kind);
+                (self.steps, self.not_before) = (0, FIRST_PLAN);
+                true
+            }
+            (kind, Some(boundary)) => kind == boundary,
+            (_, None) => false,
+        }
+    }
+
+    /// The kind of mark that begins an iteration, if one was seen.
+    pub(super) fn boundary(&self) -> Option<MarkKind> {
+        self.boundary
+    }
+
+    /// True if the program marks where iterations begin.
+    pub(super) fn is_marked(&self) -> bool {
+        self.boundary.is_some()
+    }
+
+    /// Where the run stands, as a change of plans is remembered.
+    pub(super) fn switch(&self) -> Switch {
+        Switch { step: self.steps, requests: self.requests }
+    }
+
+    /// Notes a request of the default pool. True if the program marks nothing and it is time to
+    /// [look](Judge::look).
+    #[inline]
+    pub(super) fn note(&mut self) -> bool {
+        self.requests += 1;
+        self.boundary.is_none() && self.requests >= self.not_before
+    }
+
+    /// True if a plan is to be followed: something repeats in it. Without marks the same must have
+    /// been found when the recording was much shorter, for microbatches repeat as well as steps do;
+    /// or it takes the place of a plan whose iteration is no longer.
+    pub(super) fn trusts(&mut self, plan: &Plan, present: Option<&Arc<Plan>>) -> bool {
+        if plan.steady().is_none() {
+            self.found = None;
+            return false;
+        }
+        self.iteration = (plan.iteration_requests() as u64).max(1);
+        (self.fits, self.misfits, self.is_proven) = (0, 0, false);
+        if self.is_marked() {
+            return true;
+        }
+        let (length, now) = (plan.iteration_requests(), self.requests - self.recorded_from);
+        let present = present.map_or(0, |present| present.iteration_requests());
+        if present > 0 && length >= present {
+            self.not_before = self.requests + self.iteration;
+            return true;
+        }
+        let (found, at) = *self.found.get_or_insert((length, now));
+        if found.abs_diff(length) * SAME_LENGTH > length {
+            self.found = Some((length, now));
+            return false;
+        }
+        let is_confirmed = now >= CONFIRMED * at;
+        if is_confirmed {
+            self.not_before = self.requests + self.iteration;
+        }
+        is_confirmed
+    }
+
+    /// True if the iteration that begins is to be recorded.
+    pub(super) fn records(&self, has_plan: bool) -> bool {
+        !has_plan || self.watched > 0
+    }
+
+    /// A plan was taken up.
+    pub(super) fn take_up(&mut self, lake: &Lake) {
+        (self.fits, self.misfits, self.has_misfits) = (0, 0, false);
+        self.watched = self.options.watched;
+        self.began = lake.following();
+    }
+
+    /// Another plan is held back for a while, and the one after it for longer.
+    fn hold_back(&mut self, now: u64) {
+        self.not_before = now + self.held_back;
+        self.held_back = (2 * self.held_back).min(self.options.held_back_max);
+    }
+
+    /// True if the iteration that has ended fits the plan that was followed, or would have fitted the one that was
+    /// not. None if that cannot be told.
+    fn has_fitted(&self, lake: &Lake, seen: Seen) -> Option<bool> {
+        let (found, missed) = match seen {
+            Seen::All(found, missed) => (found, missed),
+            Seen::Part => return None,
+            Seen::Nothing => {
+                // A place that cannot be had now is no fault of the plan.
+                let found = |of: &Following| of.hit_bytes + of.refused_bytes;
+                let missed = |of: &Following| of.miss_bytes - of.refused_bytes;
+                let now = lake.following();
+                (found(&now) - found(&self.began), missed(&now) - missed(&self.began))
+            }
+        };
+        Some(found > 0 && missed.saturating_mul(self.options.misfit) <= found + missed)
+    }
+
+    /// An iteration has ended. `seen` is what the plan that is not followed yet would have given; `is_free` says that
+    /// no plan is being made.
+    pub(super) fn end_iteration(
+        &mut self,
+        lake: &Lake,
+        seen: Seen,
+        recorder: &mut Recorder,
+        is_free: bool,
+    ) -> Verdict {
+        let is_due = is_free && self.steps >= self.not_before;
+        // What comes before the first iteration belongs to every recording.
+        let is_opening = self.steps == 0;
+        if is_opening || (seen == Seen::Nothing && lake.plan().is_none()) {
+            let kind = if is_opening { Kind::Opening } else { Kind::Iteration };
+            let is_kept = recorder.keep(kind);
+            let count = self.requests - self.began_at;
+            let is_alike = count.abs_diff(self.last) * ALIKE <= count.max(self.last);
+            let wants_plan = !is_opening && is_alike && is_due && is_kept;
+            if wants_plan {
+                self.hold_back(self.steps);
+            }
+            return Verdict { wants_plan, ..Verdict::default() };
+        }
+        let Some(fits) = self.has_fitted(lake, seen) else {
+            recorder.keep(Kind::Iteration);
+            return Verdict::default();
+        };
+        if fits {
+            recorder.drop_iteration();
+        } else {
+            self.has_misfits |= recorder.keep(Kind::Misfit);
+        }
+        let mut verdict = self.judge(fits, seen != Seen::Nothing);
+        if self.watched == 0 {
+            recorder.stop();
+        }
+        if self.has_misfits && is_due {
+            (self.has_misfits, verdict.wants_plan) = (false, true);
+            self.hold_back(self.steps);
+        }
+        verdict
+    }
+
+    /// Judges an iteration that has a plan, which is followed or only seen.
+    fn judge(&mut self, fits: bool, is_seen: bool) -> Verdict {
+        if fits {
+            (self.fits, self.misfits) = (self.fits + 1, 0);
+            self.watched = self.watched.saturating_sub(1);
+        } else {
+            (self.fits, self.misfits) = (0, self.misfits + 1);
+            self.watched = self.options.watched;
+        }
+        let is_proven = self.fits == self.options.proof && !self.is_proven;
+        self.is_proven |= is_proven;
+        let drops_plan = self.misfits >= self.options.misfits_max;
+        if drops_plan {
+            self.misfits = 0;
+        }
+        let takes_up = is_seen && fits && !drops_plan;
+        Verdict { wants_plan: false, drops_plan, is_proven, takes_up }
+    }
+
+    /// The next iteration begins.
+    pub(super) fn begin_iteration(&mut self, lake: &Lake) {
+        self.last = self.requests - self.began_at;
+        self.began_at = self.requests;
+        self.began = lake.following();
+        self.steps += 1;
+    }
+
+    /// Without marks: a recording begins in the middle of the run.
+    pub(super) fn record_anew(&mut self) {
+        (self.recorded_from, self.found) = (self.requests, None);
+        self.not_before = self.requests + self.options.first_try;
+    }
+
+    /// Without marks: the recording has grown by a third, or an iteration is over.
+    pub(super) fn look(
+        &mut self,
+        lake: &Lake,
+        seen: Seen,
+        recorder: &mut Recorder,
+        is_free: bool,
+    ) -> Verdict {
+        if seen == Seen::Nothing && lake.plan().is_none() {
+            self.not_before = self.requests + (self.requests - self.recorded_from) / 3;
+            let wants_plan = recorder.is_on() && is_free;
+            return Verdict { wants_plan, ..Verdict::default() };
+        }
+        self.not_before = self.requests + self.iteration;
+        let Some(fits) = self.has_fitted(lake, seen) else { return Verdict::default() };
+        let verdict = self.judge(fits, seen != Seen::Nothing);
+        if self.is_proven {
+            recorder.forget();
+        } else if !fits && !recorder.is_on() {
+            recorder.restart(true);
+            self.record_anew();
+        }
+        self.began = lake.following();
+        verdict
+    }
+}

@@ -1,0 +1,398 @@
+//! Following a plan: a preference for one place before all others.
+//!
+//! ```text
+//!  request ─► follower ─► an entry of the plan ─► its place in the window ─► free now? ─► given     hit
+//!                       └ none, too small, not free, or too much to be mapped ─► the next in turn   miss
+//! ```
+//!
+//! A plan is a hint: a place is given only if no live block has any of its bytes, and a stream gets bytes of
+//! another only after it. Whatever the plan says, no more is held than without it, but for the pages that its
+//! places touch within the bound.
+//!
+//! To take a plan up is to lay a window over addresses of the stream that it asks for most; to drop it is to
+//! cede the window. Blocks stay where they are, ids stay valid, nothing is mapped and nobody waits.
+
+use std::sync::Arc;
+
+use girih_plan::Plan;
+use girih_trace::{MarkKind, StreamId};
+
+use super::block::{Block, Home};
+use super::cells::Span;
+use super::places::Places;
+use super::views::Part;
+use super::window::Window;
+use super::{Follower, Lake, Search};
+use crate::chain::NIL;
+use crate::device::Address;
+use crate::policy::{AllocError, BlockId, Env, Request};
+
+/// Idle cells are lent that the plan does not want within so many requests, or within so many, or so many.
+const AHEAD: [usize; 3] = [4096, 512, 64];
+/// After so many misses in a row nobody knows what the plan will want.
+const LOST: u32 = 64;
+
+/// How well plans were followed: what happened while there was one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Following {
+    /// Requests that were given their place.
+    pub hits: u64,
+    /// Bytes requested by them.
+    pub hit_bytes: u64,
+    /// Requests that had no place or could not have it, those of private pools left out.
+    pub misses: u64,
+    /// Bytes requested by them.
+    pub miss_bytes: u64,
+    /// Bytes of those of them that had a place, which was taken or lacked pages.
+    pub refused_bytes: u64,
+    /// Waits of one stream for another that were put on the device.
+    pub waits: u64,
+}
+
+impl Following {
+    /// A request of `size` bytes was given its place, or something else.
+    #[inline]
+    fn note(&mut self, is_hit: bool, size: u64) {
+        let (count, bytes) = match is_hit {
+            true => (&mut self.hits, &mut self.hit_bytes),
+            false => (&mut self.misses, &mut self.miss_bytes),
+        };
+        *count += 1;
+        *bytes += size;
+    }
+}
+
+/// Where a window could lie.
+#[derive(Clone, Copy, Debug)]
+struct Site {
+    base: Address,
+    /// A block of the segment.
+    near: BlockId,
+    /// Bytes of it that are in use.
+    in_use: u64,
+    /// Bytes of it that have no pages.
+    unmapped: u64,
+}
+
+/// A plan that is followed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    plan: Arc<Plan>,
+    follower: Follower,
+    places: Places,
+    window: Window,
+    /// Misses in a row.
+    lost: u32,
+    /// All idle places were ceded, and are still.
+    has_lent_all: bool,
+}
+
+impl Lake {
+    /// A lake that follows `plan` from the first request on. The plan must have passed
+    /// [`girih_plan::verify()`]: places that leave the window would otherwise be found out only when
+    /// they are asked for.
+    #[must_use]
+    pub fn with_plan(mut self, plan: Arc<Plan>) -> Lake {
+        self.first_plan = Some(plan);
+        self
+    }
+
+    /// The plan that is followed, if one is.
+    pub fn plan(&self) -> Option<&Arc<Plan>> {
+        self.first_plan.as_ref().or(self.followed.as_ref().map(|followed| &followed.plan))
+    }
+
+    /// How well plans were followed so far.
+    pub fn following(&self) -> Following {
+        Following { waits: self.order.waits(), ..self.following }
+    }
+
+    /// Follows `plan` from now on, from the beginning of its steady iteration (of its first sequence if it
+    /// has none), instead of the one that was followed. The plan must have passed
+    /// [`girih_plan::verify()`]. False, and no plan is followed, if it has no places, or there are no
+    /// addresses for them.
+    ///
+    /// # Errors
+    /// Those of the device, which is asked for addresses. No plan is followed then.
+    pub fn follow(&mut self, env: &mut Env<'_>, plan: Arc<Plan>) -> Result<bool, AllocError> {
+        self.unfollow();
+        let is_first = self.held == 0 && self.most_in_use == 0;
+        self.lay(env, plan, is_first)
+    }
+
+    /// Drops the plan that is followed, if one is.
+    pub fn unfollow(&mut self) {
+        self.first_plan = None;
+        if let Some(followed) = self.followed.take() {
+            self.segments[followed.window.segment as usize]
+                .iter_mut()
+                .for_each(|s| s.stays = false);
+            self.cede_held(followed.window);
+        }
+    }
+
+    /// Nothing is held any more: the plan that is followed begins anew with the next request.
+    pub(super) fn begin_anew(&mut self) {
+        let plan = self.followed.as_ref().map(|followed| Arc::clone(&followed.plan));
+        if plan.is_some() {
+            self.unfollow();
+            self.first_plan = plan;
+        }
+    }
+
+    /// Takes up the plan that came before the first request. What is refused costs the plan.
+    #[cold]
+    pub(super) fn take_up_first(&mut self, env: &mut Env<'_>) {
+        if let Some(plan) = self.first_plan.take() {
+            let _ = self.lay(env, plan, true);
+        }
+    }
+
+    /// Finds where in the plan the program is by its latest requests, the newest first.
+    pub(crate) fn locate(&mut self, recent: &[(u64, StreamId)]) {
+        let Some(followed) = &mut self.followed else { return };
+        for &(size, stream) in recent.iter().rev() {
+            followed.follower.follow(size, stream);
+        }
+    }
+
+    /// Lays the window of a plan.
+    fn lay(
+        &mut self,
+        env: &mut Env<'_>,
+        plan: Arc<Plan>,
+        is_first: bool,
+    ) -> Result<bool, AllocError> {
+        let (places, cells) = Places::of(&plan, is_first);
+        let Some(stream) = main_stream(&plan).filter(|_| cells.bytes() > 0) else {
+            return Ok(false);
+        };
+        self.granule = env.device.granularity();
+        let home = self.heap.home(stream, false);
+        if self.first_tile(home).is_none() {
+            let search = Search { size: cells.bytes(), home };
+            self.reserve_segment(env, &search)?;
+        }
+        let Some(Site { base, near, .. }) = self.find_site(home, cells.bytes()) else {
+            return Ok(false);
+        };
+        let segment = self.heap.blocks[near].segment;
+        self.segments[segment as usize].iter_mut().for_each(|segment| segment.stays = true);
+        let page = self.page_of(cells.bytes().max(self.most_in_use));
+        let foreseen = if is_first { self.foreseen(&plan, cells.bytes()) } else { 0 };
+        let mut window = Window::new(home, segment, base, cells, near, page, foreseen);
+        self.gather_in(&mut window);
+        let mut follower = Follower::new(&plan);
+        if !is_first {
+            follower.join();
+        }
+        self.followed = Some(Box::new(Followed {
+            plan,
+            follower,
+            places,
+            window,
+            lost: 0,
+            has_lent_all: false,
+        }));
+        Ok(true)
+    }
+
+    /// Bytes that a plan of so many bytes of places is trusted with while it is followed from the first request on.
+    fn foreseen(&self, plan: &Plan, bytes: u64) -> u64 {
+        self.with_slack(if plan.is_tight() { bytes } else { plan.in_use.min(bytes) })
+    }
+
+    /// The first block of the segment of a home.
+    fn first_tile(&self, home: Home) -> Option<BlockId> {
+        let blocks = self.heap.blocks.iter();
+        let tiles = blocks.filter(|(_, block)| block.home == home && !block.is_stitched());
+        let heads = tiles.filter(|(_, block)| !block.planned && block.prev == NIL);
+        heads.map(|(id, block)| (block.address, id)).min().map(|(_, id)| id)
+    }
+
+    /// Where in the segment of a home a window of so many bytes has the least in its way. None if it has too few
+    /// addresses.
+    fn find_site(&self, home: Home, bytes: u64) -> Option<Site> {
+        let near = self.first_tile(home)?;
+        let segment = self.segment_of(&self.heap.blocks[near]);
+        let end = segment.base + segment.size;
+        let ids = std::iter::successors(Some(near), |&id| self.heap.next(id));
+        let tiles: Vec<Block> = ids.map(|id| self.heap.blocks[id]).collect();
+        let starts = tiles.iter().map(|block| block.address).filter(|&start| start + bytes <= end);
+        let sites = starts.map(|base| {
+            let within = Part { address: base, size: bytes };
+            let behind = tiles.partition_point(|block| block.end() <= base);
+            let over = tiles[behind..].iter().take_while(|block| block.address < within.end());
+            let mut site = Site { base, near, in_use: 0, unmapped: 0 };
+            for block in over {
+                let common = within.common(&Part { address: block.address, size: block.size });
+                if !block.mapped {
+                    site.unmapped += common;
+                } else if !block.is_free() {
+                    site.in_use += common;
+                }
+            }
+            site
+        });
+        sites.min_by_key(|site| (site.in_use + site.unmapped, site.base))
+    }
+
+    /// True if a plan that is taken up now finds its places free and mapped, or may have pages for them.
+    pub(crate) fn has_room_for(&self, plan: &Plan) -> bool {
+        let home = main_stream(plan).and_then(|stream| self.heap.known_home(stream, false));
+        let site = home.and_then(|home| self.find_site(home, plan.arena_bytes));
+        let (in_use, unmapped) = site.map_or((0, plan.arena_bytes), |s| (s.in_use, s.unmapped));
+        let more = self.with_slack(self.most_in_use).max(self.most_held) - self.held;
+        in_use == 0 && unmapped <= more
+    }
+
+    /// The place of a request, if it has one that is free, as a block; and whether the plan has it.
+    #[inline]
+    pub(super) fn take_place(
+        &mut self,
+        env: &mut Env<'_>,
+        request: &Request,
+        size: u64,
+    ) -> Option<BlockId> {
+        let Followed { follower, places, window, .. } = &mut **self.followed.as_mut()?;
+        window.last_uses.see(request.stream, window.cell_count(), &mut self.order);
+        let entry = follower.follow(request.size, request.stream);
+        let spot = entry.and_then(|entry| places.spot(entry, size, window.cells()));
+        let taken = spot.filter(|spot| window.take(spot.span));
+        let taken = taken.or_else(|| spot.filter(|spot| self.claim_place(env, spot.span, size)));
+        let is_hit = taken.is_some_and(|spot| self.is_in_order(env, spot.span, request.stream));
+        self.following.note(is_hit, request.size);
+        if spot.is_some() && !is_hit {
+            self.following.refused_bytes += request.size;
+        }
+        let Followed { places, window, lost, .. } = &mut **self.followed.as_mut()?;
+        *lost = if is_hit { 0 } else { *lost + 1 };
+        let spot = taken.filter(|_| is_hit)?;
+        places.note(&spot, size);
+        let block = Block::in_place(window.address(spot.offset), size, spot.span, window);
+        Some(self.heap.blocks.insert(Block { fence: spot.fence, ..block }))
+    }
+
+    /// Claims the cells of a place, and holds them.
+    #[cold]
+    fn claim_place(&mut self, env: &mut Env<'_>, span: Span, size: u64) -> bool {
+        let Some(mut followed) = self.followed.take() else { return false };
+        // What is refused costs the place.
+        let claimed = self.claim(env, &mut followed.window, span, size).unwrap_or(false);
+        let taken = claimed && followed.window.take(span);
+        self.followed = Some(followed);
+        taken
+    }
+
+    /// Lets a stream wait for those who used held cells last. False, and they are held no more, if it cannot
+    /// wait now.
+    #[inline]
+    fn is_in_order(&mut self, env: &mut Env<'_>, span: Span, stream: StreamId) -> bool {
+        let Some(followed) = &mut self.followed else { return false };
+        if followed.window.last_uses.is_trivial() {
+            return true;
+        }
+        let latest = followed.window.last_uses.latest(span, stream);
+        if self.wait_for(env, latest, stream).unwrap_or(false) {
+            return true;
+        }
+        if let Some(followed) = &mut self.followed {
+            followed.window.give(span);
+        }
+        false
+    }
+
+    /// Takes a block out of its place. It is gone afterwards.
+    #[inline]
+    pub(super) fn leave_place(&mut self, id: BlockId, freed: crate::order::Stamp) {
+        let block = &self.heap.blocks[id];
+        let (span, user, fence) = (block.span(), block.user, block.fence);
+        if let Some(followed) = &mut self.followed {
+            let window = &mut followed.window;
+            window.last_uses.free(span, user, freed);
+            if fence && !window.last_uses.is_trivial() {
+                self.order.want();
+            }
+            window.give(span);
+        }
+        self.heap.blocks.remove(id);
+    }
+
+    /// Cedes idle places for a request, as few as will do, and such as are not wanted soon. False if there are none.
+    pub(super) fn lend_places(&mut self, size: u64) -> bool {
+        let Some(mut followed) = self.followed.take() else { return false };
+        let Followed { follower, places, window, lost, .. } = &mut *followed;
+        let has_lent = *lost < LOST && {
+            let ahead = follower.ahead().take(AHEAD[0]).map(|entry| places.get(entry));
+            let ahead: Vec<Option<Span>> =
+                ahead.map(|place| (place.bytes > 0).then_some(place.span)).collect();
+            AHEAD.iter().any(|&count| {
+                self.cede_for(window, size, ahead.iter().take(count).copied().flatten())
+            })
+        };
+        self.followed = Some(followed);
+        has_lent
+    }
+
+    /// Cedes all idle places. False if there are none.
+    pub(super) fn lend_all_places(&mut self) -> bool {
+        let Some(mut followed) = self.followed.take() else { return false };
+        let has_lent = self.cede_all(&mut followed.window);
+        followed.has_lent_all = true;
+        self.followed = Some(followed);
+        has_lent
+    }
+
+    /// Claims what was ceded and nobody has taken, unless the plan has lost its way.
+    pub(super) fn take_back_places(&mut self) {
+        let Some(mut followed) = self.followed.take() else { return };
+        if std::mem::take(&mut followed.has_lent_all) && followed.lost < LOST {
+            self.gather_in(&mut followed.window);
+        }
+        self.followed = Some(followed);
+    }
+
+    /// A mark of the program.
+    pub(super) fn note_mark(&mut self, kind: MarkKind) {
+        let Some(mut followed) = self.followed.take() else { return };
+        followed.follower.mark(kind);
+        if kind == MarkKind::Step {
+            self.gather_in(&mut followed.window);
+        }
+        self.followed = Some(followed);
+    }
+
+    /// The idle places, side by side, each with the index of the segment.
+    pub(super) fn idle_places(&self) -> impl Iterator<Item = (u32, Part)> {
+        let window = self.followed.iter().map(|followed| &followed.window);
+        window.flat_map(|window| window.idle().map(|part| (window.segment, part)))
+    }
+
+    /// The addresses of the window, if there is one.
+    pub(super) fn window(&self) -> Option<Part> {
+        self.followed.as_ref().map(|followed| followed.window.bytes())
+    }
+
+    /// See [`Lake::check_window`].
+    pub(super) fn check_followed(&self) -> Result<(), String> {
+        match &self.followed {
+            Some(followed) => self.check_window(&followed.window),
+            None if self.heap.blocks.iter().any(|(_, block)| block.is_apart()) => {
+                Err("blocks lie in a window that is gone".to_owned())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The stream that a plan asks for most; none if it asks for nothing.
+fn main_stream(plan: &Plan) -> Option<StreamId> {
+    let mut bytes: Vec<(StreamId, u64)> = Vec::new();
+    for entry in plan.sequences.iter().flat_map(|sequence| &sequence.entries) {
+        match bytes.iter_mut().find(|(stream, _)| *stream == entry.stream) {
+            Some((_, sum)) => *sum = sum.saturating_add(entry.size_max),
+            None => bytes.push((entry.stream, entry.size_max)),
+        }
+    }
+    bytes.into_iter().max_by_key(|&(_, sum)| sum).map(|(stream, _)| stream)
+}

@@ -1,0 +1,161 @@
+//! The places of a plan: what is kept of each of its entries, as bytes of a window.
+//!
+//! ```text
+//!  plan      persistent region | arena
+//!  window    | what stays      | what comes and goes                |       from the first request on
+//!            | what comes and goes                |                         in the middle of a run
+//! ```
+//!
+//! What stays across iterations is made before the first one ends. A plan that is taken up later finds it
+//! where it is, and gives it no place.
+
+use girih_plan::{Place, Plan, ROOM_GRAIN, Room, granted, granted_in_room};
+
+use super::cells::{Cells, Span};
+use super::last_uses::fenced_entries;
+
+/// What is kept of an entry of the plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reserved {
+    /// Where it begins in the window.
+    pub(super) offset: u64,
+    /// The most bytes that a block may have here, rounded; 0 for an entry without a place.
+    pub(super) bytes: u64,
+    /// The cells of a block of so many bytes.
+    pub(super) span: Span,
+    /// The room that it is in, with others; [`ALONE`] if it has a place of its own.
+    room: u32,
+    /// It is the first of its room.
+    opens: bool,
+    /// The bytes are another stream's next.
+    pub(super) fence: bool,
+}
+
+/// No room.
+const ALONE: u32 = u32::MAX;
+
+/// A room of the plan, and how far it is filled. Bytes from the start of the window.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    start: u64,
+    end: u64,
+    /// Where the next request goes, if there is still room for it.
+    next: u64,
+}
+
+/// The places of all entries of a plan in order, and its rooms.
+#[derive(Debug)]
+pub(super) struct Places {
+    places: Vec<Reserved>,
+    rooms: Vec<Filling>,
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    pub(super) offset: u64,
+    pub(super) span: Span,
+    pub(super) fence: bool,
+    room: u32,
+}
+
+impl Places {
+    /// The places of a plan that has passed [`girih_plan::verify()`], and the cells of their window.
+    pub(super) fn of(plan: &Plan, from_first_request: bool) -> (Places, Cells) {
+        let stays = if from_first_request { plan.persistent_bytes } else { 0 };
+        let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
+        let place = |place| match place {
+            Place::Arena(offset) => Some((stays + offset, ALONE)),
+            Place::Room(number) => Some((stays + plan.rooms[number as usize].offset, number)),
+            Place::Persistent(offset) => from_first_request.then_some((offset, ALONE)),
+            Place::Outside => None,
+        };
+        // A cell more costs next to nothing, and what lies behind a block is free without it.
+        let bounds = entries().filter_map(|entry| {
+            let (offset, room) = place(entry.place)?;
+            (room == ALONE).then(|| [offset, offset + granted(entry.size_max)])
+        });
+        // What lies in a room begins on its grain.
+        let grains = plan.rooms.iter().flat_map(|&Room { offset, bytes }| {
+            (stays + offset..stays + offset + bytes).step_by(ROOM_GRAIN as usize)
+        });
+        let cells = Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(grains));
+        let spans: Vec<Option<Span>> = entries()
+            .map(|entry| {
+                let (offset, room) = place(entry.place)?;
+                let bytes = match plan.rooms.get(room as usize) {
+                    Some(room) => room.bytes,
+                    None => granted(entry.size_max),
+                };
+                Some(cells.span(offset, offset + bytes))
+            })
+            .collect();
+        let fenced = fenced_entries(plan, cells.count(), &spans);
+        let mut opened = vec![usize::MAX; plan.rooms.len()];
+        let numbered = plan.sequences.iter().enumerate();
+        let numbers = numbered.flat_map(|(number, s)| s.entries.iter().map(move |_| number));
+        let places = entries().zip(numbers).zip(spans.iter().zip(fenced));
+        let places = places.map(|((entry, sequence), (span, fence))| {
+            let Some(((offset, room), span)) = place(entry.place).zip(*span) else {
+                let span = Span { first: 0, end: 1 };
+                return Reserved { offset: 0, bytes: 0, span, room: ALONE, opens: false, fence };
+            };
+            let opens = room != ALONE
+                && std::mem::replace(&mut opened[room as usize], sequence) != sequence;
+            Reserved { offset, bytes: granted(entry.size_max), span, room, opens, fence }
+        });
+        let places = places.collect();
+        let rooms = plan.rooms.iter().map(|&Room { offset, bytes }| {
+            let start = stays + offset;
+            Filling { start, end: start + bytes, next: start }
+        });
+        (Places { places, rooms: rooms.collect() }, cells)
+    }
+
+    /// What is kept of an entry.
+    #[inline]
+    pub(super) fn get(&self, entry: super::EntryId) -> &Reserved {
+        &self.places[entry.0 as usize]
+    }
+
+    /// Where a block of `size` bytes goes that is asked for as an entry; none if it has no place, or one that
+    /// is too small.
+    #[inline]
+    pub(super) fn spot(&mut self, entry: super::EntryId, size: u64, cells: &Cells) -> Option<Spot> {
+        let Reserved { offset, bytes, span, room, opens, fence } = self.places[entry.0 as usize];
+        if size > bytes {
+            return None;
+        }
+        if room != ALONE {
+            return self.spot_in_room(room, opens, size, fence, cells);
+        }
+        let span = if size == bytes { span } else { cells.span(offset, offset + size) };
+        Some(Spot { offset, span, fence, room })
+    }
+
+    /// In a room, right behind the block before, or back at the start.
+    fn spot_in_room(
+        &mut self,
+        room: u32,
+        opens: bool,
+        size: u64,
+        fence: bool,
+        cells: &Cells,
+    ) -> Option<Spot> {
+        let filling = &mut self.rooms[room as usize];
+        if opens {
+            filling.next = filling.start;
+        }
+        let fits = |&offset: &u64| offset.saturating_add(size) <= filling.end;
+        let offset = [filling.next, filling.start].into_iter().find(fits)?;
+        Some(Spot { offset, span: cells.span(offset, offset + size), fence, room })
+    }
+
+    /// A block of `size` bytes lies there.
+    #[inline]
+    pub(super) fn note(&mut self, spot: &Spot, size: u64) {
+        if let Some(filling) = self.rooms.get_mut(spot.room as usize) {
+            filling.next = spot.offset + granted_in_room(size);
+        }
+    }
+}

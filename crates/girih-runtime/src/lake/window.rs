@@ -1,0 +1,438 @@
+//! The window of a plan: a range of addresses of a segment in which places are given.
+//!
+//! A plan's places are bytes of a segment like all others. What makes them quick is that the window keeps
+//! its own books of them, a bit for each cell, as long as the plan alone uses them. Each cell is one of three:
+//!
+//! ```text
+//!            given a place          cede                     others use it
+//!  held  ◄──────────────── idle ──────────────► ceded ◄─────────────────────► in use, lent, unmapped
+//!        ────────────────►      ◄──────────────
+//!             freed                 claim: free there
+//!
+//!  segment   | used | free |  window: held idle held  | free | used |   window   |  unmapped
+//!  cells            | ceded| ....... the plan's ..... |  ceded      | ... the .. |  ceded
+//! ```
+//!
+//! What is ceded are blocks of the segment, free or not, which serve whoever asks: best fit, views, other
+//! streams. A place some of whose cells are ceded is *claimed* when the plan wants it: if all its bytes are free they
+//! become the window's, and what is not mapped is mapped, within the bound. If not, the request goes
+//! on to the next in turn, and nothing has changed.
+//!
+//! So a plan begins with a window of which everything is ceded, and is dropped by ceding everything: both touch
+//! no page and wait for nobody.
+
+use super::block::{Block, Home};
+use super::cells::{Bits, Cells, Span};
+use super::last_uses::{LastUses, Use};
+use super::views::Part;
+use super::{Lake, Search};
+use crate::chain::NIL;
+use crate::device::{Address, DeviceError};
+use crate::policy::{BlockId, Env};
+
+/// The window of a plan. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Whose segment it lies in.
+    pub(super) home: Home,
+    /// Index of the segment.
+    pub(super) segment: u32,
+    /// Its first byte.
+    base: Address,
+    cells: Cells,
+    /// Cells that cannot be given now: those of live blocks of the plan, and the ceded ones.
+    held: Bits,
+    /// Cells whose bytes are blocks of the segment.
+    ceded: Bits,
+    /// For each cell a block of the segment that lay near it when somebody looked. It may be gone.
+    near: Vec<BlockId>,
+    pub(super) last_uses: LastUses,
+    /// Bytes of new pages, as far as the bound allows.
+    page: u64,
+    /// Bytes that may be held for the sake of places, whatever was in use by now.
+    pub(super) foreseen: u64,
+}
+
+impl Window {
+    /// A window over `cells` at `base`, all of which are ceded. `near` is any block of the segment.
+    pub(super) fn new(
+        home: Home,
+        segment: u32,
+        base: Address,
+        cells: Cells,
+        near: BlockId,
+        page: u64,
+        foreseen: u64,
+    ) -> Window {
+        let all = Bits::new(&cells, true);
+        Window {
+            home,
+            segment,
+            base,
+            held: all.clone(),
+            ceded: all,
+            near: vec![near; cells.count()],
+            last_uses: LastUses::of(home.stream),
+            cells,
+            page,
+            foreseen,
+        }
+    }
+
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> Part {
+        Part { address: self.base, size: self.cells.bytes() }
+    }
+
+    /// The bytes of a run of cells.
+    fn part(&self, span: Span) -> Part {
+        let (start, end) = (self.cells.start(span.first), self.cells.start(span.end));
+        Part { address: self.base + start, size: end - start }
+    }
+
+    /// The address of a byte.
+    #[inline]
+    pub(super) fn address(&self, offset: u64) -> Address {
+        self.base + offset
+    }
+
+    /// The cells that a block touches.
+    pub(super) fn span(&self, offset: u64, size: u64) -> Span {
+        self.cells.span(offset, offset + size)
+    }
+
+    pub(super) fn cells(&self) -> &Cells {
+        &self.cells
+    }
+
+    pub(super) fn cell_count(&self) -> usize {
+        self.cells.count()
+    }
+
+    /// Holds the cells of a place. False, and nothing is held, if one of them is.
+    #[inline]
+    pub(super) fn take(&mut self, span: Span) -> bool {
+        self.held.take(span)
+    }
+
+    /// Lets go of the cells of a place.
+    #[inline]
+    pub(super) fn give(&mut self, span: Span) {
+        self.held.fill(span, false);
+    }
+
+    /// The bytes that are idle, run by run.
+    pub(super) fn idle(&self) -> impl Iterator<Item = Part> {
+        self.held.runs(self.cells.all(), false).map(|run| self.part(run))
+    }
+
+    /// The idle runs of at least `size` bytes that no cell of `avoided` is in: the shortest first.
+    fn idle_runs(&self, size: u64, avoided: impl Iterator<Item = Span>) -> Option<Span> {
+        let mut held = self.held.clone();
+        avoided.for_each(|span| held.fill(span, true));
+        let runs = held.runs(self.cells.all(), false).map(|run| (self.part(run).size, run));
+        let fitting = runs.filter(|&(bytes, _)| bytes >= size);
+        fitting.min_by_key(|&(bytes, run)| (bytes, run.first)).map(|(_, run)| run)
+    }
+}
+
+impl Lake {
+    /// The block of the window's segment over an address, which lies in it.
+    pub(super) fn tile_at(&self, window: &Window, address: Address) -> BlockId {
+        let last = window.cells.count() as u32 - 1;
+        let cell = window.cells.at(address.saturating_sub(window.base));
+        let near = [cell, cell.saturating_sub(1), (cell + 1).min(last)];
+        let is_tile = |block: &Block| block.segment == window.segment && !block.planned;
+        let known = near.into_iter().filter_map(|cell| {
+            let id = window.near[cell as usize];
+            let block = self.heap.blocks.get(id).filter(|block| is_tile(block))?;
+            Some((block.address.abs_diff(address), id))
+        });
+        let nearest = known.min().map(|(_, id)| id);
+        let any = || self.heap.blocks.iter().find(|(_, block)| is_tile(block)).map(|(id, _)| id);
+        let mut at = nearest.or_else(any).expect("a segment has a block");
+        while self.heap.blocks[at].address > address {
+            at = self.heap.blocks[at].prev;
+        }
+        while self.heap.blocks[at].end() <= address {
+            at = self.heap.blocks[at].next;
+        }
+        at
+    }
+
+    /// The blocks of the segment over a run of cells.
+    fn tiles(&self, window: &Window, span: Span) -> impl Iterator<Item = &Block> {
+        let Part { address, size } = window.part(span);
+        let first = self.tile_at(window, address);
+        let ids = std::iter::successors(Some(first), |&id| self.heap.next(id));
+        let blocks = ids.map(|id| &self.heap.blocks[id]);
+        blocks.take_while(move |block| block.address < address + size)
+    }
+
+    /// Makes the ceded cells of a place the window's again. False if some of its bytes are in use, or lack pages
+    /// that may not be mapped: then nothing has changed, but for pages that were mapped already.
+    pub(super) fn claim(
+        &mut self,
+        env: &mut Env<'_>,
+        window: &mut Window,
+        span: Span,
+        size: u64,
+    ) -> Result<bool, DeviceError> {
+        let runs: Vec<Span> = window.ceded.runs(span, true).collect();
+        let ceded: u32 = runs.iter().map(|run| run.end - run.first).sum();
+        let held: u32 = window.held.runs(span, true).map(|run| run.end - run.first).sum();
+        if held > ceded {
+            return Ok(false);
+        }
+        let mut is_mapped = true;
+        for &run in &runs {
+            for block in self.tiles(window, run) {
+                if !block.is_free() {
+                    return Ok(false);
+                }
+                is_mapped &= block.mapped;
+            }
+        }
+        if !is_mapped {
+            if self.is_capturing() {
+                return Ok(false);
+            }
+            self.granule = env.device.granularity();
+            let search = Search { size, home: window.home };
+            for &run in &runs {
+                if !self.map_cells(env, window, run, &search)? {
+                    return Ok(false);
+                }
+            }
+        }
+        for run in runs {
+            // What was mapped beside it is the window's too.
+            let block = self.heap.blocks[self.tile_at(window, window.part(run).address)];
+            let start = block.address.saturating_sub(window.base);
+            let around = window.cells.within(start, block.end() - window.base);
+            let is_more = !is_mapped && around.is_some();
+            self.reclaim(window, around.filter(|_| is_more).unwrap_or(run));
+        }
+        Ok(true)
+    }
+
+    /// Maps what is missing under a run of cells whose bytes are free: all of the pages that it touches if the
+    /// bound allows, else no more than it needs. False if that is too much as well.
+    fn map_cells(
+        &mut self,
+        env: &mut Env<'_>,
+        window: &Window,
+        span: Span,
+        search: &Search,
+    ) -> Result<bool, DeviceError> {
+        let Part { address, size } = window.part(span);
+        let end = address + size;
+        let allowed = self.allowed(search).max(self.most_held).max(window.foreseen);
+        let mut at = address;
+        while at < end {
+            let id = self.tile_at(window, at);
+            let block = self.heap.blocks[id];
+            if block.mapped {
+                at = block.end();
+                continue;
+            }
+            let (from, to) = (at.max(block.address), end.min(block.end()));
+            let base = self.segment_of(&block).base;
+            let aligned = |unit: u64| {
+                let (down, up) = ((from - base) / unit * unit, (to - base).next_multiple_of(unit));
+                ((base + down).max(block.address), (base + up).min(block.end()))
+            };
+            let [wide, needed] = [window.page, self.granule].map(aligned);
+            let fits = |(from, to): &(Address, Address)| self.held + (to - from) <= allowed;
+            let Some((from, to)) = [wide, needed].into_iter().find(fits) else { return Ok(false) };
+            if !self.beside.allows(env, to - from) || !self.map_part(env, id, from, to - from)? {
+                return Ok(false);
+            }
+            at = to;
+        }
+        Ok(true)
+    }
+
+    /// Makes cells whose bytes are free and mapped the window's.
+    fn reclaim(&mut self, window: &mut Window, span: Span) {
+        let part = window.part(span);
+        let id = self.tile_at(window, part.address);
+        let (freed, is_stained) = self.cleaned(part, id);
+        let mut id = self.heap.carve(id, part.address, part.size);
+        self.heap.blocks[id].window = true;
+        for neighbour in [self.heap.blocks[id].prev, self.heap.blocks[id].next] {
+            if neighbour != NIL && self.heap.blocks[neighbour].window {
+                self.heap.absorb(neighbour, id);
+                id = neighbour;
+            }
+        }
+        window.near[span.range()].fill(id);
+        window.held.fill(span, false);
+        window.ceded.fill(span, false);
+        let stream = (!is_stained).then_some(window.home.stream);
+        let (cells, latest) = (window.cells.count(), self.order.latest());
+        window.last_uses.set(span, Use::of(stream, freed), cells, latest);
+    }
+
+    /// Cedes a run of idle cells.
+    fn cede(&mut self, window: &mut Window, span: Span) {
+        let part = window.part(span);
+        let mut id = self.tile_at(window, part.address);
+        let before = part.address - self.heap.blocks[id].address;
+        if before > 0 {
+            self.heap.cut(id, before);
+        }
+        if self.heap.blocks[id].size > part.size {
+            id = self.heap.cut(id, part.size);
+        }
+        self.settle_uses(window, id);
+        self.heap.blocks[id].window = false;
+        self.heap.shelve(id);
+        window.near[span.range()].fill(id);
+        window.held.fill(span, true);
+        window.ceded.fill(span, true);
+    }
+
+    /// Tells a block of cells that are ceded, and the stains, who used its bytes last.
+    fn settle_uses(&mut self, window: &Window, id: BlockId) {
+        let Block { address, size, .. } = self.heap.blocks[id];
+        let (own, all) = (window.home.stream, Part { address, size });
+        let span = window.span(address - window.base, size);
+        let Some(uses) = window.last_uses.of_cells(span) else {
+            self.heap.blocks[id].requested = self.order.latest();
+            return;
+        };
+        let (mut latest, mut first) = (0, span.first);
+        for run in uses.chunk_by(|a, b| a == b) {
+            let end = first + run.len() as u32;
+            let Use { stream, freed } = run[0];
+            latest = freed.max(latest);
+            // Where their own stream has waited, the stamp of the block tells others enough.
+            if stream != Some(own) && self.order.must_wait(freed, own) {
+                let part = window.part(Span { first, end }).both(&all);
+                self.stain(part, own, stream, freed);
+            }
+            first = end;
+        }
+        self.heap.blocks[id].requested = latest;
+    }
+
+    /// Cedes all that is idle. False if nothing is.
+    pub(super) fn cede_all(&mut self, window: &mut Window) -> bool {
+        let idle: Vec<Span> = window.held.runs(window.cells.all(), false).collect();
+        for &run in &idle {
+            self.cede(window, run);
+        }
+        !idle.is_empty()
+    }
+
+    /// Cedes idle cells for a request: of the shortest run that is long enough and in which none of the spans
+    /// `soon` begins. False if there is none.
+    pub(super) fn cede_for(
+        &mut self,
+        window: &mut Window,
+        size: u64,
+        soon: impl Iterator<Item = Span>,
+    ) -> bool {
+        let Some(run) = window.idle_runs(size, soon) else { return false };
+        let offset = window.cells.start(run.first);
+        let span = window.cells.span(offset, offset + size);
+        self.cede(window, span);
+        true
+    }
+
+    /// Claims all ceded cells whose bytes are free and mapped.
+    pub(super) fn gather_in(&mut self, window: &mut Window) {
+        let runs: Vec<Span> = window.ceded.runs(window.cells.all(), true).collect();
+        let mut free = Vec::new();
+        for run in runs {
+            let part = window.part(run);
+            for block in self.tiles(window, run).filter(|block| block.mapped && block.is_free()) {
+                let start = block.address.max(part.address) - window.base;
+                let end = block.end().min(part.address + part.size) - window.base;
+                free.extend(window.cells.within(start, end));
+            }
+        }
+        for span in free {
+            self.reclaim(window, span);
+        }
+    }
+
+    /// Cedes everything: what was idle is free, and what was held are blocks of the segment like others.
+    pub(super) fn cede_held(&mut self, mut window: Window) {
+        self.cede_all(&mut window);
+        let mut planned: Vec<(Address, BlockId)> = (self.heap.blocks.iter())
+            .filter(|(_, block)| block.planned)
+            .map(|(id, block)| (block.address, id))
+            .collect();
+        planned.sort_unstable();
+        for (address, id) in planned {
+            let span = self.heap.blocks[id].span();
+            let part = window.part(span);
+            let mut tile = self.tile_at(&window, address);
+            // The cells of the block, without those before and behind.
+            let before = part.address - self.heap.blocks[tile].address;
+            if before > 0 {
+                self.heap.cut(tile, before);
+            }
+            if self.heap.blocks[tile].size > part.size {
+                tile = self.heap.cut(tile, part.size);
+            }
+            let size = self.heap.blocks[id].size;
+            let lead = address - part.address;
+            for rest in [lead, part.size - lead - size] {
+                let is_before = self.heap.blocks[tile].address < address;
+                if rest == 0 {
+                    continue;
+                }
+                let free = if is_before {
+                    self.heap.cut(tile, rest)
+                } else {
+                    let head = self.heap.cut(tile, size);
+                    std::mem::replace(&mut tile, head)
+                };
+                self.heap.blocks[free].window = false;
+                self.settle_uses(&window, free);
+                self.heap.shelve(free);
+            }
+            let Block { prev, next, .. } = self.heap.blocks[tile];
+            self.heap.blocks.remove(tile);
+            self.heap.blocks[id].planned = false;
+            self.heap.blocks.link(prev, id, next);
+        }
+    }
+
+    /// The window's books and the segment's agree. For the walk that checks everything.
+    pub(super) fn check_window(&self, window: &Window) -> Result<(), String> {
+        let mut given = Bits::new(&window.cells, false);
+        for (id, block) in self.heap.blocks.iter().filter(|(_, block)| block.planned) {
+            let (span, part) = (block.span(), window.part(block.span()));
+            let is_inside =
+                part.address <= block.address && block.end() <= part.address + part.size;
+            if !given.take(span) || !is_inside {
+                return Err(format!(
+                    "{id:?} holds cells of another, or not all of its own: {block:?}"
+                ));
+            }
+        }
+        let all = window.cells.all();
+        for run in window.ceded.runs(all, true) {
+            if !given.take(run) {
+                return Err(format!("cells of {run:?} are held and ceded"));
+            }
+        }
+        if given != window.held {
+            return Err("the cells that are held are not those of the blocks".to_owned());
+        }
+        let expected: Vec<Part> =
+            window.ceded.runs(all, false).map(|run| window.part(run)).collect();
+        let tiles = self.heap.blocks.iter().filter(|(_, block)| block.window);
+        let mut tiles: Vec<Part> =
+            tiles.map(|(_, block)| Part { address: block.address, size: block.size }).collect();
+        tiles.sort_unstable_by_key(|part| part.address);
+        if tiles != expected {
+            return Err(format!("the window has {tiles:?}, not {expected:?}"));
+        }
+        Ok(())
+    }
+}
