@@ -218,21 +218,31 @@ impl Lake {
         let end = segment.base + segment.size;
         let ids = std::iter::successors(Some(near), |&id| self.heap.next(id));
         let tiles: Vec<Block> = ids.map(|id| self.heap.blocks[id]).collect();
-        let starts = tiles.iter().map(|block| block.address).filter(|&start| start + bytes <= end);
-        let sites = starts.map(|base| {
-            let within = Part { address: base, size: bytes };
-            let behind = tiles.partition_point(|block| block.end() <= base);
-            let over = tiles[behind..].iter().take_while(|block| block.address < within.end());
-            let mut site = Site { base, near, in_use: 0, unmapped: 0 };
-            for block in over {
-                let common = within.common(&Part { address: block.address, size: block.size });
-                if !block.mapped {
-                    site.unmapped += common;
-                } else if !block.is_free() {
-                    site.in_use += common;
-                }
+        // What lies before each block, and before the end of the last.
+        let mut before = vec![(0, 0)];
+        for block in &tiles {
+            let (in_use, unmapped) = before[before.len() - 1];
+            before.push(match (block.mapped, block.is_free()) {
+                (false, _) => (in_use, unmapped + block.size),
+                (true, false) => (in_use + block.size, unmapped),
+                (true, true) => (in_use, unmapped),
+            });
+        }
+        let up_to = |address: Address| {
+            let at = tiles.partition_point(|block| block.end() <= address);
+            let (in_use, unmapped) = before[at];
+            match tiles.get(at).filter(|block| block.address < address) {
+                Some(block) if !block.mapped => (in_use, unmapped + (address - block.address)),
+                Some(block) if !block.is_free() => (in_use + (address - block.address), unmapped),
+                _ => (in_use, unmapped),
             }
-            site
+        };
+        let sites = tiles.iter().zip(&before).filter_map(|(block, (in_use, unmapped))| {
+            let base = block.address;
+            let behind = base.checked_add(bytes).filter(|&behind| behind <= end)?;
+            let (in_use_behind, unmapped_behind) = up_to(behind);
+            let in_use = in_use_behind - in_use;
+            Some(Site { base, near, in_use, unmapped: unmapped_behind - unmapped })
         });
         sites.min_by_key(|site| (site.in_use + site.unmapped, site.base))
     }
