@@ -215,7 +215,7 @@ def test_words_that_mean_nothing_are_refused(python, words, text):
         (["--conf", "max_split_size_mb:many"], {}, "many"),
         (["--option", "recrod=false"], {}, "recrod"),
         (["--option", "gmlake_limit=4"], {}, "of the mode `gmlake` alone"),
-        (["--option", "record=7"], {}, "boolean"),
+        (["--option", "gmlake_limit=many"], {}, "expected u64"),
         ([], {"GIRIH_CONF": "max_spilt:3"}, "max_spilt"),
     ],
 )

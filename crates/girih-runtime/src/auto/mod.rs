@@ -11,7 +11,7 @@
 //! [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its choice and hands the
 //! plan back to [`Auto::offer`]. From the next beginning of a step on the lake follows it, and only iterations
 //! that do not fit are recorded: they join the recording, and the next plan has room for them too. When that
-//! is so, and when a plan goes, decides the [`judge`](mod@judge).
+//! is so, and when a plan goes, decides the judge (`judge`).
 //!
 //! Where the program marks no steps, recordings are tried for repetition at growing intervals.
 
