@@ -123,8 +123,8 @@ pub struct Sequence {
     pub boundaries: Vec<(u32, MarkKind)>,
 }
 
-/// A plan for one device of a run.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A plan for one device of a run. The default one is of nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
     /// Bytes of the arena.
     pub arena_bytes: u64,

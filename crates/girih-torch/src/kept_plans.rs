@@ -171,20 +171,7 @@ mod tests {
     fn many_who_keep_the_same_plan_at_once_leave_one_whole_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = plan_file(folder.path(), "shared", 0);
-        let plan = girih_plan::Plan {
-            arena_bytes: 0,
-            persistent_bytes: 0,
-            lower_bound: 0,
-            in_use: 0,
-            peak: 0,
-            proven: true,
-            planner: "none".to_owned(),
-            requests: 0,
-            iterations: 0,
-            rounds: 1,
-            rooms: Vec::new(),
-            sequences: Vec::new(),
-        };
+        let plan = girih_plan::Plan { planner: "none".to_owned(), rounds: 1, ..Plan::default() };
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| (0..20).for_each(|_| keep(&plan, &file).unwrap()));

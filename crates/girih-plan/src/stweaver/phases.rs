@@ -146,18 +146,10 @@ mod tests {
             boundaries: Vec::new(),
         };
         Plan {
-            rooms: Vec::new(),
-            arena_bytes: 0,
-            persistent_bytes: 0,
-            lower_bound: 0,
-            in_use: 0,
-            peak: 0,
-            proven: false,
-            planner: String::new(),
-            requests: 0,
             iterations: 2,
             rounds: 1,
             sequences: interludes.iter().map(sequence).collect(),
+            ..Plan::default()
         }
     }
 

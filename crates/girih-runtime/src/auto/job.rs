@@ -28,13 +28,13 @@ impl Job {
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
         if !is_settled(&iterations, &lives) {
-            return empty_plan();
+            return Plan::default();
         }
         let plan = profile::plan(&trace, &lives, &iterations, |problem| {
             solve(problem, Budget::interactive(problem.buffers.len()))
         });
         // No plan, or one that is wrong, is no reason to disturb the run.
-        plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_else(empty_plan)
+        plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_default()
     }
 }
 
@@ -73,22 +73,4 @@ fn is_settled(iterations: &Iterations, lives: &Lifetimes) -> bool {
         (least, most) = (least.min(load), most.max(load));
     }
     (most - least) as u64 * SAME_LOAD <= peak
-}
-
-/// A plan of nothing.
-fn empty_plan() -> Plan {
-    Plan {
-        arena_bytes: 0,
-        persistent_bytes: 0,
-        lower_bound: 0,
-        in_use: 0,
-        peak: 0,
-        proven: true,
-        planner: String::new(),
-        requests: 0,
-        iterations: 0,
-        rounds: 1,
-        rooms: Vec::new(),
-        sequences: Vec::new(),
-    }
 }

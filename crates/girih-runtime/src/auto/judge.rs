@@ -1,19 +1,23 @@
 //! The judge: when a plan is made, followed, kept and dropped.
 //!
 //! ```text
-//!              two alike            a plan comes           MISFITS_MAX misfits in a row
-//!  learning ─────────────► waiting ──────────────► following ─────────────────────────► learning
-//!      ▲                      │ nothing repeats      │  ▲
-//!      └──────────────────────┘              misfit  ▼  │ a plan with room for it
-//!                                                  watching
+//!            two alike           one that fits, is steady, has room
+//!  learning ──────────► shadowed ──────────────────────────────────► followed
+//!      ▲                  │   │                                        │   ▲
+//!      │ misfits_max      │   └─ proof that fit: kept for later        │   │ kept by an
+//!      ├──────────────────┘                                            │   │ earlier launch
+//!      └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
 //!   made of all.
-//! - *Following*: nothing is recorded, and an iteration *fits* if at most one byte in [`Options::misfit`] that
-//!   was asked for has no place in the plan. After [`Options::proof`] that fitted the plan is kept for the next launch.
-//! - *Watching*: an iteration did not fit. The next ones are recorded, and those that do not fit join the
-//!   recording; the next plan has room for them.
+//! - *Shadowed*: a shadow goes along the plan. An iteration *fits* if at most one byte in [`Options::misfit`] that was
+//!   asked for has no place in it. After [`Options::proof`] in a row that fit the plan is kept for the next launch.
+//! - *Followed*: the lake gives its places, and iterations fit or not as before.
+//!
+//! With a plan, iterations are recorded only for a while ([`Options::watched`]) after one that did not fit. Those that
+//! do not fit join the recording, and the next plan, which is shadowed beside the one that is followed, has room for them.
+//! After [`Options::misfits_max`] in a row that did not fit the plan goes.
 //!
 //! A plan holds no more than no plan would ([`lake`](crate::lake)), so little depends on this: a plan that does not fit
 //! costs the time in which places are tried in vain. Plans after the first are held back for twice as many

@@ -25,6 +25,7 @@ use super::window::Window;
 use super::{Follower, Lake, Search};
 use crate::chain::NIL;
 use crate::device::Address;
+use crate::order::Stamp;
 use crate::policy::{AllocError, BlockId, Env, Request};
 
 /// Idle cells are lent that the plan does not want within so many requests, or within so many, or so many.
@@ -256,7 +257,7 @@ impl Lake {
         in_use == 0 && unmapped <= more
     }
 
-    /// The place of a request, if it has one that is free, as a block; and whether the plan has it.
+    /// The place of a request as a block, if it has one that is free.
     #[inline]
     pub(super) fn take_place(
         &mut self,
@@ -276,7 +277,7 @@ impl Lake {
             self.following.refused_bytes += request.size;
         }
         let Followed { places, window, lost, .. } = &mut **self.followed.as_mut()?;
-        *lost = if is_hit { 0 } else { *lost + 1 };
+        *lost = if is_hit { 0 } else { lost.saturating_add(1) };
         let spot = taken.filter(|_| is_hit)?;
         places.note(&spot, size);
         let block = Block::in_place(window.address(spot.offset), size, spot.span, window);
@@ -314,7 +315,7 @@ impl Lake {
 
     /// Takes a block out of its place. It is gone afterwards.
     #[inline]
-    pub(super) fn leave_place(&mut self, id: BlockId, freed: crate::order::Stamp) {
+    pub(super) fn leave_place(&mut self, id: BlockId, freed: Stamp) {
         let block = &self.heap.blocks[id];
         let (span, user, fence) = (block.span(), block.user, block.fence);
         if let Some(followed) = &mut self.followed {

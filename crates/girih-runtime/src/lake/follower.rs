@@ -339,20 +339,7 @@ mod tests {
     }
 
     fn plan(sequences: Vec<Sequence>) -> Plan {
-        Plan {
-            rooms: Vec::new(),
-            arena_bytes: 0,
-            persistent_bytes: 0,
-            lower_bound: 0,
-            in_use: 0,
-            peak: 0,
-            proven: true,
-            planner: String::new(),
-            requests: 0,
-            iterations: 2,
-            rounds: 1,
-            sequences,
-        }
+        Plan { iterations: 2, sequences, ..Plan::default() }
     }
 
     /// Follows `sizes`; a number for each entry that was found, `-` for none.
