@@ -2,7 +2,10 @@
 //!
 //! ```sh
 //! cargo run --release -p girih-runtime --example lake -- corpus/*.girih corpus/*.pickle.gz
+//! cargo run --release -p girih-runtime --example lake -- pages=8192,page_max=8388608 corpus/*.girih
 //! ```
+//!
+//! With settings there is one row for each group of them, beside that of the usual ones.
 //!
 //! Prints a table in Markdown: the least and the mean efficiency of `stitch` over the recordings, the simulated
 //! cost of all calls of the device, and the cost of the dearest iteration after the fourth of each recording,
@@ -67,8 +70,33 @@ fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+type Knob = fn(&mut Options) -> &mut u64;
+
+/// The constants by name.
+const KNOBS: [(&str, Knob); 6] = [
+    ("slack", |options| &mut options.slack),
+    ("slack_min", |options| &mut options.slack_min),
+    ("pages", |options| &mut options.pages),
+    ("request_pages", |options| &mut options.request_pages),
+    ("page_max", |options| &mut options.page_max),
+    ("view_pages_max", |options| &mut options.view_pages_max),
+];
+
+/// The usual options with those of `settings`: `NAME=VALUE`, separated by commas.
+fn parse(settings: &str) -> Result<Options, Box<dyn Error>> {
+    let mut options = Options::default();
+    for setting in settings.split(',') {
+        let (name, value) = setting.split_once('=').ok_or("a setting is NAME=VALUE")?;
+        let knob = KNOBS.iter().find(|(known, _)| *known == name);
+        let (_, knob) = knob.ok_or_else(|| format!("{name} is no setting of the lake"))?;
+        *knob(&mut options) = value.parse()?;
+    }
+    Ok(options)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let paths: Vec<String> = std::env::args().skip(1).collect();
+    let (settings, paths): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|arg| arg.contains('='));
     let runs =
         paths.iter().map(|path| Run::read(Path::new(path))).collect::<Result<Vec<_>, _>>()?;
     println!("{} recordings\n", runs.len());
@@ -76,16 +104,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("|:--|--:|--:|--:|--:|");
     let usual = Options::default();
     row("as it is", &runs, usual)?;
-    type Knob = fn(&mut Options) -> &mut u64;
-    let knobs: [(&str, Knob); 6] = [
-        ("slack", |options| &mut options.slack),
-        ("slack_min", |options| &mut options.slack_min),
-        ("pages", |options| &mut options.pages),
-        ("request_pages", |options| &mut options.request_pages),
-        ("page_max", |options| &mut options.page_max),
-        ("view_pages_max", |options| &mut options.view_pages_max),
-    ];
-    for (name, knob) in knobs {
+    for group in &settings {
+        row(&format!("`{group}`"), &runs, parse(group)?)?;
+    }
+    if !settings.is_empty() {
+        return Ok(());
+    }
+    for (name, knob) in KNOBS {
         for double in [false, true] {
             let mut options = usual;
             let value = knob(&mut options);

@@ -171,7 +171,8 @@ mod tests {
     fn many_who_keep_the_same_plan_at_once_leave_one_whole_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = plan_file(folder.path(), "shared", 0);
-        let plan = girih_plan::Plan { planner: "none".to_owned(), rounds: 1, ..Plan::default() };
+        let planner = "none".to_owned();
+        let plan = girih_plan::Plan { planner, rounds: 1, proven: true, ..Plan::default() };
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| (0..20).for_each(|_| keep(&plan, &file).unwrap()));
