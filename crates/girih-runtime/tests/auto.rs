@@ -337,6 +337,25 @@ fn a_plan_from_an_earlier_run_is_followed_from_the_first_step() {
 }
 
 #[test]
+fn without_marks_a_plan_from_an_earlier_run_is_judged_by_its_iterations_and_not_by_requests() {
+    let mut first = Machine::new(new_auto);
+    (0..4).for_each(|_| first.step(LENGTH));
+    let plan = Arc::new(first.policy.take_job().expect("a plan is wanted").run());
+    let mut second = Machine::new(|lake: Lake| Auto::new(lake.with_plan(plan)));
+    for _ in 0..80 {
+        // Each has no place in the plan, next to nothing beside an iteration.
+        for odd in 1..=4 {
+            let block = second.alloc(odd * 512);
+            second.free(block);
+        }
+        second.microbatch(LENGTH);
+    }
+    assert_eq!(second.policy.given_up(), 0);
+    assert!(second.hit_share(|machine| machine.microbatch(LENGTH)) > 0.999);
+    assert!(second.policy.take_job().is_none());
+}
+
+#[test]
 fn a_plan_of_another_run_is_dropped_and_replaced() {
     let mut plan = suite::reckless_plan(3);
     for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {

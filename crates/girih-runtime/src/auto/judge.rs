@@ -138,9 +138,10 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// A judge of a run that begins. `has_plan` if one of an earlier run is followed, which has shown
+    /// A judge of a run that begins, and of the plan of an earlier run if one is followed: that has shown
     /// there that it fits.
-    pub(super) fn new(options: Options, has_plan: bool) -> Judge {
+    pub(super) fn new(options: Options, kept: Option<&Plan>) -> Judge {
+        let iteration = kept.map_or(1, |plan| plan.iteration_requests().max(1) as u64);
         Judge {
             options,
             boundary: None,
@@ -151,12 +152,12 @@ impl Judge {
             began: Following::default(),
             fits: 0,
             misfits: 0,
-            is_proven: has_plan,
+            is_proven: kept.is_some(),
             watched: options.watched,
             has_misfits: false,
-            not_before: options.first_try,
+            not_before: if kept.is_some() { iteration } else { options.first_try },
             held_back: 1,
-            iteration: 1,
+            iteration,
             recorded_from: 0,
             found: None,
         }

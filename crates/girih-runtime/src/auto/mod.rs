@@ -92,7 +92,7 @@ impl Auto {
         let mut recorder = Recorder::default();
         recorder.restart(false);
         Auto {
-            judge: Judge::new(Options::default(), lake.plan().is_some()),
+            judge: Judge::new(Options::default(), lake.plan().map(|plan| &**plan)),
             lake,
             recorder,
             planning: Planning::ByOwner,
@@ -114,7 +114,7 @@ impl Auto {
 
     /// Says how plans are judged, before the first request.
     pub fn set_options(&mut self, options: Options) {
-        self.judge = Judge::new(options, self.lake.plan().is_some());
+        self.judge = Judge::new(options, self.lake.plan().map(|plan| &**plan));
     }
 
     /// The recording to be planned, if a plan is wanted; its plan goes to [`Auto::offer`]. Worth
