@@ -3,8 +3,10 @@
 //! Each method checks the books, makes its driver calls within a [`Scope`], and enters what was done.
 //! Nothing is cached here, except events: whoever calls decides what to keep.
 
+use std::time::Duration;
+
 use girih_runtime::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
@@ -22,6 +24,7 @@ use crate::ipc::Sharing;
 use crate::order::Other;
 use crate::peers::Peer;
 use crate::streams::StreamTable;
+use crate::times::{Times, Work};
 
 /// Granularity where virtual memory is not supported, and so never used.
 const GRANULARITY_DEFAULT: u64 = 2 << 20;
@@ -103,6 +106,7 @@ pub struct CudaDevice {
     /// Devices of other streams that use our memory.
     pub(crate) others: Vec<Other>,
     pub(crate) calls: Calls,
+    times: Times,
 }
 
 impl CudaDevice {
@@ -157,6 +161,7 @@ impl CudaDevice {
             streams: StreamTable::default(),
             others: Vec::new(),
             calls: Calls::default(),
+            times: Times::default(),
         })
     }
 
@@ -173,6 +178,11 @@ impl CudaDevice {
     /// The driver calls made so far.
     pub fn calls(&self) -> Calls {
         self.calls
+    }
+
+    /// How long the driver has taken for memory by now: to give, to take and to map it.
+    pub fn memory_time(&self) -> Duration {
+        self.times.total()
     }
 
     /// Waits on the host for all work of the device (`cuCtxSynchronize`).
@@ -241,7 +251,8 @@ impl CudaDevice {
         loop {
             self.calls.create += 1;
             let properties = CuProperties::new(self.device, features);
-            match self.driver.create(size as usize, &properties) {
+            let driver = self.driver;
+            match self.times.measure(Work::Create, || driver.create(size as usize, &properties)) {
                 Ok(memory) => {
                     self.features = features;
                     return Ok((memory, features));
@@ -302,11 +313,16 @@ impl Device for CudaDevice {
         self.granularity
     }
 
+    fn prices(&self) -> Prices {
+        self.times.prices()
+    }
+
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
         self.books.check_size("alloc", size, false)?;
         let _scope = self.enter_relaxed()?;
         self.calls.alloc += 1;
-        let address = match self.driver.alloc(size as usize) {
+        let driver = self.driver;
+        let address = match self.times.measure(Work::Other, || driver.alloc(size as usize)) {
             Ok(address) => address,
             Err(failure) => return Err(self.refused(failure, size)),
         };
@@ -318,7 +334,9 @@ impl Device for CudaDevice {
         self.books.check_free(address)?;
         let _scope = self.enter_relaxed()?;
         self.calls.free += 1;
-        self.checked(self.driver.free(address))?;
+        let driver = self.driver;
+        let freed = self.times.measure(Work::Other, || driver.free(address));
+        self.checked(freed)?;
         self.books.remove_allocation(address);
         Ok(())
     }
@@ -327,7 +345,9 @@ impl Device for CudaDevice {
         self.books.check_size("reserve", size, true)?;
         let _scope = self.enter_relaxed()?;
         self.calls.reserve += 1;
-        let address = self.checked(self.driver.reserve_addresses(size as usize))?;
+        let driver = self.driver;
+        let reserved = self.times.measure(Work::Other, || driver.reserve_addresses(size as usize));
+        let address = self.checked(reserved)?;
         self.books.add_reservation(address, size);
         Ok(address)
     }
@@ -336,7 +356,10 @@ impl Device for CudaDevice {
         self.books.check_unreserve(address, size)?;
         let _scope = self.enter_relaxed()?;
         self.calls.unreserve += 1;
-        self.checked(self.driver.free_addresses(address, size as usize))?;
+        let driver = self.driver;
+        let freed =
+            self.times.measure(Work::Other, || driver.free_addresses(address, size as usize));
+        self.checked(freed)?;
         self.books.remove_reservation(address);
         Ok(())
     }
@@ -356,7 +379,9 @@ impl Device for CudaDevice {
         self.books.check_release(handle)?;
         let _scope = self.enter_relaxed()?;
         self.calls.release += 1;
-        self.checked(self.driver.release(CuMemory(handle.0)))?;
+        let driver = self.driver;
+        let released = self.times.measure(Work::Other, || driver.release(CuMemory(handle.0)));
+        self.checked(released)?;
         self.books.remove_handle(handle);
         self.sharing.forget(handle);
         Ok(())
@@ -366,7 +391,9 @@ impl Device for CudaDevice {
         let size = self.books.check_map(address, handle)?;
         let _scope = self.enter_relaxed()?;
         self.calls.map += 1;
-        if let Err(failure) = self.driver.map(address, size as usize, CuMemory(handle.0)) {
+        let driver = self.driver;
+        let map = || driver.map(address, size as usize, CuMemory(handle.0));
+        if let Err(failure) = self.times.measure(Work::Map, map) {
             return Err(self.refused(failure, size));
         }
         self.books.add_mapping(address, handle);
@@ -378,7 +405,9 @@ impl Device for CudaDevice {
         self.books.check_mapped("set_access", address, size)?;
         let _scope = self.enter_relaxed()?;
         self.calls.set_access += 1;
-        if let Err(failure) = self.driver.set_access(address, size as usize, &self.access) {
+        let (driver, access) = (self.driver, &self.access);
+        let set_access = || driver.set_access(address, size as usize, access);
+        if let Err(failure) = self.times.measure(Work::SetAccess, set_access) {
             return Err(self.refused(failure, size));
         }
         self.books.set_accessible(address, size);
@@ -389,7 +418,9 @@ impl Device for CudaDevice {
         self.books.check_mapped("unmap", address, size)?;
         let _scope = self.enter_relaxed()?;
         self.calls.unmap += 1;
-        self.checked(self.driver.unmap(address, size as usize))?;
+        let driver = self.driver;
+        let unmapped = self.times.measure(Work::Other, || driver.unmap(address, size as usize));
+        self.checked(unmapped)?;
         self.books.remove_mappings(address, size);
         Ok(())
     }

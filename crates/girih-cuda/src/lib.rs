@@ -35,6 +35,7 @@ mod phantom;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod times;
 
 pub use calls::Calls;
 pub use context::{BegunAlloc, Waiter};

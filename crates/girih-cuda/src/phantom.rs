@@ -13,7 +13,7 @@
 //! reads from memory: what looks things up by such an index may fail. Sizes, streams and order are
 //! those of the true run, and they are all that a recording holds.
 
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 
 use crate::books::Books;
 use crate::device::CudaDevice;
@@ -123,6 +123,10 @@ impl Device for Phantom {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

@@ -32,7 +32,7 @@ pub mod wrapper;
 
 pub use auto::Auto;
 pub use device::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 pub use lake::{Following, Lake};
 pub use policy::{

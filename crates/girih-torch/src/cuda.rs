@@ -1,5 +1,7 @@
 //! A GPU, and the phantom of one, as the device of a heap.
 
+use std::time::Duration;
+
 use girih_cuda::ipc::{self, IpcError};
 use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, DeviceError};
@@ -106,6 +108,10 @@ impl HeapDevice for CudaDevice {
     fn calls(&self) -> Vec<(&'static str, u64)> {
         by_name(CudaDevice::calls(self))
     }
+
+    fn memory_time(&self) -> Duration {
+        CudaDevice::memory_time(self)
+    }
 }
 
 impl HeapDevice for Phantom {
@@ -147,6 +153,10 @@ impl HeapDevice for Phantom {
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
         by_name(self.device().calls())
+    }
+
+    fn memory_time(&self) -> Duration {
+        self.device().memory_time()
     }
 }
 

@@ -1,9 +1,11 @@
 //! What a heap needs of its device besides memory: streams by the driver's handles, peers, other
 //! processes, and how often the driver was called.
 
+use std::time::Duration;
+
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::{Call, SimDevice};
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_trace::StreamId;
 
 use crate::cuda;
@@ -70,6 +72,11 @@ pub trait HeapDevice: Device + Send {
 
     /// Calls of the driver so far, by the name of the method of [`Device`].
     fn calls(&self) -> Vec<(&'static str, u64)>;
+
+    /// How long those of them took that give, take or map memory. Nothing of a device that does not tell.
+    fn memory_time(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// What is left to do after an opening of memory of another process was closed.
@@ -183,6 +190,11 @@ impl HeapDevice for Simulated {
         let totals = self.device.totals();
         Call::ALL.into_iter().map(|call| (call.name(), totals.of(call).calls)).collect()
     }
+
+    /// Simulated, and what streams and events cost with it.
+    fn memory_time(&self) -> Duration {
+        Duration::from_secs_f64(self.device.totals().sum().microseconds / 1e6)
+    }
 }
 
 impl Device for Simulated {
@@ -192,6 +204,10 @@ impl Device for Simulated {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

@@ -18,9 +18,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::time::Duration;
 
 use girih_cuda::StreamHandle;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_trace::StreamId;
 
 use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
@@ -95,6 +96,10 @@ impl Device for Sourced {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
@@ -195,5 +200,9 @@ impl HeapDevice for Sourced {
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
         self.device.calls()
+    }
+
+    fn memory_time(&self) -> Duration {
+        self.device.memory_time()
     }
 }

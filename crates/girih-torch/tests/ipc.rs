@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::SimDevice;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_torch::{Closing, Exported, Heap, HeapDevice, Outcome, Settings};
 use girih_trace::StreamId;
 
@@ -30,6 +30,10 @@ impl Device for Busy {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     girih_runtime::calls_of!(device {

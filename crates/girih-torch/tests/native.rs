@@ -254,6 +254,7 @@ fn the_report_has_peaks_and_calls() {
     assert_eq!(report["mode"], "native");
     assert_eq!(report["allocated_peak"], 30 * MIB);
     assert_eq!(report["calls"]["alloc"], 1);
+    assert!(report["driver_seconds"].as_f64().unwrap() > 0.0, "{report}");
     assert_eq!(report["hits"], 0);
     assert!(report["plan"].is_null() && report["recorded_events"].is_null());
     assert!(control::report(Some(63)).unwrap_err().contains("not used"));

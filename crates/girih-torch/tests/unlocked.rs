@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::{Fault, SimDevice};
 use girih_runtime::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 use girih_torch::{BegunAlloc, Closing, Exported, Heap, HeapDevice, Outcome, Settings, Source};
 use girih_trace::StreamId;
@@ -93,6 +93,10 @@ impl Device for Gated {
 
     fn granularity(&self) -> u64 {
         self.device.lock().unwrap().granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.lock().unwrap().prices()
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

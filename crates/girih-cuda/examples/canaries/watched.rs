@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use girih_cuda::CudaDevice;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo};
+use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 
 /// A device whose mappings are known.
 pub(crate) struct Watched {
@@ -60,6 +60,10 @@ impl Device for Watched {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, DeviceError> {

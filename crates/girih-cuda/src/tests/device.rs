@@ -1,6 +1,8 @@
 //! What each call does, how many driver calls it makes, and which misuse is refused.
 
-use girih_runtime::{Device, DeviceError, Handle, StreamEvent};
+use std::time::Duration;
+
+use girih_runtime::{Device, DeviceError, Handle, Prices, StreamEvent};
 use girih_trace::StreamId;
 
 use super::{device_of, open};
@@ -169,6 +171,26 @@ fn memory_is_created_mapped_unmapped_and_released() {
     device.unreserve(base, 8 * UNIT).expect("nothing is mapped");
     assert!(fake::is_empty());
     assert_eq!(device.books.counts(), [0; 4]);
+}
+
+#[test]
+fn the_device_times_its_calls_for_memory() {
+    let mut device = device_of(64 * MIB);
+    assert_eq!((device.memory_time(), device.prices()), (Duration::ZERO, Prices::H200));
+    let base = device.reserve(2 * UNIT).expect("there are addresses");
+    for at in [base, base + UNIT] {
+        let handle = device.create(UNIT).expect("there is room");
+        device.map(at, handle).expect("nothing is there");
+    }
+    device.set_access(base, 2 * UNIT).expect("it is mapped");
+    let (time, prices) = (device.memory_time(), device.prices());
+    assert!(time > Duration::ZERO);
+    // Nothing of a driver that is not there takes as long as an H200's.
+    assert_ne!(prices, Prices::H200);
+    assert!(prices.new_page_ns > prices.mapped_again_ns && prices.mapped_again_ns > 0);
+    assert!(2 * u128::from(prices.new_page_ns) <= time.as_nanos());
+    device.memory_info();
+    assert_eq!(device.memory_time(), time);
 }
 
 #[test]

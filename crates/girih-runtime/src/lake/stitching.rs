@@ -28,14 +28,9 @@ use super::block::Block;
 use super::growth::Growth;
 use super::views::Part;
 use super::{Lake, Search, pooled};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Prices};
 use crate::policy::{AllocError, BlockId, Env, Granted, Request};
 use crate::wrapper::Wrapper;
-
-/// Microseconds to map a page once more, and to create and map one, on an H200: as much for a small one
-/// as for a large one. Other cards cost more or less, but both alike.
-const MAPPED_PAGE_US: u64 = 30;
-const NEW_PAGE_US: u64 = 41;
 
 /// A free block that could lend.
 #[derive(Clone, Copy)]
@@ -198,7 +193,7 @@ impl Lake {
             return Ok(Some(self.use_view(search, view)));
         }
         let growth = self.choose_growth(search, true);
-        if !self.stitching_is_cheaper(search, growth)
+        if !self.stitching_is_cheaper(search, growth, env.device.prices())
             && let Some(block) = self.grow_within(env, search, growth, self.allowed(search))?
         {
             return Ok(Some(block));
@@ -213,11 +208,11 @@ impl Lake {
     }
 
     /// True if what is held is enough for a view, and to map that takes less time than to grow.
-    fn stitching_is_cheaper(&self, search: &Search, growth: Growth) -> bool {
+    fn stitching_is_cheaper(&self, search: &Search, growth: Growth, prices: Prices) -> bool {
         let (parts, missing) = self.gather(search);
-        let new = self.count_pages(search, growth) * NEW_PAGE_US;
+        let new = self.count_pages(search, growth).saturating_mul(prices.new_page_ns);
         let mapped = if parts.len() > 1 { self.pages_under(&parts).0.len() as u64 } else { 0 };
-        missing == 0 && mapped * MAPPED_PAGE_US < new
+        missing == 0 && mapped.saturating_mul(prices.mapped_again_ns) < new
     }
 
     /// True if what is held is enough for a view.

@@ -27,7 +27,7 @@ pub use self::fault::{Fault, FaultKind};
 use self::memory::Memory;
 use self::order::Order;
 use crate::device::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 
 /// A simulated GPU.
@@ -215,6 +215,12 @@ impl Device for SimDevice {
 
     fn granularity(&self) -> u64 {
         self.memory.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        let nanoseconds = |call: Call| (1e3 * call.microseconds(self.granularity())) as u64;
+        let mapped_again_ns = nanoseconds(Call::Map) + nanoseconds(Call::SetAccess);
+        Prices { new_page_ns: nanoseconds(Call::Create) + mapped_again_ns, mapped_again_ns }
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

@@ -176,6 +176,21 @@ fn a_fault_fails_its_call_once_and_a_kind_for_ever() {
 }
 
 #[test]
+fn a_page_has_the_price_of_the_calls_that_make_it() {
+    let mut device = device();
+    let base = device.reserve(4 * MIB).unwrap();
+    let before = device.totals().clone();
+    let handle = device.create(2 * MIB).unwrap();
+    let made = device.totals().since(&before).sum().microseconds;
+    device.map(base, handle).unwrap();
+    device.set_access(base, 2 * MIB).unwrap();
+    let all = device.totals().since(&before).sum().microseconds;
+    let prices = device.prices();
+    assert_eq!(prices.new_page_ns, (all * 1e3).round() as u64);
+    assert_eq!(prices.mapped_again_ns, ((all - made) * 1e3).round() as u64);
+}
+
+#[test]
 fn calls_are_counted_with_their_cost_by_handle() {
     let mut device = device();
     let base = device.reserve(8 * MIB).unwrap();

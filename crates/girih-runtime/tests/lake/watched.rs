@@ -2,7 +2,7 @@
 
 use girih_runtime::sim::SimDevice;
 use girih_runtime::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 use girih_trace::StreamId;
 
@@ -63,6 +63,10 @@ impl Device for Watched<'_> {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device.prices()
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

@@ -57,6 +57,8 @@ pub(super) struct Report {
     following: Following,
     /// Calls of the driver by name.
     calls: BTreeMap<&'static str, u64>,
+    /// Seconds that the driver took to give, take and map memory.
+    driver_seconds: f64,
     /// Events in the recording; null if nothing is recorded.
     recorded_events: Option<u64>,
     /// How often the plan was changed.
@@ -183,6 +185,7 @@ fn look(state: &mut State) -> Report {
         stitches: stats.num_stitches,
         following,
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),
+        driver_seconds: state.device.memory_time().as_secs_f64(),
         recorded_events: state.journal.recorder().map(|recorder| recorder.len() as u64),
         switches: state.engine.switches(),
         planning_seconds: state.background.seconds(),

@@ -20,7 +20,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use girih_cuda::StreamHandle;
-    use girih_runtime::{Address, Device, Handle, MemoryInfo};
+    use girih_runtime::{Address, Device, Handle, MemoryInfo, Prices};
     use girih_trace::StreamId;
 
     use crate::device::{Closing, Exported, HeapDevice, Simulated};
@@ -53,6 +53,10 @@ mod tests {
 
         fn granularity(&self) -> u64 {
             self.device.granularity()
+        }
+
+        fn prices(&self) -> Prices {
+            self.device.prices()
         }
     }
 

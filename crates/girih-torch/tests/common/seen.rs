@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::SimDevice;
 use girih_runtime::{
-    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, StreamEvent,
+    Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };
 use girih_torch::{Closing, Exported, Heap, HeapDevice, Outcome, Settings};
 use girih_trace::StreamId;
@@ -96,6 +96,10 @@ impl Device for Seen {
 
     fn granularity(&self) -> u64 {
         self.device().granularity()
+    }
+
+    fn prices(&self) -> Prices {
+        self.device().prices()
     }
 }
 
