@@ -7,7 +7,8 @@ The programs are those of `workloads/kinds/`, the allocators those of `modes.py`
 each seed has a card to itself for all its allocators, one after the other; `--cards` runs as many
 at once. Columns: peaks in MiB; reserved memory relative to `stitch`; step times relative to native,
 of the steps after the tenth: the median of the ratios step by step, the means, the slowest of each;
-retries; and driver calls for memory in those steps, by Girih's count or else by PyTorch's.
+retries; driver calls for memory in those steps, by Girih's count or else by PyTorch's; and the
+share of those steps that the driver took for them, in percent, as Girih times it.
 """
 
 import argparse
@@ -29,6 +30,7 @@ PROGRAMS = sorted(p.stem for p in (WORKLOADS / "kinds").glob("[!_]*.py") if p.st
 HEAD = (
     f"{'program':<14} {'seed':>4} {'allocator':<16} {'alloc MiB':>10} {'resv MiB':>10}"
     f" {'/stitch':>8} {'median':>8} {'mean':>8} {'slowest':>8} {'retr':>5} {'calls':>8}"
+    f" {'driver':>7}"
 )
 
 
@@ -57,6 +59,14 @@ def driver_calls(seen: dict[str, Any]) -> int:
     return sum(count for name, count in calls.items() if name not in modes.EVENTS)
 
 
+def driver_share(seen: dict[str, Any]) -> str:
+    """Of the time of the settled steps, in percent. Torch's own allocator tells of none."""
+    changes = seen.get("settled_changes", {})
+    if "driver_seconds" not in changes:
+        return "-"
+    return f"{100 * changes['driver_seconds'] / sum(settled_steps(seen)):.2f}"
+
+
 def result(runs: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
     """What the first launch of this allocator that got through printed."""
     return next((run["ranks"]["0"] for run in runs if run["mode"] == mode and "ranks" in run), None)
@@ -83,7 +93,7 @@ def rows(name: str, seed: int, runs: list[dict[str, Any]]) -> list[str]:
             ]
             times = [f"{ratio:8.4f}" for ratio in ratios]
         peaks = f"{seen['allocated_peak'] / MIB:10.0f} {seen['reserved_peak'] / MIB:10.0f}"
-        counts = f"{seen['retries']:>5} {driver_calls(seen):>8}"
+        counts = f"{seen['retries']:>5} {driver_calls(seen):>8} {driver_share(seen):>7}"
         lines.append(f"{begin} {peaks} {space} {' '.join(times)} {counts}")
     return lines
 
