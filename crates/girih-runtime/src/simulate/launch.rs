@@ -19,7 +19,7 @@ use crate::policy::Env;
 use crate::replay::{Options, replay};
 
 /// Iterations of a first launch, if the recording has no more.
-const ITERATIONS: usize = 16;
+pub const ITERATIONS: usize = 16;
 
 /// The plan that a first launch keeps, as it does under PyTorch: the last one that three iterations in a row have
 /// fitted, unless one was given up after it. None if it keeps none.
