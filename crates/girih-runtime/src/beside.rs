@@ -248,19 +248,19 @@ pub(crate) fn allocate<P: Wrapper<Inner = Beside>>(
     request: Request,
     give_way: impl FnOnce(&mut P, &mut Env<'_>) -> Result<bool, AllocError>,
 ) -> Result<Granted, AllocError> {
-    let stats = &policy.inner().stats;
+    let stats = &P::inner(policy).stats;
     let (ooms, rejections) = (stats.num_ooms, stats.num_oom_rejections);
-    let mut result = Wrapper::allocate(policy.inner_mut(), env, request);
+    let mut result = Wrapper::allocate(P::inner_mut(policy), env, request);
     let is_refused = matches!(result, Err(AllocError::OutOfMemory { .. }));
-    if is_refused && !policy.inner().is_capturing() && give_way(policy, env)? {
-        let stats = &mut policy.inner_mut().stats;
+    if is_refused && !P::inner(policy).is_capturing() && give_way(policy, env)? {
+        let stats = &mut P::inner_mut(policy).stats;
         (stats.num_ooms, stats.num_oom_rejections) = (ooms, rejections);
         stats.num_sync_all_streams += 1;
         stats.num_alloc_retries += 1;
-        result = Wrapper::allocate(policy.inner_mut(), env, request);
+        result = Wrapper::allocate(P::inner_mut(policy), env, request);
     }
     result.map_err(|error| {
-        let beside = policy.inner();
+        let beside = P::inner(policy);
         error.in_all(&beside.stats, beside.limit(env))
     })
 }
@@ -271,13 +271,13 @@ pub(crate) fn make_room<P: Wrapper<Inner = Beside>>(
     policy: &mut P,
     env: &mut Env<'_>,
 ) -> Result<bool, AllocError> {
-    let stats = &policy.inner().stats;
+    let stats = &P::inner(policy).stats;
     let is_waiting = stats.active.all.current > stats.allocation.all.current;
     let has_more = is_waiting || Wrapper::releasable(policy) > 0;
-    if policy.inner().is_capturing() || !has_more {
+    if P::inner(policy).is_capturing() || !has_more {
         return Ok(false);
     }
     Wrapper::empty_cache(policy, env)?;
-    policy.inner_mut().stats.num_alloc_retries += 1;
+    P::inner_mut(policy).stats.num_alloc_retries += 1;
     Ok(true)
 }

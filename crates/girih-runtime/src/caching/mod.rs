@@ -42,7 +42,7 @@ mod tie_order;
 mod two_step;
 mod view;
 
-use girih_trace::{Action, PoolId, StreamId};
+use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
 pub use self::adopt::{Adopted, AdoptedBlock};
@@ -248,6 +248,10 @@ impl Policy for Caching {
         self.cached_bytes()
     }
 
+    fn unmapped(&self) -> u64 {
+        0
+    }
+
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         let block = self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested, home) =
@@ -299,6 +303,10 @@ impl Policy for Caching {
         self.limbo.settle(env.device)?;
         self.release_cached_blocks(env, self.is_capturing())?;
         self.order.forget_fences(env.device, &mut self.limbo);
+        Ok(())
+    }
+
+    fn mark(&mut self, _env: &mut Env<'_>, _mark: &Mark) -> Result<(), AllocError> {
         Ok(())
     }
 
