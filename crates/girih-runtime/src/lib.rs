@@ -17,6 +17,7 @@ pub mod gmlake;
 mod hooked;
 pub mod lab;
 pub mod lake;
+mod limit;
 mod order;
 mod pending;
 pub mod policy;

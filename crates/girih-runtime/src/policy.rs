@@ -353,12 +353,14 @@ pub trait Policy: Send {
     /// [`Policy::empty_cache`].
     fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Limits what is held to a share of the device, from 0 to 1; 1 is no limit
-    /// (`setMemoryFraction`). Nothing that is held already is given back.
-    fn set_memory_fraction(&mut self, fraction: f64);
+    /// Limits what is held to so many bytes; None for as many as there are (`setMemoryFraction`, whose
+    /// share of the device [`TieOrder::limit_of`](crate::caching::TieOrder::limit_of) makes bytes).
+    /// Nothing that is held already is given back.
+    fn set_limit(&mut self, limit: Option<u64>);
 
-    /// The share of the device that may be held.
-    fn memory_fraction(&self) -> f64;
+    /// Bytes that may be held of a device of `total` bytes; None without a limit. Until a limit is set it
+    /// is that of the settings.
+    fn limit(&self, total: u64) -> Option<u64>;
 
     /// Bytes from which on a block is not split; [`u64::MAX`] without a limit
     /// (`max_split_size_mb`).

@@ -117,7 +117,7 @@ wrapper! {
         fn pool_users(pool: PoolId) -> u32;
         fn has_pool(pool: PoolId) -> bool;
         fn reserved_of_pool(pool: PoolId) -> Option<Counters>;
-        fn memory_fraction() -> f64;
+        fn limit(total: u64) -> Option<u64>;
         fn max_split_size() -> u64;
         fn checkpoint(pool: PoolId) -> Result<Checkpoint, AllocError>;
         fn stats() -> &Stats;
@@ -129,7 +129,7 @@ wrapper! {
         fn set_pool_options(pool: PoolId, options: PoolOptions);
         fn begin_pool(pool: PoolId, captures: bool);
         fn end_pool(pool: PoolId, captures: bool);
-        fn set_memory_fraction(fraction: f64);
+        fn set_limit(limit: Option<u64>);
         fn reset_peak_stats();
     }
     operations {
@@ -220,7 +220,7 @@ mod tests {
         let policy: &mut dyn Policy = &mut counted;
         let (pool, stream) = (PoolId(1), StreamId(0));
         policy.create_pool(pool);
-        policy.set_memory_fraction(0.5);
+        policy.set_limit(Some(1 << 29));
         let request = Request { size: 3 << 20, stream, pool };
         let mut env = Env { device: &mut device, log: &mut log };
         let granted = policy.allocate(&mut env, request).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
         policy.mark(&mut env, &mark).unwrap();
         assert!(policy.has_room(&request), "what was freed would serve it");
-        assert_eq!((policy.pool_users(pool), policy.memory_fraction()), (1, 0.5));
+        assert_eq!((policy.pool_users(pool), policy.limit(1 << 30)), (1, Some(1 << 29)));
         assert_eq!(policy.reserved_of_pool(pool).unwrap().all.current, 20 << 20);
         policy.release_pool(&mut env, pool).unwrap();
         assert!(policy.has_pool(pool), "it holds a segment");
@@ -328,11 +328,11 @@ mod tests {
         fn empty_pool(&mut self, _: &mut Env<'_>, _: PoolId) -> Result<(), AllocError> {
             self.note("empty_pool", Err(UNKNOWN))
         }
-        fn set_memory_fraction(&mut self, _: f64) {
-            self.note("set_memory_fraction", ());
+        fn set_limit(&mut self, _: Option<u64>) {
+            self.note("set_limit", ());
         }
-        fn memory_fraction(&self) -> f64 {
-            self.note("memory_fraction", 0.5)
+        fn limit(&self, total: u64) -> Option<u64> {
+            self.note("limit", Some(total / 2))
         }
         fn max_split_size(&self) -> u64 {
             self.note("max_split_size", 14)
@@ -380,7 +380,7 @@ mod tests {
         assert!(policy.has_room(&request) && policy.has_pool(pool));
         assert_eq!((policy.releasable(), policy.unmapped(), policy.pool_users(pool)), (11, 12, 13));
         assert_eq!(policy.reserved_of_pool(pool), Some(Counters::default()));
-        assert_eq!((policy.memory_fraction(), policy.max_split_size()), (0.5, 14));
+        assert_eq!((policy.limit(30), policy.max_split_size()), (Some(15), 14));
         assert_eq!(policy.checkpoint(pool), Err(UNKNOWN));
         assert_eq!(policy.stats(), &Stats::default());
         policy.visit(&mut |_, _| ());
@@ -390,7 +390,7 @@ mod tests {
         policy.set_pool_options(pool, PoolOptions::default());
         policy.begin_pool(pool, true);
         policy.end_pool(pool, true);
-        policy.set_memory_fraction(0.5);
+        policy.set_limit(None);
         policy.reset_peak_stats();
 
         assert_eq!(policy.allocate(&mut env, request), Ok(GRANTED));

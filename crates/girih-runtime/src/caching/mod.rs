@@ -54,6 +54,7 @@ use self::expandable::Segment;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
 use self::two_step::Taken;
+use crate::limit::Limit;
 use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 pub use crate::policy::PoolOptions;
@@ -67,6 +68,8 @@ use crate::stats::{Counters, Stats};
 #[derive(Debug)]
 pub struct Caching {
     config: Config,
+    /// What may be held: at first what the settings say.
+    limit: Limit,
     blocks: Slab,
     pools: Pools,
     /// Expandable segments; vacant places are `None`.
@@ -109,6 +112,7 @@ impl Caching {
     /// An allocator that holds nothing.
     pub fn new(config: Config) -> Caching {
         Caching {
+            limit: Limit::of_settings(&config),
             config,
             blocks: Slab::default(),
             pools: Pools::default(),
@@ -133,6 +137,11 @@ impl Caching {
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What may be held, as far as it is known without the device.
+    pub(crate) fn own_limit(&self) -> Limit {
+        self.limit
     }
 
     /// Turns expandable segments on or off between two operations, as a program may at run time.
@@ -369,12 +378,12 @@ impl Policy for Caching {
         Ok(self.release_private_pool(env, pool)?)
     }
 
-    fn set_memory_fraction(&mut self, fraction: f64) {
-        self.config.memory_fraction = fraction;
+    fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = Limit::Bytes(limit);
     }
 
-    fn memory_fraction(&self) -> f64 {
-        self.config.memory_fraction
+    fn limit(&self, total: u64) -> Option<u64> {
+        self.limit.of_total(total)
     }
 
     fn configure(&mut self, _env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {
