@@ -3,7 +3,8 @@
 //! ```text
 //!  recorded   | opening | step 0 | step 1 | step 2 | st
 //!  first part | opening | step 0 | step 1 |
-//!  prolonged  | opening | step 0 | step 1 | step 2 | step 1 | step 2 | step 1 | ...
+//!  prolonged  | opening | step 0 | step 1 | step 1 | step 1 | step 1 | ...
+//!    its sizes                     | of 1   | of 1   | of 2   | of 1   | ...
 //! ```
 //!
 //! Both are a trace with lifetimes of its own. They are made of the lifetimes of the whole, and not from the events
@@ -11,8 +12,9 @@
 
 use std::ops::Range;
 
+use crate::align::{Key, align, keys};
 use crate::event::Tick;
-use crate::iterations::Iterations;
+use crate::iterations::{Iteration, Iterations};
 use crate::lifetimes::{Lifetime, Lifetimes};
 use crate::mark::Mark;
 use crate::trace::Trace;
@@ -50,12 +52,13 @@ pub fn first_part(trace: &Trace, lives: &Lifetimes, end: Tick) -> (Trace, Lifeti
     (first, first_lives)
 }
 
-/// A recording that goes on after its last whole steady iteration with its steady iterations, from the first of them
-/// again, until it has at least `count` iterations. None if none of its iterations are alike, or if it has as many.
+/// A recording that goes on until it has at least `count` iterations. None if none of its iterations are alike, or if
+/// it has as many.
 ///
-/// As many blocks must come into what is repeated as go out of it, so that nothing piles up: one that crosses from an
-/// iteration into the next is freed there where the recorded one was. If that is so from no steady iteration on, the
-/// last one alone is repeated. Times are those of the recorded events, and so do not rise.
+/// One steady iteration is repeated: the latest that is known to be whole, into which as many blocks come as go out of
+/// it, so that nothing piles up. A block that crosses from one into the next is freed there where the recorded one was.
+/// Its sizes are those of the steady iterations in turn, place by place: a run whose sizes vary goes on varying. Times
+/// are those of the recorded events, and so do not rise.
 pub fn prolonged(
     trace: &Trace,
     lives: &Lifetimes,
@@ -66,21 +69,34 @@ pub fn prolonged(
     if iterations.list.len() >= count {
         return None;
     }
-    // The last may be cut short, and its successor is not known.
-    let last = (last - 1).max(first);
-    let from = |first: usize| {
-        let ticks = iterations.list[first].ticks.start..iterations.list[last].ticks.end;
-        (first, Round::new(lives, ticks))
+    // The last may be cut short, and what comes after it is not known.
+    let whole = first..=(last - 1).max(first);
+    let round = |index: usize| Round::new(lives, &iterations.list[index]);
+    let is_balanced = |index: &usize| round(*index).out.len() == round(*index).into.len();
+    let model = whole.clone().rev().find(is_balanced).unwrap_or(*whole.end());
+    let keys = keys(lives);
+    let slice = |index: usize| {
+        let requests = &iterations.list[index].requests;
+        &keys[requests.start as usize..requests.end as usize]
     };
-    let balanced = (first..last).map(from).find(|(_, round)| round.out.len() == round.into.len());
-    let (first, round) = balanced.unwrap_or_else(|| from(last));
-    let mut longer = Prolonged::new(trace, lives, round);
-    let mut there = last + 1;
-    while there < count {
-        longer.repeat();
-        there += last + 1 - first;
+    let sizes: Vec<Vec<u64>> =
+        (first..=last).map(|index| sizes_by_place(slice(model), slice(index))).collect();
+    let mut longer = Prolonged::new(trace, lives, round(model));
+    for (_, sizes) in (model + 1..count).zip(sizes.iter().cycle()) {
+        longer.repeat(sizes);
     }
     Some((longer.trace, longer.lives))
+}
+
+/// The size of each place of an iteration, `model`, in another one; its own where the other has no such place.
+fn sizes_by_place(model: &[Key], other: &[Key]) -> Vec<u64> {
+    let mut sizes: Vec<u64> = model.iter().map(|key| key.size).collect();
+    for (place, key) in align(model, other).into_iter().zip(other) {
+        if let Some(place) = place {
+            sizes[place as usize] = key.size;
+        }
+    }
+    sizes
 }
 
 /// What is repeated.
@@ -96,11 +112,8 @@ struct Round {
 }
 
 impl Round {
-    fn new(lives: &Lifetimes, ticks: Range<u32>) -> Round {
-        let born = |tick: u32| {
-            lives.older + lives.born().partition_point(|request| request.birth.0 < tick)
-        };
-        let own = born(ticks.start) as u32..born(ticks.end) as u32;
+    fn new(lives: &Lifetimes, iteration: &Iteration) -> Round {
+        let Iteration { requests: own, ticks } = iteration.clone();
         let death = |index: &u32| lives.requests[*index as usize].death;
         let dies_inside = |index: &u32| ticks.contains(&death(index).0);
         let crosses = |index: &u32| death(index) != Tick::NEVER && !dies_inside(index);
@@ -127,8 +140,8 @@ impl<'a> Prolonged<'a> {
         Prolonged { recorded, round, carried, trace: first, lives: first_lives }
     }
 
-    /// Adds the events once more.
-    fn repeat(&mut self) {
+    /// Adds the events once more, with a size for each of the requests.
+    fn repeat(&mut self, sizes: &[u64]) {
         let (trace, lives) = self.recorded;
         let start = self.trace.events.len() as u32;
         let base = self.lives.requests.len() as u32;
@@ -136,11 +149,11 @@ impl<'a> Prolonged<'a> {
         let moved = |tick: Tick| {
             if ticks.contains(&tick.0) { Tick(tick.0 - ticks.start + start) } else { Tick::NEVER }
         };
-        for index in own.clone() {
+        for (index, &size) in own.clone().zip(sizes) {
             let request = lives.requests[index as usize];
             let (free_requested, death) = (moved(request.free_requested), moved(request.death));
             let birth = moved(request.birth);
-            self.lives.requests.push(Lifetime { birth, free_requested, death, ..request });
+            self.lives.requests.push(Lifetime { size, birth, free_requested, death, ..request });
         }
         // What crossed into these events dies where its like did.
         for (&index, &recorded) in self.carried.iter().zip(into) {
@@ -186,12 +199,17 @@ mod tests {
 
     /// Weights, and steps in each of which 60 blocks come and go and a batch is taken over from the step before.
     fn steps(count: u64) -> Trace {
+        steps_of(&vec![0; count as usize])
+    }
+
+    /// The same, each step with so many bytes more for each of the 60.
+    fn steps_of(more: &[u64]) -> Trace {
         let mut trace = Trace { streams: vec![0], pools: vec![(0, 0)], ..Trace::default() };
         let push = |trace: &mut Trace, action, address: u64, size| {
             trace.events.push(event(action, 4096 * (1 + address), size));
         };
         push(&mut trace, Action::Alloc, 1000, 7000);
-        for step in 0..count {
+        for (step, more) in (0..).zip(more) {
             trace.marks.push(Mark {
                 before: trace.events.len() as u32,
                 time_us: 0,
@@ -200,10 +218,10 @@ mod tests {
             });
             push(&mut trace, Action::Alloc, 500 + step % 2, 900);
             for block in 0..60 {
-                push(&mut trace, Action::Alloc, block, 10 + block);
+                push(&mut trace, Action::Alloc, block, 10 + block + more);
             }
             for block in 0..60 {
-                push(&mut trace, Action::FreeCompleted, block, 10 + block);
+                push(&mut trace, Action::FreeCompleted, block, 10 + block + more);
             }
             if step > 0 {
                 push(&mut trace, Action::FreeCompleted, 501 - step % 2, 900);
@@ -269,5 +287,18 @@ mod tests {
         assert_eq!(told(&longer), told(&expected));
         assert_eq!(longer.request_of, expected.request_of);
         assert!(prolonged(&short, &lives, &iterations, 4).is_none(), "it has as many");
+    }
+
+    #[test]
+    fn sizes_that_vary_go_on_varying() {
+        let varied = steps_of(&[0, 5, 0, 7]);
+        let (lives, iterations) = of(&varied);
+        assert_eq!(iterations.steady, Some((0, 3)));
+        let (trace, longer) = prolonged(&varied, &lives, &iterations, 9).expect("steps are alike");
+        let again = Iterations::of(&trace, &longer);
+        // The first block of each step after the batch.
+        let size = |it: &Iteration| longer.requests[it.requests.start as usize + 1].size;
+        let sizes: Vec<u64> = again.list.iter().map(size).collect();
+        assert_eq!(sizes, [10, 15, 10, 10, 15, 10, 17, 10, 15]);
     }
 }

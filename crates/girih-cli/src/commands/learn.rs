@@ -73,7 +73,8 @@ pub(crate) fn learn(loaded: &Loaded, share: Share, setup: &Setup) -> anyhow::Res
     let learnt = share.of(list.len());
     let from = Tick(list.get(learnt).map_or(0, |iteration| iteration.ticks.start));
     let (first, first_lives) = first_part(trace, lives, from);
-    let plan = Some(auto::learn(&first, &first_lives));
+    // In one iteration microbatches may be alike, and are no steps.
+    let plan = (learnt >= 2).then(|| auto::learn(&first, &first_lives));
     let plan = plan.filter(|plan| plan.steady().is_some()).map(Arc::new);
     let setup = Setup {
         plan: plan.clone(),
