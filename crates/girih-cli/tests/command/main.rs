@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod files;
 mod girih;
+mod learn;
 mod plan;
 mod refusals;
 mod replay;
