@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use girih_plan::Plan;
 use girih_runtime::auto;
+use girih_runtime::sim::CallTotals;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
 use girih_trace::parts::first_part;
 use girih_trace::{Iterations, Tick};
@@ -166,7 +167,7 @@ fn row(name: &str, simulation: &Simulation, has_plan: bool, setup: &Setup) -> Ve
 
 /// Calls of the device in the rest, and their cost in microseconds.
 fn rest_calls(simulation: &Simulation) -> (u64, f64) {
-    let calls = simulation.iterations.first().map(|rest| rest.sum()).unwrap_or_default();
+    let calls = simulation.iterations.first().map(CallTotals::sum).unwrap_or_default();
     (calls.calls, calls.microseconds)
 }
 

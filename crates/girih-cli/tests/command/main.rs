@@ -12,6 +12,7 @@ mod files;
 mod girih;
 mod learn;
 mod plan;
+mod readme;
 mod refusals;
 mod replay;
 mod stats;
