@@ -96,20 +96,21 @@ pub(crate) fn learn(loaded: &Loaded, share: Share, setup: &Setup) -> anyhow::Res
 impl OutOfSample {
     /// The table and what is to be said to it.
     pub(crate) fn text(&self, setup: &Setup) -> String {
-        let mut columns = vec!["allocator", "allocated", "reserved", "efficiency", "calls", "cost"];
-        columns.push("hits");
+        let mut columns =
+            vec!["allocator", "allocated", "reserved", "efficiency", "calls", "cost", "hits"];
         if setup.capacity.is_some() {
             columns.insert(1, "fits");
         }
         let rows: Vec<Vec<String>> = (self.rows.iter())
             .map(|(name, simulation)| row(name, simulation, self.plan.is_some(), setup))
             .collect();
-        let first = match self.learnt {
-            0 => "the whole run".to_owned(),
-            learnt => format!(
-                "the rest of the run, after the first {} of {} iterations",
+        let iterations = count(self.iterations as u64);
+        let first = match (self.iterations, self.learnt) {
+            (0, _) => "the whole run".to_owned(),
+            (_, 0) => format!("the rest of the run, from the first of {iterations} iterations on"),
+            (_, learnt) => format!(
+                "the rest of the run, after the first {} of {iterations} iterations",
                 count(learnt as u64),
-                count(self.iterations as u64)
             ),
         };
         format!("{first}\n{}\n{}\n", table(&columns, &rows), self.sentence())
@@ -138,7 +139,7 @@ impl OutOfSample {
     }
 }
 
-/// Bytes of the plan's places in a hundred requested.
+/// The share of the bytes requested that were given their place.
 fn hit_share(simulation: &Simulation) -> Option<f64> {
     let following = simulation.following?;
     let bytes = following.hit_bytes + following.miss_bytes;

@@ -58,6 +58,7 @@ fn a_first_part_without_an_iteration_and_one_of_one_are_told_apart() {
         assert!(printed.contains("learnt is the lake without a plan"), "{printed}");
     };
     says("10%", "no iteration ends in the first part");
+    says("10%", "the rest of the run, from the first of 2 iterations on");
     says("99%", "the first part has one iteration, and a plan needs two");
     let learnt = learn(arg(&file), "10%");
     assert_eq!(integer(&learnt, "iterations_learnt"), 0);
