@@ -203,6 +203,12 @@ impl Plan {
         most.saturating_sub(least) > most / VARIES
     }
 
+    /// True if `auto` follows it: one of iterations that differ is no help where the next differ from those, and one of
+    /// a part of what is in use is in the way of the rest.
+    pub fn is_reliable(&self) -> bool {
+        self.is_tight() && !self.varies()
+    }
+
     /// Requests of one steady iteration; of the opening where nothing repeats.
     pub fn iteration_requests(&self) -> usize {
         let entries = self.steady().or(self.sequences.first()).map_or(0, |s| s.entries.len());

@@ -28,6 +28,9 @@ pub struct Options<'a> {
     pub calls_max: Option<u64>,
     /// Ends after the operation at this tick.
     pub until: Option<Tick>,
+    /// Before this tick, and the marks there, the policy's peaks are set to what is there: from then on they, and
+    /// [`Replayed::peak_at`] and [`Replayed::grown_at`], are of what follows.
+    pub reset_peaks_at: Option<Tick>,
     /// Lets the simulated device check that each use of a byte comes after the last one. Slower.
     pub check_order: bool,
     /// Walks the whole policy after each operation. Much slower; for tests.
@@ -287,6 +290,11 @@ impl<P: Policy + ?Sized> Run<'_, P> {
             let tick = Tick(index as u32);
             if self.is_overworked(tick) {
                 break;
+            }
+            if self.options.reset_peaks_at == Some(tick) {
+                self.policy.reset_peak_stats();
+                (self.peak, self.growth) = ((0, 0), 0);
+                self.note_peak(tick);
             }
             let at = self.options.count_calls_at;
             while at.get(self.result.calls_before.len()).is_some_and(|&start| start <= tick) {

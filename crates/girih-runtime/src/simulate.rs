@@ -1,7 +1,10 @@
 //! Simulation: what an allocator would have made of a recorded run.
 //!
 //! The production policy on the simulated device, put together from a name and settings. This is
-//! what the command line, and later Python, ask for.
+//! what the command line, and later Python, ask for. What an earlier launch leaves to `again` is in [`mod@launch`].
+
+pub mod launch;
+mod rest;
 
 use std::sync::Arc;
 
@@ -10,6 +13,7 @@ use girih_trace::bounds::{BoundsError, HELD_MAX, check_held};
 use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
+use self::rest::{Rest, since};
 use crate::auto::{Auto, Planning, Switch};
 use crate::caching::config::ConfigError;
 use crate::caching::rounding::round_size;
@@ -51,11 +55,13 @@ pub enum Allocator {
     Planned,
     /// Begins as `stitch`, and follows a plan as soon as it has learnt one.
     Auto,
+    /// `auto` in a second launch: it follows the plan that the first one kept, if that is one to rely on.
+    Again,
 }
 
 impl Allocator {
     /// Every allocator.
-    pub const ALL: [Allocator; 7] = [
+    pub const ALL: [Allocator; 8] = [
         Allocator::Direct,
         Allocator::Native,
         Allocator::Expandable,
@@ -63,12 +69,13 @@ impl Allocator {
         Allocator::Stitch,
         Allocator::Planned,
         Allocator::Auto,
+        Allocator::Again,
     ];
 
     /// True if it takes pages of the device, and not segments.
     fn is_expandable(self) -> bool {
-        use Allocator::{Auto, Expandable, Planned, Stitch};
-        matches!(self, Expandable | Stitch | Planned | Auto)
+        use Allocator::{Again, Auto, Expandable, Planned, Stitch};
+        matches!(self, Expandable | Stitch | Planned | Auto | Again)
     }
 
     /// The name on the command line and in tables.
@@ -81,6 +88,7 @@ impl Allocator {
             Allocator::Stitch => "stitch",
             Allocator::Planned => "planned",
             Allocator::Auto => "auto",
+            Allocator::Again => "again",
         }
     }
 }
@@ -88,13 +96,13 @@ impl Allocator {
 /// What to simulate with.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `stitch`, `planned` and `auto`,
+    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `stitch`, `planned`, `auto` and `again`,
     /// `expandable_segments:True` is added.
     /// For `gmlake` they are those of what serves its small requests.
     pub conf: String,
     /// Settings of `gmlake`, unused otherwise.
     pub gmlake: gmlake::Config,
-    /// How the lake weighs memory against time, for `stitch`, `planned` and `auto`.
+    /// How the lake weighs memory against time, for `stitch`, `planned`, `auto` and `again`.
     pub lake: lake::Options,
     /// The order in which equal free blocks are taken; it differs from torch release to release.
     pub tie_order: TieOrder,
@@ -102,6 +110,10 @@ pub struct Setup {
     pub capacity: Option<u64>,
     /// The plan to follow. Needed for `planned`, unused otherwise.
     pub plan: Option<Arc<Plan>>,
+    /// The plan that an earlier launch kept ([`launch::first`]); None if it kept none. For `again`, unused otherwise.
+    pub kept: Option<Arc<Plan>>,
+    /// Peaks, and how well a plan is followed, are of what comes from this tick on; None for the whole run.
+    pub rest: Option<Tick>,
     /// Checks the order of uses across streams. Slower.
     pub check_order: bool,
     /// Ticks, rising, at which iterations begin, to tell their calls of the device apart; none to
@@ -112,6 +124,13 @@ pub struct Setup {
     pub plans_late: bool,
     /// What [`Earlier::of`] says of the trace; None to have it asked each time.
     pub earlier: Option<Arc<Result<Earlier, Contradiction>>>,
+}
+
+impl Setup {
+    /// Who makes the plans of `auto`.
+    fn planning(&self) -> Planning {
+        if self.plans_late { Planning::NextIteration } else { Planning::AtOnce }
+    }
 }
 
 /// What `auto` learnt.
@@ -185,9 +204,9 @@ pub struct Simulation {
     pub replayed: Replayed,
     /// The allocator's counters at the end.
     pub stats: Stats,
-    /// How well the plan was followed, for `planned` and `auto`.
+    /// How well the plan was followed, for `planned`, `auto` and `again`.
     pub following: Option<Following>,
-    /// What was learnt, for `auto`.
+    /// What was learnt, for `auto` and `again`.
     pub learning: Option<Learning>,
     /// Calls of the device and their simulated cost.
     pub calls: CallTotals,
@@ -218,8 +237,12 @@ pub fn simulate(
     allocator: Allocator,
     setup: &Setup,
 ) -> Result<Simulation, SimulateError> {
-    let (check_order, count_calls_at) = (setup.check_order, &*setup.iterations);
-    let options = Options { check_order, count_calls_at, ..Options::default() };
+    let options = Options {
+        check_order: setup.check_order,
+        count_calls_at: &setup.iterations,
+        reset_peaks_at: setup.rest,
+        ..Options::default()
+    };
     run(trace, lives, allocator, setup, options, |_, _| ())
 }
 
@@ -233,7 +256,7 @@ pub fn waste_at_peak(
     setup: &Setup,
 ) -> Result<Waste, SimulateError> {
     let at = simulation.replayed.peak_at;
-    let options = Options { until: Some(at), ..Options::default() };
+    let options = Options { until: Some(at), reset_peaks_at: setup.rest, ..Options::default() };
     let mut found = Waste::default();
     run(trace, lives, simulation.allocator, setup, options, |policy, config| {
         found = look(policy, config, lives, simulation.replayed.grown_at);
@@ -269,12 +292,9 @@ fn run(
     mut inspect: impl FnMut(&dyn Policy, &Config),
 ) -> Result<Simulation, SimulateError> {
     check_held(lives)?;
-    let calls_max = CALLS_MAX + CALLS_PER_EVENT * trace.events.len() as u64;
-    let options = Options { calls_max: Some(calls_max), ..options };
-    let mut device = SimDevice::new(setup.capacity.unwrap_or(UNLIMITED));
-    let mut config = Config::parse(&setup.conf)?;
-    config.tie_order = setup.tie_order;
-    config.expandable_segments |= allocator.is_expandable();
+    let options = Options { calls_max: Some(calls_max(trace)), ..options };
+    let mut device = device(setup);
+    let config = config(allocator, setup)?;
     let caching = || {
         let mut caching = Caching::new(config.clone());
         caching.set_stream_handles(trace.streams.clone());
@@ -314,17 +334,22 @@ fn run(
         }
         Allocator::Planned => {
             let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let mut policy = lake(&config, trace, setup).with_plan(plan);
+            let mut policy = Rest::of(lake(&config, trace, setup).with_plan(plan), Lake::following);
             let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy, &config);
-            following = Some(policy.following());
-            (replayed, policy.stats().clone())
+            inspect(&policy.inner, &config);
+            following = Some(since(policy.counted()));
+            (replayed, Policy::stats(&policy.inner).clone())
         }
-        Allocator::Auto => {
-            let (auto, replayed, earlier) =
-                run_auto(trace, lives, &config, setup, options, &mut device)?;
+        Allocator::Auto | Allocator::Again => {
+            let kept = setup.kept.as_ref().filter(|plan| plan.is_reliable());
+            let lake = match kept.filter(|_| allocator == Allocator::Again) {
+                Some(plan) => lake(&config, trace, setup).with_plan(Arc::clone(plan)),
+                None => lake(&config, trace, setup),
+            };
+            let learnt = run_auto(trace, lives, lake, setup.planning(), options, &mut device)?;
+            let Learnt { auto, replayed, earlier, counted } = learnt;
             inspect(&auto, &config);
-            following = Some(auto.lake().following());
+            following = Some(since((counted.0.0, counted.1.0)));
             let mut stats = auto.stats().clone();
             let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
             learning = Some(Learning {
@@ -332,24 +357,46 @@ fn run(
                 // What came before the first switch is left out.
                 peaks: earlier.iter().chain([&stats]).skip(1).map(peaks).collect(),
             });
-            for before in &earlier {
+            for before in &earlier[counted.0.1..] {
                 stats.raise_peaks(before);
             }
             (replayed, stats)
         }
     };
-    if let Some((tick, calls)) = replayed.overworked {
-        return Err(SimulateError::Overworked {
-            allocator: allocator.name(),
-            event: tick.0,
-            calls,
-        });
-    }
+    check_calls(allocator, &replayed)?;
     let calls = device.totals().clone();
     let starts = &replayed.calls_before;
     let ends = starts.iter().skip(1).chain([&calls]);
     let iterations = starts.iter().zip(ends).map(|(start, end)| end.since(start)).collect();
     Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls, iterations })
+}
+
+/// The device of a setup.
+fn device(setup: &Setup) -> SimDevice {
+    SimDevice::new(setup.capacity.unwrap_or(UNLIMITED))
+}
+
+/// The settings of an allocator.
+fn config(allocator: Allocator, setup: &Setup) -> Result<Config, ConfigError> {
+    let mut config = Config::parse(&setup.conf)?;
+    config.tie_order = setup.tie_order;
+    config.expandable_segments |= allocator.is_expandable();
+    Ok(config)
+}
+
+/// Calls of the device after which the replay of a trace is given up.
+fn calls_max(trace: &Trace) -> u64 {
+    CALLS_MAX + CALLS_PER_EVENT * trace.events.len() as u64
+}
+
+/// Refuses a replay that was given up.
+fn check_calls(allocator: Allocator, replayed: &Replayed) -> Result<(), SimulateError> {
+    match replayed.overworked {
+        None => Ok(()),
+        Some((tick, calls)) => {
+            Err(SimulateError::Overworked { allocator: allocator.name(), event: tick.0, calls })
+        }
+    }
 }
 
 /// The lake, as `stitch` and beneath a plan.
@@ -359,28 +406,39 @@ fn lake(config: &Config, trace: &Trace, setup: &Setup) -> Lake {
     Lake::new(setup.lake, pools)
 }
 
-/// Replays under `auto`. Returns it, what was replayed, and the counters at each switch, after which
-/// their peaks began anew.
+/// `auto` after a replay.
+struct Learnt {
+    auto: Auto,
+    replayed: Replayed,
+    /// The counters at each switch, after which their peaks began anew.
+    earlier: Vec<Stats>,
+    /// How its plans were followed and how many switches there were, at [`Setup::rest`] and now.
+    counted: ((Following, usize), (Following, usize)),
+}
+
+/// Replays under `auto`, which begins with `lake`.
 fn run_auto(
     trace: &Trace,
     lives: &Lifetimes,
-    config: &Config,
-    setup: &Setup,
+    lake: Lake,
+    planning: Planning,
     options: Options<'_>,
     device: &mut SimDevice,
-) -> Result<(Auto, Replayed, Vec<Stats>), SimulateError> {
-    let mut auto = Auto::new(lake(config, trace, setup));
-    let late = setup.plans_late;
-    auto.set_planning(if late { Planning::NextIteration } else { Planning::AtOnce });
+) -> Result<Learnt, AllocError> {
+    let mut auto = Auto::new(lake);
+    auto.set_planning(planning);
     let mut earlier = Vec::new();
-    let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
+    let hooked = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
         if auto.switches().len() > earlier.len() {
             earlier.push(auto.stats().clone());
             auto.reset_peak_stats();
         }
         Ok(())
     });
+    let count =
+        |hooked: &Hooked<Auto, _>| (hooked.inner.lake().following(), hooked.inner.switches().len());
+    let mut policy = Rest::of(hooked, count);
     let replayed = replay(trace, lives, &mut policy, device, options)?;
-    let Hooked { inner, .. } = policy;
-    Ok((inner, replayed, earlier))
+    let counted = policy.counted();
+    Ok(Learnt { auto: policy.inner.inner, replayed, earlier, counted })
 }

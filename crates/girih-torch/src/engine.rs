@@ -65,10 +65,7 @@ impl Engine {
                     }
                     Err(error) => Err((path, error)),
                 });
-                // One of iterations that differ is no help where the next differ from those, and one of a
-                // part of what is in use is in the way of the rest.
-                let is_steady = |plan: &Plan| plan.is_tight() && !plan.varies();
-                let plan = plan.filter(|plan| plan.as_ref().map_or(true, is_steady));
+                let plan = plan.filter(|plan| plan.as_ref().map_or(true, Plan::is_reliable));
                 learning(plan.transpose().unwrap_or_else(|(path, error)| {
                     warnings.push(format!(
                         "device {ordinal}: the kept plan {} is not used: {error}. A new one will \

@@ -20,6 +20,7 @@ pub mod lifetimes;
 pub mod mark;
 pub mod marks;
 pub mod open;
+pub mod parts;
 pub mod phases;
 pub mod pickle;
 mod ranges;

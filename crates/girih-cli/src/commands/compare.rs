@@ -6,15 +6,17 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use girih_plan::granted;
+use girih_plan::{Plan, granted};
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate, waste_at_peak};
 use girih_runtime::waste::Waste;
 use girih_trace::Action;
 use serde::Serialize;
 
 use super::earlier::earlier_sentence;
+use super::learn::{JsonOutOfSample, OutOfSample, Share, learn};
 use super::row::{
-    JsonRow, WhatIf, columns, learning_sentence, recorded_peak, stop_sentence, table_row,
+    JsonRow, WhatIf, again_sentence, columns, learning_sentence, recorded_peak, stop_sentence,
+    table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -24,13 +26,14 @@ use crate::table::table;
 use crate::units::{bytes, percent};
 
 /// The allocators that are compared, in the order of their rows.
-const COMPARED: [Allocator; 6] = [
+const COMPARED: [Allocator; 7] = [
     Allocator::Native,
     Allocator::Expandable,
     Allocator::Gmlake,
     Allocator::Stitch,
     Allocator::Planned,
     Allocator::Auto,
+    Allocator::Again,
 ];
 
 #[derive(Args)]
@@ -45,6 +48,9 @@ pub(crate) struct CompareArgs {
     /// The device, if the recordings have several.
     #[arg(long, value_name = "N")]
     device: Option<u32>,
+    /// Learns a plan from this share of the iterations, such as 50% or 0.5, and follows it in the rest.
+    #[arg(long, value_name = "SHARE", conflicts_with = "plan")]
+    learn: Option<Share>,
     #[command(flatten)]
     what_if: WhatIf,
 }
@@ -55,6 +61,7 @@ struct Comparison {
     /// Max load: the most that was alive at once, in blocks of 512 bytes.
     lower_bound: u64,
     rows: Vec<(Simulation, Waste, f64)>,
+    learnt: Option<OutOfSample>,
     setup: Setup,
 }
 
@@ -73,8 +80,26 @@ struct JsonRecording {
     waste_at_peak: BTreeMap<&'static str, u64>,
     /// Of each allocator.
     waste_at_peak_by_allocator: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
+    kept_plan: Option<JsonKept>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    learn: Option<JsonOutOfSample>,
     truncated: bool,
     warnings: Vec<String>,
+}
+
+/// The plan that the first launch keeps.
+#[derive(Serialize)]
+struct JsonKept {
+    tight: bool,
+    varies: bool,
+    followed: bool,
+}
+
+impl JsonKept {
+    fn new(plan: &Plan) -> JsonKept {
+        let (tight, varies, followed) = (plan.is_tight(), plan.varies(), plan.is_reliable());
+        JsonKept { tight, varies, followed }
+    }
 }
 
 #[derive(Serialize)]
@@ -94,7 +119,7 @@ pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow
     for (index, file) in args.files.iter().enumerate() {
         let marks = args.marks.get(index).cloned();
         let source = load::Source { file: file.clone(), marks, device: args.device };
-        let comparison = compare(&source, &args.what_if, &progress)?;
+        let comparison = compare(&source, args, &progress)?;
         all_fit &= comparison.rows.iter().any(|(row, ..)| row.replayed.stop.is_none());
         if json {
             recordings.push(comparison.into_json());
@@ -115,15 +140,17 @@ pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow
 
 fn compare(
     source: &load::Source,
-    what_if: &WhatIf,
+    args: &CompareArgs,
     progress: &Progress,
 ) -> anyhow::Result<Comparison> {
     let shown = source.file.display();
     progress.say(format!("{shown}: reading"));
     let loaded = source.load()?;
-    let mut setup = what_if.setup(&loaded)?;
+    let mut setup = args.what_if.setup(&loaded)?;
     progress.say(format!("{shown}: planning"));
-    setup.plan = Some(what_if.plan(&loaded)?);
+    setup.plan = Some(args.what_if.plan(&loaded)?);
+    progress.say(format!("{shown}: a first launch"));
+    setup.kept = WhatIf::kept(&loaded, &setup)?;
     let mut rows = Vec::with_capacity(COMPARED.len());
     for allocator in COMPARED {
         progress.say(format!("{shown}: {}", allocator.name()));
@@ -134,7 +161,9 @@ fn compare(
         rows.push((simulation, waste, seconds));
     }
     let (lower_bound, _) = loaded.lives.peak(granted);
-    Ok(Comparison { loaded, lower_bound, rows, setup })
+    progress.say(format!("{shown}: learning"));
+    let learnt = args.learn.map(|share| learn(&loaded, share, &setup)).transpose()?;
+    Ok(Comparison { loaded, lower_bound, rows, learnt, setup })
 }
 
 fn causes(waste: &Waste) -> BTreeMap<&'static str, u64> {
@@ -161,6 +190,8 @@ impl Comparison {
                 .collect(),
             waste_at_peak: causes(&self.rows[0].1),
             waste_at_peak_by_allocator: by_allocator.collect(),
+            kept_plan: self.setup.kept.as_deref().map(JsonKept::new),
+            learn: self.learnt.as_ref().map(JsonOutOfSample::new),
             truncated: trace.origin.truncated,
             warnings: trace.origin.warnings.clone(),
             name: self.loaded.name,
@@ -176,9 +207,13 @@ impl Comparison {
         if let Some(sentence) = earlier_sentence(beginnings, &self.loaded.lives) {
             writeln!(out, "\n{sentence}")?;
         }
-        for learning in self.rows.iter().filter_map(|(simulation, ..)| simulation.learning.as_ref())
-        {
+        let auto = self.rows.iter().find(|(row, ..)| row.allocator == Allocator::Auto);
+        if let Some(learning) = auto.and_then(|(simulation, ..)| simulation.learning.as_ref()) {
             writeln!(out, "\n{}", learning_sentence(learning))?;
+        }
+        writeln!(out, "{}", again_sentence(self.setup.kept.as_deref()))?;
+        if let Some(learnt) = &self.learnt {
+            write!(out, "\n{}", learnt.text(&self.setup))?;
         }
         self.print_capacity(out)?;
         self.print_errors(out)?;
@@ -216,19 +251,23 @@ impl Comparison {
 
     /// Where the bytes were that were reserved at each allocator's peak and not requested.
     fn print_waste(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        // A terminal has no room for a column more, and `again` is like `planned` or like `auto`.
+        let shown: Vec<_> = (self.rows.iter())
+            .filter(|(simulation, ..)| simulation.allocator != Allocator::Again)
+            .collect();
         let mut header = vec!["unused at the peak"];
-        header.extend(self.rows.iter().map(|(simulation, ..)| simulation.allocator.name()));
+        header.extend(shown.iter().map(|(simulation, ..)| simulation.allocator.name()));
         let names = Waste::default().causes().map(|(name, _)| name);
         let mut rows: Vec<Vec<String>> = Vec::new();
         for (index, name) in names.into_iter().enumerate() {
             let amounts: Vec<u64> =
-                self.rows.iter().map(|(_, waste, _)| waste.causes()[index].1).collect();
+                shown.iter().map(|(_, waste, _)| waste.causes()[index].1).collect();
             if amounts.iter().any(|&amount| amount > 0) {
                 let cells = amounts.into_iter().map(bytes);
                 rows.push([explain(name).to_owned()].into_iter().chain(cells).collect());
             }
         }
-        let totals = self.rows.iter().map(|(_, waste, _)| bytes(waste.total()));
+        let totals = shown.iter().map(|(_, waste, _)| bytes(waste.total()));
         rows.push(["in all".to_owned()].into_iter().chain(totals).collect());
         write!(out, "{}", table(&header, &rows))?;
         Ok(())

@@ -8,6 +8,7 @@ pub(crate) mod convert;
 pub(crate) mod earlier;
 pub(crate) mod effort;
 pub(crate) mod lab;
+mod learn;
 pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod row;

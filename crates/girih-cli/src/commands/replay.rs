@@ -7,8 +7,8 @@ use girih_runtime::simulate::{Allocator, simulate};
 
 use super::earlier::earlier_sentence;
 use super::row::{
-    JsonRow, Name, WhatIf, columns, compared_with_recording, learning_sentence, mapping_work,
-    recorded_peak, stop_sentence, table_row,
+    JsonRow, Name, WhatIf, again_sentence, columns, compared_with_recording, learning_sentence,
+    mapping_work, recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -42,6 +42,10 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
         progress.say("planning");
         setup.plan = Some(args.what_if.plan(&loaded)?);
     }
+    if allocator == Allocator::Again {
+        progress.say("a first launch");
+        setup.kept = WhatIf::kept(&loaded, &setup)?;
+    }
     progress.say(format!("replaying under {}", allocator.name()));
     let (simulation, seconds) = timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));
     let simulation = simulation?;
@@ -60,7 +64,9 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     if let Some(sentence) = earlier_sentence([&simulation.beginning], &loaded.lives) {
         writeln!(out, "{sentence}")?;
     }
-    if let Some(learning) = &simulation.learning {
+    if allocator == Allocator::Again {
+        writeln!(out, "{}", again_sentence(setup.kept.as_deref()))?;
+    } else if let Some(learning) = &simulation.learning {
         writeln!(out, "{}", learning_sentence(learning))?;
     }
     if let Some(following) = simulation.following {

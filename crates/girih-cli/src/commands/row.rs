@@ -15,7 +15,7 @@ use girih_runtime::replay::{
     Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
 use girih_runtime::sim::CallTotals;
-use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation};
+use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation, launch};
 use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
 
@@ -36,6 +36,7 @@ pub(crate) enum Name {
     Stitch,
     Planned,
     Auto,
+    Again,
 }
 
 impl Name {
@@ -48,6 +49,7 @@ impl Name {
             Name::Stitch => Allocator::Stitch,
             Name::Planned => Allocator::Planned,
             Name::Auto => Allocator::Auto,
+            Name::Again => Allocator::Again,
         }
     }
 }
@@ -89,6 +91,12 @@ impl WhatIf {
         let starts = loaded.iterations.list.iter().map(|it| Tick(it.ticks.start));
         let iterations = starts.collect();
         Ok(Setup { conf, tie_order, capacity, earlier, gmlake, iterations, ..Setup::default() })
+    }
+
+    /// The plan that a first launch keeps of such a run, for `again`.
+    pub(crate) fn kept(loaded: &Loaded, setup: &Setup) -> anyhow::Result<Option<Arc<Plan>>> {
+        let Loaded { trace, lives, iterations, .. } = loaded;
+        Ok(launch::first(trace, lives, iterations, setup)?)
     }
 
     /// The plan that was named, or one made from the recording. Says so if the plan that was named is of
@@ -368,7 +376,7 @@ pub(crate) fn columns(setup: &Setup) -> Vec<&'static str> {
 }
 
 /// The efficiency of a run; none for one that stopped, which might have gone on to hold anything.
-fn efficiency(simulation: &Simulation) -> Option<f64> {
+pub(crate) fn efficiency(simulation: &Simulation) -> Option<f64> {
     simulation.replayed.stop.is_none().then(|| simulation.efficiency())
 }
 
@@ -476,4 +484,26 @@ pub(crate) fn learning_sentence(learning: &Learning) -> String {
         bytes(allocated),
         percent(efficiency),
     )
+}
+
+/// A sentence on what the first launch left to the second.
+pub(crate) fn again_sentence(kept: Option<&Plan>) -> String {
+    match kept.map(unreliable) {
+        None => "again has no plan: the first launch keeps none".to_owned(),
+        Some(None) => "again follows the plan that the first launch keeps".to_owned(),
+        Some(Some(why)) => {
+            format!("again does not follow the plan that the first launch keeps: {why}")
+        }
+    }
+}
+
+/// Why `auto` does not follow a plan of an earlier launch; None if it does.
+pub(crate) fn unreliable(plan: &Plan) -> Option<String> {
+    if plan.varies() {
+        return Some("its iterations differ in sizes".to_owned());
+    }
+    let places = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+    (!plan.is_tight()).then(|| {
+        format!("its places are {}, and {} were in use", bytes(places), bytes(plan.in_use))
+    })
 }

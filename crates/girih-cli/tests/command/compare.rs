@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::girih::{RECORDINGS, arg, girih, has_fields, integer, json, snapshot, text};
+use crate::girih::{RECORDINGS, arg, corpus, girih, has_fields, integer, json, snapshot, text};
 use crate::replay::ROW_FIELDS;
 
 const GIB: u64 = 1 << 30;
@@ -94,7 +94,7 @@ fn a_capacity_that_is_too_small_says_at_which_request_and_why() {
     );
     assert!(gmlake.starts_with("gmlake stops at request"), "{gmlake}");
     assert_eq!(*expandable, "expandable fits");
-    assert_eq!(others, ["stitch fits", "planned fits", "auto fits"]);
+    assert_eq!(others, ["stitch fits", "planned fits", "auto fits", "again fits"]);
 
     let result = json(&["compare", arg(&file), "--capacity", "16GiB"]);
     let recording = &result["recordings"][0];
@@ -119,6 +119,38 @@ fn settings_change_what_the_native_allocator_would_have_held() {
     let result = json(&["compare", arg(&file)]);
     let expandable = integer(row(&result["recordings"][0], "expandable"), "reserved_peak");
     assert_eq!(what_if("expandable_segments:True"), expandable);
+}
+
+/// Three steps are recorded, and a plan is kept after seven: the first launch goes on with steps like them.
+#[test]
+fn a_second_launch_follows_the_plan_of_the_first_if_its_sizes_do_not_vary() {
+    for (name, efficiency) in [("megatron_gpt2-R_r3", 0.9995), ("fsdp2_R_r0", 0.9995)] {
+        let recording = &json(&["compare", arg(&snapshot(name))])["recordings"][0];
+        assert_eq!(recording["kept_plan"]["followed"], true, "{name}");
+        let again = row(recording, "again");
+        assert!(again["efficiency"].as_f64() >= Some(efficiency), "{name}: {again}");
+        let [hits, misses] = ["planned_hits", "planned_misses"].map(|f| integer(again, f));
+        assert!(hits > 100 * misses, "{name}: {hits} hits, {misses} misses");
+        // The row alone is the same.
+        let mut alone = json(&["replay", arg(&snapshot(name)), "--allocator", "again"]);
+        alone["seconds"] = again["seconds"].clone();
+        assert_eq!(alone, *again);
+    }
+}
+
+#[test]
+fn a_second_launch_is_like_the_first_where_sizes_vary() {
+    let file = corpus("llama2b_vary.girih");
+    let ran = girih(&["compare", arg(&file), "--json"]);
+    let result: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let recording = &result["recordings"][0];
+    assert_eq!(recording["kept_plan"]["varies"], true);
+    assert_eq!(recording["kept_plan"]["followed"], false);
+    for field in ["reserved_peak", "device_calls", "planned_hits"] {
+        assert_eq!(row(recording, "again")[field], row(recording, "auto")[field], "{field}");
+    }
+    let printed = girih(&["replay", arg(&file), "--allocator", "again"]).stdout;
+    assert!(printed.contains("its iterations differ in sizes"), "{printed}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Planning, as a piece of work that can be done on any thread.
 
 use girih_plan::{Budget, Plan, profile, solve, verify};
-use girih_trace::{Iterations, Lifetimes, Source, Tick};
+use girih_trace::{Iterations, Lifetimes, Source, Tick, Trace};
 
 use super::recording::Recording;
 
@@ -26,16 +26,22 @@ impl Job {
     pub fn run(self) -> Plan {
         let trace = self.recording.into_trace();
         let lives = Lifetimes::of(&trace);
-        let iterations = Iterations::of(&trace, &lives);
-        if !is_settled(&iterations, &lives) {
-            return Plan::default();
-        }
-        let plan = profile::plan(&trace, &lives, &iterations, |problem| {
-            solve(problem, Budget::interactive(problem.buffers.len()))
-        });
-        // No plan, or one that is wrong, is no reason to disturb the run.
-        plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_default()
+        learn(&trace, &lives)
     }
+}
+
+/// The plan that `auto` makes of what it has recorded: of iterations that are alike. Without such, and where none can
+/// be made, the plan has no sequences.
+pub fn learn(trace: &Trace, lives: &Lifetimes) -> Plan {
+    let iterations = Iterations::of(trace, lives);
+    if !is_settled(&iterations, lives) {
+        return Plan::default();
+    }
+    let plan = profile::plan(trace, lives, &iterations, |problem| {
+        solve(problem, Budget::interactive(problem.buffers.len()))
+    });
+    // No plan, or one that is wrong, is no reason to disturb the run.
+    plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_default()
 }
 
 /// True if there are steady iterations to plan. Where they were found in the sequence alone they

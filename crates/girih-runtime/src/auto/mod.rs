@@ -26,7 +26,7 @@ use std::sync::Arc;
 use girih_plan::Plan;
 use girih_trace::{Mark, PoolId};
 
-pub use self::job::Job;
+pub use self::job::{Job, learn};
 pub use self::judge::Options;
 use self::judge::{Judge, Seen};
 use self::recorder::Recorder;
@@ -223,8 +223,7 @@ impl Auto {
     /// Follows the next plan, if there is one that has room. Else it waits until it has.
     fn take_up(&mut self, env: &mut Env<'_>) {
         let Some((plan, _)) = &self.next else { return };
-        let is_steady = plan.is_tight() && !plan.varies();
-        if self.lake.is_capturing() || !is_steady || !self.lake.has_room_for(plan) {
+        if self.lake.is_capturing() || !plan.is_reliable() || !self.lake.has_room_for(plan) {
             return;
         }
         let Some((plan, _)) = self.next.take() else { return };
