@@ -3,10 +3,8 @@
 #![no_main]
 
 use girih_runtime::Policy;
-use girih_runtime::caching::{Caching, Config, TieOrder};
-use girih_runtime::direct::Direct;
-use girih_runtime::gmlake::{self, Gmlake};
-use girih_runtime::lake::{self, Lake};
+use girih_runtime::caching::{Config, TieOrder};
+use girih_runtime::registry::{Allocator, Property};
 use girih_runtime::suite::{self, Scenario};
 use libfuzzer_sys::fuzz_target;
 
@@ -22,64 +20,28 @@ const SETTINGS: [&str; 6] = [
 
 const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
 
-/// What else there is beside the settings.
-const OTHERS: usize = 8;
+/// Policies that follow plans in ways of their own.
+const OTHERS: [fn(u64) -> Box<dyn Policy>; 2] = [suite::changing_plans, suite::with_idle_places];
 
-/// The lake around `pools`, under which views are given up often.
-fn lake(pools: Config) -> Box<dyn Policy> {
-    let options = lake::Options { view_pages_max: 24, ..lake::Options::default() };
-    Box::new(Lake::new(options, Caching::new(Config { own_order: true, ..pools })))
-}
-
-/// GMLake around `small`, with settings under which it stitches, and gives up, often.
-fn gmlake(small: Caching) -> Box<dyn Policy> {
-    let config = gmlake::Config {
-        fragmentation_limit: 2 << 20,
-        stitched_limit: 64 << 20,
-        ..gmlake::Config::default()
-    };
-    Box::new(Gmlake::new(config, small))
-}
-
-/// True for PyTorch's allocators and GMLake.
-fn trusts(number: u8) -> bool {
-    let kind = usize::from(number) % (SETTINGS.len() + OTHERS);
-    !matches!(kind.checked_sub(SETTINGS.len()), Some(1..=5 | 7))
-}
-
-/// The policy that a number stands for.
-fn policy(number: u8) -> Box<dyn Policy> {
-    let kinds = SETTINGS.len() + OTHERS;
+/// The policy that a number stands for, and whether it trusts the program.
+fn policy(number: u16) -> (Box<dyn Policy>, bool) {
+    let kinds = Allocator::ALL.len() + OTHERS.len();
     let (kind, variant) = (usize::from(number) % kinds, usize::from(number) / kinds);
-    let tie_order = ORDERS[variant % ORDERS.len()];
-    let config = |text| {
-        let config = Config::parse(text).expect("the settings are right");
-        Config { tie_order, ..config }
-    };
-    let Some(other) = kind.checked_sub(SETTINGS.len()) else {
-        return Box::new(Caching::new(config(SETTINGS[kind])));
-    };
-    let varied = config(SETTINGS[variant % SETTINGS.len()]);
-    match other {
-        0 => Box::new(Direct::new(Caching::new(varied))),
-        1 => suite::planned(suite::reckless_plan(u64::from(number))),
-        2 => suite::changing_plans(u64::from(number)),
-        3 => suite::with_idle_places(u64::from(number)),
-        4 => {
-            let text = "large_segment_size_mb:12,per_process_memory_fraction:0.6";
-            lake(config(text))
-        }
-        5 => lake(varied),
-        6 => gmlake(Caching::new(varied)),
-        _ => suite::auto(),
+    if let Some(other) = kind.checked_sub(Allocator::ALL.len()) {
+        return (OTHERS[other](variant as u64), false);
     }
+    let config = Config::parse(SETTINGS[variant % SETTINGS.len()]).expect("the settings are right");
+    let tie_order = ORDERS[variant / SETTINGS.len() % ORDERS.len()];
+    let allocator = Allocator::ALL[kind];
+    let policy = allocator.policy(&Config { tie_order, ..config }, &suite::eager(variant as u64));
+    (policy.expect("it has a plan"), allocator.is(Property::Trusting))
 }
 
-fuzz_target!(|input: (u8, u16, Scenario)| {
+fuzz_target!(|input: (u16, u16, Scenario)| {
     let (number, fault, scenario) = input;
     // PyTorch's allocators and GMLake trust the program; Girih's do not.
-    let scenario = if trusts(number) { scenario.trusted() } else { scenario };
-    let mut make = |_| policy(number);
+    let scenario = if policy(number).1 { scenario.trusted() } else { scenario };
+    let mut make = |_| policy(number).0;
     if fault == 0 {
         suite::run(&scenario, &mut make);
     } else {

@@ -259,6 +259,10 @@ const LARGE: usize = 100_000;
 /// Up to so many buffers an attempt takes a few milliseconds.
 const SMALL: usize = 2_000;
 
+/// Planners of [`schedule_for`] with [`KNOWN`] settings, and folding: what comes after so many are
+/// skylines with ever new noise.
+pub(crate) const SETTINGS: usize = KNOWN.len() + 1;
+
 /// The settings that recorded and generated runs asked for. The first four are what a large problem
 /// gets: a skyline proves most recorded runs, two-phase from the peak most schedules of pipelines.
 const KNOWN: [Planner; 21] = [

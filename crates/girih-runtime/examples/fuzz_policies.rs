@@ -16,46 +16,31 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use girih_runtime::Policy;
-use girih_runtime::caching::{Caching, Config};
-use girih_runtime::direct::Direct;
-use girih_runtime::gmlake::{self, Gmlake};
-use girih_runtime::lake::{self, Lake};
+use girih_runtime::caching::Config;
+use girih_runtime::registry::{Allocator, Property};
 use girih_runtime::suite::{self, Scenario};
 
-/// A policy for a seed and a granularity.
-type Make = fn(u64, u64) -> Box<dyn Policy>;
+/// Settings of the allocators.
+const SETTINGS: [&str; 2] = ["", "per_process_memory_fraction:0.6"];
+/// Policies that follow plans in ways of their own, by a seed.
+const OTHERS: [fn(u64) -> Box<dyn Policy>; 2] = [suite::changing_plans, suite::with_idle_places];
 
-fn caching(text: &str) -> Caching {
+/// An allocator, its settings, and whether the order of streams is Girih's own, which trusts nobody: PyTorch's
+/// trusts programs.
+type Kind = (Allocator, &'static str, bool);
+
+/// Every allocator with each of the settings; those with pages in both orders.
+fn kinds() -> Vec<Kind> {
+    let with = |allocator| SETTINGS.map(|text| [(allocator, text, false), (allocator, text, true)]);
+    let all = Allocator::ALL.into_iter().flat_map(with).flatten();
+    all.filter(|(allocator, _, own_order)| !own_order || allocator.is(Property::Pages)).collect()
+}
+
+fn of_kind((allocator, text, own_order): Kind, seed: u64) -> Box<dyn Policy> {
     let config = Config::parse(text).expect("the settings are right");
-    Caching::new(Config { own_order: true, ..config })
+    let config = Config { own_order, ..config };
+    allocator.policy(&config, &suite::eager(seed)).expect("it has a plan")
 }
-
-fn lake(text: &str) -> Box<dyn Policy> {
-    let options = lake::Options { view_pages_max: 24, ..lake::Options::default() };
-    Box::new(Lake::new(options, caching(text)))
-}
-
-/// Those that trust programs as PyTorch's allocator does come first.
-const TRUSTING: usize = 4;
-const POLICIES: [Make; 11] = [
-    |_, _| Box::new(Caching::new(Config::default())),
-    |_, _| {
-        let config = Config::parse("expandable_segments:True").expect("the settings are right");
-        Box::new(Caching::new(config))
-    },
-    |_, _| Box::new(Direct::new(Caching::new(Config::default()))),
-    |_, _| {
-        let eager = gmlake::Config { fragmentation_limit: 2 << 20, ..gmlake::Config::default() };
-        Box::new(Gmlake::new(eager, Caching::new(Config::default())))
-    },
-    |_, _| Box::new(caching("expandable_segments:True")),
-    |_, _| lake("expandable_segments:True"),
-    |_, _| lake("expandable_segments:True,per_process_memory_fraction:0.6"),
-    |seed, _| suite::planned(suite::reckless_plan(seed)),
-    |seed, _| suite::with_idle_places(seed),
-    |seed, _| suite::changing_plans(seed),
-    |_, _| suite::auto(),
-];
 
 #[expect(clippy::disallowed_methods, reason = "how long it runs is what the user says")]
 fn main() -> ExitCode {
@@ -65,17 +50,28 @@ fn main() -> ExitCode {
     let mut broken: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut runs = 0_u64;
     std::panic::set_hook(Box::new(|_| {}));
+    let kinds = kinds();
     for seed in first.. {
         if Instant::now() >= end {
             println!("seeds {first} to {}: {runs} runs, {} rules broken", seed - 1, broken.len());
             break;
         }
-        for (number, make) in POLICIES.iter().enumerate() {
+        for number in 0..kinds.len() + OTHERS.len() {
+            let kind = kinds.get(number);
+            let is_trusting = |&&(allocator, _, own_order): &&Kind| {
+                allocator.is(Property::Trusting) && !own_order
+            };
             let scenario = Scenario::of_seed(seed);
-            let scenario = if number < TRUSTING { scenario.trusted() } else { scenario };
+            let scenario = match kind.filter(is_trusting) {
+                Some(_) => scenario.trusted(),
+                None => scenario,
+            };
             let fault = seed % 3 == 0;
             let done = catch_unwind(AssertUnwindSafe(|| {
-                let mut make = |granularity| make(seed, granularity);
+                let mut make = |_| match kind {
+                    Some(&kind) => of_kind(kind, seed),
+                    None => OTHERS[number - kinds.len()](seed),
+                };
                 if fault {
                     suite::run_with_fault(&scenario, 1 + seed / 3 % 600, &mut make);
                 } else {

@@ -23,6 +23,7 @@
 use girih_trace::{Action, PoolId, StreamId};
 
 use crate::caching::Caching;
+use crate::limit::Limit;
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, PoolOptions, Request};
 use crate::slab::Id;
 use crate::stats::Stats;
@@ -58,20 +59,20 @@ pub struct Beside {
     lenders: Vec<PoolId>,
     /// Open scopes with which a capture came.
     captures: usize,
-    /// The share of the device that all parts together may hold.
-    fraction: f64,
+    /// What all parts together may hold.
+    limit: Limit,
     /// Of all parts.
     pub(crate) stats: Stats,
 }
 
 impl Beside {
-    /// `caching` holds nothing, and neither does the policy. Its memory fraction is the limit of all
+    /// `caching` holds nothing, and neither does the policy. Its limit is that of all
     /// parts together.
     pub(crate) fn new(caching: Caching) -> Beside {
         Beside {
             lenders: Vec::new(),
             captures: 0,
-            fraction: caching.memory_fraction(),
+            limit: caching.own_limit(),
             stats: caching.stats().clone(),
             caching,
         }
@@ -85,7 +86,7 @@ impl Beside {
     /// True if the limit allows `size` bytes more.
     pub(crate) fn allows(&self, env: &mut Env<'_>, size: u64) -> bool {
         let after = self.stats.reserved_bytes.all.current.saturating_add(size);
-        self.limit(env).is_none_or(|limit| after <= limit)
+        self.limit_on(env).is_none_or(|limit| after <= limit)
     }
 
     /// Serves a request of the default pool from what is free in a private pool that lends
@@ -111,7 +112,7 @@ impl Beside {
         requested: u64,
         segment: u64,
     ) -> AllocError {
-        let limit = self.limit(env);
+        let limit = self.limit_on(env);
         AllocError::out_of_memory(env, &self.stats, limit, requested, segment)
     }
 
@@ -130,21 +131,18 @@ impl Beside {
     }
 
     /// Bytes that all parts together may hold; none without a limit.
-    fn limit(&self, env: &mut Env<'_>) -> Option<u64> {
-        self.caching.limit_of(env, self.fraction)
+    fn limit_on(&self, env: &mut Env<'_>) -> Option<u64> {
+        self.limit.on(env.device)
     }
 
     /// Lets the caching policy hold what the own memory leaves of the limit.
     fn share_limit(&mut self, env: &mut Env<'_>) {
-        let share = self.limit(env).map_or(1.0, |limit| {
+        let share = self.limit_on(env).map(|limit| {
             let reserved = self.stats.reserved_bytes.all.current;
             let own = reserved - self.caching.stats().reserved_bytes.all.current;
-            let left = limit.saturating_sub(own);
-            // A quarter of a byte more: whichever way the caching policy rounds, it comes out at
-            // `left`.
-            (left as f64 + 0.25) / env.device.memory_info().total as f64
+            limit.saturating_sub(own)
         });
-        self.caching.set_memory_fraction(share);
+        self.caching.set_limit(share);
     }
 }
 
@@ -221,12 +219,12 @@ impl Wrapper for Beside {
         Ok(())
     }
 
-    fn set_memory_fraction(&mut self, fraction: f64) {
-        self.fraction = fraction;
+    fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = Limit::Bytes(limit);
     }
 
-    fn memory_fraction(&self) -> f64 {
-        self.fraction
+    fn limit(&self, total: u64) -> Option<u64> {
+        self.limit.of_total(total)
     }
 
     fn reset_peak_stats(&mut self) {
@@ -248,20 +246,20 @@ pub(crate) fn allocate<P: Wrapper<Inner = Beside>>(
     request: Request,
     give_way: impl FnOnce(&mut P, &mut Env<'_>) -> Result<bool, AllocError>,
 ) -> Result<Granted, AllocError> {
-    let stats = &policy.inner().stats;
+    let stats = &P::inner(policy).stats;
     let (ooms, rejections) = (stats.num_ooms, stats.num_oom_rejections);
-    let mut result = Wrapper::allocate(policy.inner_mut(), env, request);
+    let mut result = Wrapper::allocate(P::inner_mut(policy), env, request);
     let is_refused = matches!(result, Err(AllocError::OutOfMemory { .. }));
-    if is_refused && !policy.inner().is_capturing() && give_way(policy, env)? {
-        let stats = &mut policy.inner_mut().stats;
+    if is_refused && !P::inner(policy).is_capturing() && give_way(policy, env)? {
+        let stats = &mut P::inner_mut(policy).stats;
         (stats.num_ooms, stats.num_oom_rejections) = (ooms, rejections);
         stats.num_sync_all_streams += 1;
         stats.num_alloc_retries += 1;
-        result = Wrapper::allocate(policy.inner_mut(), env, request);
+        result = Wrapper::allocate(P::inner_mut(policy), env, request);
     }
     result.map_err(|error| {
-        let beside = policy.inner();
-        error.in_all(&beside.stats, beside.limit(env))
+        let beside = P::inner(policy);
+        error.in_all(&beside.stats, beside.limit_on(env))
     })
 }
 
@@ -271,13 +269,13 @@ pub(crate) fn make_room<P: Wrapper<Inner = Beside>>(
     policy: &mut P,
     env: &mut Env<'_>,
 ) -> Result<bool, AllocError> {
-    let stats = &policy.inner().stats;
+    let stats = &P::inner(policy).stats;
     let is_waiting = stats.active.all.current > stats.allocation.all.current;
     let has_more = is_waiting || Wrapper::releasable(policy) > 0;
-    if policy.inner().is_capturing() || !has_more {
+    if P::inner(policy).is_capturing() || !has_more {
         return Ok(false);
     }
     Wrapper::empty_cache(policy, env)?;
-    policy.inner_mut().stats.num_alloc_retries += 1;
+    P::inner_mut(policy).stats.num_alloc_retries += 1;
     Ok(true)
 }

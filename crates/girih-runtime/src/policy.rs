@@ -271,6 +271,9 @@ pub struct BlockView {
 ///
 /// Every method leaves the policy consistent when it fails: [`Policy::check`] passes, no block is
 /// lost, and the operation can be tried again.
+///
+/// No method has a body here: what a policy does not think of is an error of the compiler. A policy
+/// around another one thinks of what it changes alone, as a [`Wrapper`](crate::wrapper::Wrapper).
 pub trait Policy: Send {
     /// The name by which the command line and the tables know it.
     fn name(&self) -> &'static str;
@@ -280,21 +283,15 @@ pub trait Policy: Send {
 
     /// True if the request could be served now from what is held. A policy that cannot tell says
     /// false.
-    fn has_room(&self, _request: &Request) -> bool {
-        false
-    }
+    fn has_room(&self, request: &Request) -> bool;
 
     /// Bytes that [`Policy::empty_cache`] would give back to the device if no block waited for
     /// another stream. A policy that cannot tell says 0.
-    fn releasable(&self) -> u64 {
-        0
-    }
+    fn releasable(&self) -> u64;
 
     /// Bytes held that are mapped nowhere, on their way from one part of the policy to another. They
     /// count as reserved, lie in no segment, and are a part of [`Policy::releasable`].
-    fn unmapped(&self) -> u64 {
-        0
-    }
+    fn unmapped(&self) -> u64;
 
     /// Takes a block back. Its bytes may be given again at once to a request of its own stream; if
     /// other streams were recorded on it, only after their events.
@@ -316,72 +313,58 @@ pub trait Policy: Send {
     fn empty_cache(&mut self, env: &mut Env<'_>) -> Result<(), AllocError>;
 
     /// A mark of the program: a step, a phase, a module. Most policies have no use for it.
-    fn mark(&mut self, _env: &mut Env<'_>, _mark: &Mark) -> Result<(), AllocError> {
-        Ok(())
-    }
+    fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError>;
 
     /// Makes a private pool with one user, or adds a user to it (`createOrIncrefPool`). A request
     /// for a pool that does not exist makes it too.
-    fn create_pool(&mut self, _pool: PoolId) {}
+    fn create_pool(&mut self, pool: PoolId);
 
     /// Sets how a private pool behaves (`setUseOnOOM`, `setNoSplit`). A pool that does not exist
     /// stays so.
-    fn set_pool_options(&mut self, _pool: PoolId, _options: PoolOptions) {}
+    fn set_pool_options(&mut self, pool: PoolId, options: PoolOptions);
 
     /// The users of a private pool: `MemPool` objects, open scopes, graphs (`getPoolUseCount`). 0
     /// if it does not exist.
-    fn pool_users(&self, _pool: PoolId) -> u32 {
-        0
-    }
+    fn pool_users(&self, pool: PoolId) -> u32;
 
     /// False if a private pool does not exist, or not any more: it has no users and holds nothing. Its id
     /// may then be another pool's.
-    fn has_pool(&self, _pool: PoolId) -> bool {
-        true
-    }
+    fn has_pool(&self, pool: PoolId) -> bool;
 
     /// Bytes held of the device for a private pool, since there is one of that id
     /// (`reserved_bytes_by_private_pools`, torch 2.13 and later). None if it never held any.
-    fn reserved_of_pool(&self, _pool: PoolId) -> Option<Counters> {
-        None
-    }
+    fn reserved_of_pool(&self, pool: PoolId) -> Option<Counters>;
 
     /// Opens a scope of a private pool, which gets one more user: the caller releases the pool
     /// once for it, sooner or later (`beginAllocateToPool`). With `captures` a graph capture begins
     /// with it: until the scope is closed no event is recorded and none is asked.
-    fn begin_pool(&mut self, _pool: PoolId, _captures: bool) {}
+    fn begin_pool(&mut self, pool: PoolId, captures: bool);
 
     /// Closes the newest scope of a private pool that was opened with the same `captures`
     /// (`endAllocateToPool`). The pool keeps its users.
-    fn end_pool(&mut self, _pool: PoolId, _captures: bool) {}
+    fn end_pool(&mut self, pool: PoolId, captures: bool);
 
     /// A user of a private pool is done with it; what is free in a pool without users may go back
     /// to the device (`releasePool`).
-    fn release_pool(&mut self, _env: &mut Env<'_>, _pool: PoolId) -> Result<(), AllocError> {
-        Ok(())
-    }
+    fn release_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError>;
 
     /// Gives back what is free and whole of one private pool, if it has no users: graphs may be
     /// replayed over the memory of others (`emptyCache` with a pool). For the default pool this is
     /// [`Policy::empty_cache`].
-    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError> {
-        if pool == PoolId::DEFAULT { self.empty_cache(env) } else { Ok(()) }
-    }
+    fn empty_pool(&mut self, env: &mut Env<'_>, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Limits what is held to a share of the device, from 0 to 1; 1 is no limit
-    /// (`setMemoryFraction`). Nothing that is held already is given back.
-    fn set_memory_fraction(&mut self, _fraction: f64) {}
+    /// Limits what is held to so many bytes; None for as many as there are (`setMemoryFraction`, whose
+    /// share of the device [`TieOrder::limit_of`](crate::caching::TieOrder::limit_of) makes bytes).
+    /// Nothing that is held already is given back.
+    fn set_limit(&mut self, limit: Option<u64>);
 
-    /// The share of the device that may be held.
-    fn memory_fraction(&self) -> f64 {
-        1.0
-    }
+    /// Bytes that may be held of a device of `total` bytes; None without a limit. Until a limit is set it
+    /// is that of the settings.
+    fn limit(&self, total: u64) -> Option<u64>;
 
     /// Bytes from which on a block is not split; [`u64::MAX`] without a limit
     /// (`max_split_size_mb`).
-    fn max_split_size(&self) -> u64 {
-        u64::MAX
-    }
+    fn max_split_size(&self) -> u64;
 
     /// Changes the settings of the caching allocator inside between two operations
     /// (`_accelerator_setAllocatorSettings`). The memory limit, the order of equal blocks and what
@@ -390,18 +373,13 @@ pub trait Policy: Send {
     ///
     /// # Errors
     /// What the device refused on the way; the settings hold all the same.
-    fn configure(&mut self, _env: &mut Env<'_>, _config: &Config) -> Result<(), AllocError> {
-        Ok(())
-    }
+    fn configure(&mut self, env: &mut Env<'_>, config: &Config) -> Result<(), AllocError>;
 
     /// What a private pool holds now (`getCheckpointState`).
     ///
     /// # Errors
     /// [`AllocError::Unsupported`] if there is no such private pool.
-    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError> {
-        let _ = pool;
-        Err(no_checkpoints(self.name()))
-    }
+    fn checkpoint(&self, pool: PoolId) -> Result<Checkpoint, AllocError>;
 
     /// Frees every live block of a private pool and allocates those of the checkpoint, each at its
     /// address (`setCheckpointPoolState`). Segments that the checkpoint does not know stay, free.
@@ -412,11 +390,9 @@ pub trait Policy: Send {
     /// stream uses the pool's blocks while a capture is under way. Nothing has changed then.
     fn restore(
         &mut self,
-        _env: &mut Env<'_>,
-        _checkpoint: &Checkpoint,
-    ) -> Result<Restored, AllocError> {
-        Err(no_checkpoints(self.name()))
-    }
+        env: &mut Env<'_>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Restored, AllocError>;
 
     /// Sets the peak of every counter to its present value (`resetPeakStats`).
     fn reset_peak_stats(&mut self);
@@ -431,12 +407,4 @@ pub trait Policy: Send {
     /// sets, neighbours that could be merged are, counters agree. Returns what is wrong. Linear;
     /// for tests and for debug builds after each operation.
     fn check(&self) -> Result<(), String>;
-}
-
-/// The error of a policy that keeps no private pools.
-fn no_checkpoints(policy: &str) -> AllocError {
-    AllocError::Unsupported {
-        operation: "a checkpoint of a pool",
-        reason: format!("the policy `{policy}` has no private pools"),
-    }
 }

@@ -1,30 +1,29 @@
 //! Simulation: what an allocator would have made of a recorded run.
 //!
-//! The production policy on the simulated device, put together from a name and settings. This is
-//! what the command line, and later Python, ask for. What an earlier launch leaves to `again` is in [`mod@launch`].
+//! The production policy on the simulated device, put together from a name and settings
+//! ([`mod@crate::registry`]). This is what the command line, and later Python, ask for. What an earlier launch leaves to `again` is in [`mod@launch`].
 
 pub mod launch;
-mod rest;
+pub(crate) mod learner;
+pub(crate) mod planned;
+mod simulated;
 
 use std::sync::Arc;
 
-use girih_plan::{Plan, granted};
+use girih_plan::Plan;
 use girih_trace::bounds::{BoundsError, HELD_MAX, check_held};
 use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
-use self::rest::{Rest, since};
-use crate::auto::{Auto, Planning, Switch};
+pub(crate) use self::simulated::{Recorded, Simulated};
+use crate::auto::{Planning, Switch};
 use crate::caching::config::ConfigError;
-use crate::caching::rounding::round_size;
-use crate::caching::{Caching, Config, TieOrder};
-use crate::direct::Direct;
-use crate::gmlake::{self, Gmlake};
-use crate::hooked::Hooked;
-use crate::lake::Following;
-use crate::lake::{self, Lake};
-use crate::policy::{AllocError, Env, Policy};
-use crate::replay::{Beginning, Options, Replayed, begin, replay, replay_from};
+use crate::caching::{Config, TieOrder};
+use crate::gmlake;
+use crate::lake::{self, Following};
+use crate::policy::AllocError;
+pub use crate::registry::{Allocator, Property};
+use crate::replay::{Beginning, Options, Replayed, replay_from};
 use crate::sim::{CallTotals, SimDevice};
 use crate::stats::Stats;
 use crate::waste::{Viewpoint, Waste, waste};
@@ -37,61 +36,6 @@ const UNLIMITED: u64 = 2 * HELD_MAX;
 /// work, many times what any allocator needs for a recording of a GPU.
 const CALLS_MAX: u64 = 1 << 22;
 const CALLS_PER_EVENT: u64 = 1024;
-
-/// The allocators that can be simulated.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Allocator {
-    /// Each request straight to the device; private pools cached as by PyTorch.
-    Direct,
-    /// PyTorch's caching allocator.
-    Native,
-    /// The same with expandable segments.
-    Expandable,
-    /// GMLake as published: free memory is stitched.
-    Gmlake,
-    /// Expandable segments whose holes are stitched.
-    Stitch,
-    /// Follows a plan; `stitch` serves what it does not cover.
-    Planned,
-    /// Begins as `stitch`, and follows a plan as soon as it has learnt one.
-    Auto,
-    /// `auto` in a second launch: it follows the plan that the first one kept, if that is one to rely on.
-    Again,
-}
-
-impl Allocator {
-    /// Every allocator.
-    pub const ALL: [Allocator; 8] = [
-        Allocator::Direct,
-        Allocator::Native,
-        Allocator::Expandable,
-        Allocator::Gmlake,
-        Allocator::Stitch,
-        Allocator::Planned,
-        Allocator::Auto,
-        Allocator::Again,
-    ];
-
-    /// True if it takes pages of the device, and not segments.
-    fn is_expandable(self) -> bool {
-        use Allocator::{Again, Auto, Expandable, Planned, Stitch};
-        matches!(self, Expandable | Stitch | Planned | Auto | Again)
-    }
-
-    /// The name on the command line and in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Allocator::Direct => "direct",
-            Allocator::Native => "native",
-            Allocator::Expandable => "expandable",
-            Allocator::Gmlake => "gmlake",
-            Allocator::Stitch => "stitch",
-            Allocator::Planned => "planned",
-            Allocator::Auto => "auto",
-            Allocator::Again => "again",
-        }
-    }
-}
 
 /// What to simulate with.
 #[derive(Clone, Debug, Default)]
@@ -208,6 +152,9 @@ pub struct Simulation {
     pub following: Option<Following>,
     /// What was learnt, for `auto` and `again`.
     pub learning: Option<Learning>,
+    /// The most bytes that were of use at once: those allocated, of `gmlake` those requested, for its
+    /// blocks are whole handles, and what a request leaves of them nobody uses.
+    pub used_peak: u64,
     /// Calls of the device and their simulated cost.
     pub calls: CallTotals,
     /// Those of each iteration of [`Setup::iterations`], each up to the beginning of the next.
@@ -215,14 +162,9 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Peak allocated by peak reserved; 1 for a run without requests. Of `gmlake` it is peak requested:
-    /// its blocks are whole handles, and what a request leaves of them nobody uses.
+    /// Peak used by peak reserved; 1 for a run without requests.
     pub fn efficiency(&self) -> f64 {
-        let used = match self.allocator {
-            Allocator::Gmlake => self.stats.requested_bytes.all.peak,
-            _ => self.stats.allocated_bytes.all.peak,
-        };
-        ratio((used, self.stats.reserved_bytes.all.peak))
+        ratio((self.used_peak, self.stats.reserved_bytes.all.peak))
     }
 }
 
@@ -243,7 +185,7 @@ pub fn simulate(
         reset_peaks_at: setup.rest,
         ..Options::default()
     };
-    run(trace, lives, allocator, setup, options, |_, _| ())
+    run(trace, lives, allocator, setup, options, &mut |_| ())
 }
 
 /// Simulates up to the moment at which `simulation` held the most of the device and most of it was
@@ -258,26 +200,21 @@ pub fn waste_at_peak(
     let at = simulation.replayed.peak_at;
     let options = Options { until: Some(at), reset_peaks_at: setup.rest, ..Options::default() };
     let mut found = Waste::default();
-    run(trace, lives, simulation.allocator, setup, options, |policy, config| {
-        found = look(policy, config, lives, simulation.replayed.grown_at);
+    run(trace, lives, simulation.allocator, setup, options, &mut |policy| {
+        found = look(policy, lives, simulation.replayed.grown_at);
     })?;
     Ok(found)
 }
 
 /// The waste of a policy with the eyes of the request at tick `at`.
-fn look(policy: &dyn Policy, config: &Config, lives: &Lifetimes, at: Tick) -> Waste {
+fn look(policy: &dyn Simulated, lives: &Lifetimes, at: Tick) -> Waste {
     let request = lives.request_of.get(at.index()).filter(|&&index| index != Lifetimes::NONE);
     let request = request.map(|&index| &lives.requests[index as usize]);
-    let rounded = |size| match policy.name() {
-        "planned" | "auto" | "direct" => granted(size),
-        "gmlake" if size > 1 << 20 => size.next_multiple_of(gmlake::HANDLE),
-        _ => round_size(size, &config.roundup_power2_divisions),
-    };
     let from = Viewpoint {
         stream: request.map_or(StreamId(0), |request| request.stream),
         pool: request.map_or_else(Default::default, |request| request.pool),
         is_small: request.is_some_and(|request| request.size <= 1 << 20),
-        rounded: &rounded,
+        rounded: &|size| policy.rounded(size),
     };
     waste(policy, from)
 }
@@ -289,86 +226,51 @@ fn run(
     allocator: Allocator,
     setup: &Setup,
     options: Options<'_>,
-    mut inspect: impl FnMut(&dyn Policy, &Config),
+    inspect: &mut dyn FnMut(&dyn Simulated),
 ) -> Result<Simulation, SimulateError> {
     check_held(lives)?;
     let options = Options { calls_max: Some(calls_max(trace)), ..options };
-    let mut device = device(setup);
-    let config = config(allocator, setup)?;
-    let caching = || {
-        let mut caching = Caching::new(config.clone());
-        caching.set_stream_handles(trace.streams.clone());
-        caching
-    };
-    let (mut following, mut learning) = (None, None);
-    let mut beginning = Beginning::Requested;
-    let (replayed, stats) = match allocator {
-        Allocator::Direct => {
-            let mut policy = Direct::new(caching());
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy, &config);
-            (replayed, policy.stats().clone())
-        }
-        Allocator::Gmlake => {
-            let mut policy = Gmlake::new(setup.gmlake.clone(), caching());
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy, &config);
-            (replayed, policy.stats().clone())
-        }
-        Allocator::Stitch => {
-            let mut policy = lake(&config, trace, setup);
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy, &config);
-            (replayed, Policy::stats(&policy).clone())
-        }
-        Allocator::Native | Allocator::Expandable => {
-            let mut policy = caching();
-            let asked = || Arc::new(Earlier::of(trace, lives));
-            let earlier = setup.earlier.clone().unwrap_or_else(asked);
-            let (how, held) = begin(trace, &earlier, &mut policy, &mut device)?;
-            beginning = how;
-            let held = held.as_ref();
-            let replayed = replay_from(trace, lives, &mut policy, &mut device, options, held)?;
-            inspect(&policy, &config);
-            (replayed, policy.stats().clone())
-        }
-        Allocator::Planned => {
-            let plan = setup.plan.clone().ok_or(SimulateError::NoPlan)?;
-            let mut policy = Rest::of(lake(&config, trace, setup).with_plan(plan), Lake::following);
-            let replayed = replay(trace, lives, &mut policy, &mut device, options)?;
-            inspect(&policy.inner, &config);
-            following = Some(since(policy.counted()));
-            (replayed, Policy::stats(&policy.inner).clone())
-        }
-        Allocator::Auto | Allocator::Again => {
-            let kept = setup.kept.as_ref().filter(|plan| plan.is_reliable());
-            let lake = match kept.filter(|_| allocator == Allocator::Again) {
-                Some(plan) => lake(&config, trace, setup).with_plan(Arc::clone(plan)),
-                None => lake(&config, trace, setup),
-            };
-            let learnt = run_auto(trace, lives, lake, setup.planning(), options, &mut device)?;
-            let Learnt { auto, replayed, earlier, counted } = learnt;
-            inspect(&auto, &config);
-            following = Some(since((counted.0.0, counted.1.0)));
-            let mut stats = auto.stats().clone();
-            let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
-            learning = Some(Learning {
-                switches: auto.switches().to_vec(),
-                // What came before the first switch is left out.
-                peaks: earlier.iter().chain([&stats]).skip(1).map(peaks).collect(),
-            });
-            for before in &earlier[counted.0.1..] {
-                stats.raise_peaks(before);
-            }
-            (replayed, stats)
-        }
-    };
-    check_calls(allocator, &replayed)?;
-    let calls = device.totals().clone();
-    let starts = &replayed.calls_before;
-    let ends = starts.iter().skip(1).chain([&calls]);
-    let iterations = starts.iter().zip(ends).map(|(start, end)| end.since(start)).collect();
-    Ok(Simulation { allocator, beginning, replayed, stats, following, learning, calls, iterations })
+    let recorded = Recorded { trace, lives, earlier: setup.earlier.clone() };
+    let parts = allocator.parts(config(setup)?, setup, &trace.streams);
+    let run = Run { allocator, recorded, device: device(setup), options, inspect };
+    allocator.run(run, &parts)
+}
+
+/// A simulation that lacks only its policy.
+pub(crate) struct Run<'a> {
+    allocator: Allocator,
+    recorded: Recorded<'a>,
+    device: SimDevice,
+    options: Options<'a>,
+    inspect: &'a mut dyn FnMut(&dyn Simulated),
+}
+
+impl Run<'_> {
+    /// Runs it with `policy`, which holds nothing.
+    pub(crate) fn of<P: Simulated>(self, mut policy: P) -> Result<Simulation, SimulateError> {
+        let Run { allocator, recorded, mut device, options, inspect } = self;
+        let (beginning, held) = policy.begin(&recorded, &mut device)?;
+        let Recorded { trace, lives, .. } = recorded;
+        let replayed = replay_from(trace, lives, &mut policy, &mut device, options, held.as_ref())?;
+        inspect(&policy);
+        check_calls(allocator, &replayed)?;
+        let stats = policy.totals();
+        let calls = device.totals().clone();
+        let starts = &replayed.calls_before;
+        let ends = starts.iter().skip(1).chain([&calls]);
+        let iterations = starts.iter().zip(ends).map(|(start, end)| end.since(start)).collect();
+        Ok(Simulation {
+            allocator,
+            beginning,
+            replayed,
+            used_peak: policy.used_peak(&stats),
+            stats,
+            following: policy.following(),
+            learning: policy.learning(),
+            calls,
+            iterations,
+        })
+    }
 }
 
 /// The device of a setup.
@@ -376,12 +278,9 @@ fn device(setup: &Setup) -> SimDevice {
     SimDevice::new(setup.capacity.unwrap_or(UNLIMITED))
 }
 
-/// The settings of an allocator.
-fn config(allocator: Allocator, setup: &Setup) -> Result<Config, ConfigError> {
-    let mut config = Config::parse(&setup.conf)?;
-    config.tie_order = setup.tie_order;
-    config.expandable_segments |= allocator.is_expandable();
-    Ok(config)
+/// The settings of a setup.
+fn config(setup: &Setup) -> Result<Config, ConfigError> {
+    Ok(Config { tie_order: setup.tie_order, ..Config::parse(&setup.conf)? })
 }
 
 /// Calls of the device after which the replay of a trace is given up.
@@ -399,46 +298,27 @@ fn check_calls(allocator: Allocator, replayed: &Replayed) -> Result<(), Simulate
     }
 }
 
-/// The lake, as `stitch` and beneath a plan.
-fn lake(config: &Config, trace: &Trace, setup: &Setup) -> Lake {
-    let mut pools = Caching::new(Config { own_order: true, ..config.clone() });
-    pools.set_stream_handles(trace.streams.clone());
-    Lake::new(setup.lake, pools)
-}
+#[cfg(test)]
+mod tests {
+    use girih_trace::{Action, Event, PoolId};
 
-/// `auto` after a replay.
-struct Learnt {
-    auto: Auto,
-    replayed: Replayed,
-    /// The counters at each switch, after which their peaks began anew.
-    earlier: Vec<Stats>,
-    /// How its plans were followed and how many switches there were, at [`Setup::rest`] and now.
-    counted: ((Following, usize), (Following, usize)),
-}
+    use super::*;
 
-/// Replays under `auto`, which begins with `lake`.
-fn run_auto(
-    trace: &Trace,
-    lives: &Lifetimes,
-    lake: Lake,
-    planning: Planning,
-    options: Options<'_>,
-    device: &mut SimDevice,
-) -> Result<Learnt, AllocError> {
-    let mut auto = Auto::new(lake);
-    auto.set_planning(planning);
-    let mut earlier = Vec::new();
-    let hooked = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {
-        if auto.switches().len() > earlier.len() {
-            earlier.push(auto.stats().clone());
-            auto.reset_peak_stats();
+    #[test]
+    fn what_a_release_rounds_up_to_is_rounding_under_every_policy_that_does_so() {
+        // A quarter of a power of two: 5 MiB for 4 MiB and a byte.
+        let (size, pool) = ((4 << 20) + 1, PoolId::DEFAULT);
+        let event = Event::of(Action::Alloc, 1 << 40, size, StreamId(0), pool);
+        let (streams, pools) = (vec![0], vec![(0, 0)]);
+        let trace = Trace { events: vec![event], streams, pools, ..Trace::default() };
+        let lives = Lifetimes::of(&trace);
+        let conf = "roundup_power2_divisions:4".to_owned();
+        let setup = Setup { conf, plan: Some(Arc::default()), ..Setup::default() };
+        for allocator in Allocator::ALL.into_iter().filter(|it| it.is(Property::Pages)) {
+            let simulation = simulate(&trace, &lives, allocator, &setup).expect("it fits");
+            let waste = waste_at_peak(&trace, &lives, &simulation, &setup).expect("it fits");
+            let rounding = waste.causes().into_iter().find(|(name, _)| *name == "rounding");
+            assert_eq!(rounding, Some(("rounding", (1 << 20) - 1)), "{}", allocator.name());
         }
-        Ok(())
-    });
-    let count =
-        |hooked: &Hooked<Auto, _>| (hooked.inner.lake().following(), hooked.inner.switches().len());
-    let mut policy = Rest::of(hooked, count);
-    let replayed = replay(trace, lives, &mut policy, device, options)?;
-    let counted = policy.counted();
-    Ok(Learnt { auto: policy.inner.inner, replayed, earlier, counted })
+    }
 }

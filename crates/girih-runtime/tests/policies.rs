@@ -1,4 +1,4 @@
-//! The conformance suite on every policy of PyTorch's allocator, and on the direct one around it.
+//! The conformance suite on every policy of the registry, with every setting.
 
 use arbitrary::{Arbitrary, Unstructured};
 use girih_runtime::Policy;
@@ -6,6 +6,7 @@ use girih_runtime::caching::{Caching, Config, TieOrder};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::{self, Gmlake, LimitOf};
 use girih_runtime::lake::{self, Lake};
+use girih_runtime::registry::{Allocator, Property};
 use girih_runtime::suite::{self, Scenario};
 
 fn caching(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
@@ -38,6 +39,19 @@ fn direct(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
 }
 
 #[test]
+fn every_allocator_of_the_registry_passes_the_suite() {
+    for allocator in Allocator::ALL {
+        let check = match allocator.is(Property::Trusting) {
+            true => suite::check_trusting_policy,
+            false => suite::check_policy,
+        };
+        let setup = suite::eager(3);
+        let make = || allocator.policy(&Config::default(), &setup).expect("it has a plan");
+        check(8, &mut |_| make());
+    }
+}
+
+#[test]
 fn the_direct_policy_passes_the_suite() {
     suite::check_policy(24, &mut |_| direct("", TieOrder::Address));
 }
@@ -64,17 +78,6 @@ fn the_lake_passes_the_suite() {
     let tight = "expandable_segments:True,per_process_memory_fraction:0.6";
     suite::check_policy(24, &mut |_| lake(tight, TieOrder::Address));
     suite::check_policy(8, &mut |_| lake("", TieOrder::Address));
-}
-
-/// GMLake around the settings, stitching often.
-fn gmlake(text: &str, tie_order: TieOrder) -> Box<dyn Policy> {
-    let config = Config::parse(text).expect("the settings are right");
-    let lake = gmlake::Config {
-        fragmentation_limit: 2 << 20,
-        stitched_limit: 256 << 20,
-        ..gmlake::Config::default()
-    };
-    Box::new(Gmlake::new(lake, Caching::new(Config { tie_order, ..config })))
 }
 
 /// GMLake with settings that make it stitch often.
@@ -119,25 +122,27 @@ fn gmlake_passes_the_suite_with_every_limit() {
     }
 }
 
-type Make = fn(&str, TieOrder) -> Box<dyn Policy>;
-
-/// A policy that caches, or the direct one around it; settings; a release.
-fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Make, &'static str, TieOrder)> {
+/// An allocator, settings, a release.
+fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Allocator, Config)> {
     let text = *u.choose(&SETTINGS)?;
     let orders = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
     let tie_order = *u.choose(&orders)?;
-    let make: Make = *u.choose(&[caching as Make, caching, lake, direct, gmlake])?;
-    Ok((make, text, tie_order))
+    let config = Config::parse(text).expect("the settings are right");
+    Ok((*u.choose(&Allocator::ALL)?, Config { tie_order, ..config }))
+}
+
+/// The scenario, as the allocator trusts it to be.
+fn as_trusted(scenario: Scenario, allocator: Allocator) -> Scenario {
+    if allocator.is(Property::Trusting) { scenario.trusted() } else { scenario }
 }
 
 #[test]
 fn every_setting_and_every_release_passes_random_scenarios() {
     arbtest::arbtest(|u| {
-        let (make, text, tie_order) = any(u)?;
-        let scenario = Scenario::arbitrary(u)?;
-        let scenario =
-            if make as usize == lake as Make as usize { scenario } else { scenario.trusted() };
-        suite::run(&scenario, &mut |_| make(text, tie_order));
+        let (allocator, config) = any(u)?;
+        let setup = suite::eager(u.arbitrary::<u8>()?.into());
+        let scenario = as_trusted(Scenario::arbitrary(u)?, allocator);
+        suite::run(&scenario, &mut |_| allocator.policy(&config, &setup).expect("it has a plan"));
         Ok(())
     })
     .size_min(200)
@@ -148,11 +153,11 @@ fn every_setting_and_every_release_passes_random_scenarios() {
 #[test]
 fn every_setting_survives_the_failure_of_each_call() {
     arbtest::arbtest(|u| {
-        let (make, text, tie_order) = any(u)?;
-        let scenario = Scenario::arbitrary(u)?;
-        let scenario =
-            if make as usize == lake as Make as usize { scenario } else { scenario.trusted() };
-        suite::run_with_faults(&scenario, &mut |_| make(text, tie_order));
+        let (allocator, config) = any(u)?;
+        let setup = suite::eager(u.arbitrary::<u8>()?.into());
+        let scenario = as_trusted(Scenario::arbitrary(u)?, allocator);
+        let mut make = |_| allocator.policy(&config, &setup).expect("it has a plan");
+        suite::run_with_faults(&scenario, &mut make);
         Ok(())
     })
     .size_min(200)

@@ -282,6 +282,23 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_made_bytes_as_the_release_does_and_is_said_as_it_was_set() {
+        // 2/3 of 96 MiB is 64 MiB less a fraction of a byte.
+        let share = 2.0 / 3.0 - 1e-9;
+        for (torch, least) in [("2.11", 64 * MIB - 1), ("2.12", 64 * MIB - 1), ("2.13", 64 * MIB)] {
+            for mode in ["native", "stitch", "profile", "auto"] {
+                let sim = format!(r#""sim": {{"capacity": {}}}"#, 96 * MIB);
+                let json = format!(r#"{{"mode": "{mode}", "torch": "{torch}", {sim}}}"#);
+                let settings = Settings::parse(&json).expect("right settings");
+                let heap = Heap::new(0, &settings).expect("a simulated device");
+                heap.set_memory_fraction(share).unwrap();
+                assert_eq!(heap.memory_fraction().unwrap(), share, "{mode} under {torch}");
+                assert_eq!(heap.largest_free().unwrap(), least, "{mode} under {torch}");
+            }
+        }
+    }
+
+    #[test]
     fn profile_keeps_the_memory_of_a_graph_and_brings_it_back_to_a_checkpoint() {
         let heap = profiling("");
         heap.begin_pool(POOL, true).unwrap();

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use girih_plan::{Problem, check};
+use girih_plan::strategy::Hints;
+use girih_plan::{Problem, Strategy, check};
 use serde::{Deserialize, Serialize};
 
-use super::effort::{Effort, Known};
+use super::effort::Effort;
 use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
@@ -233,20 +234,27 @@ fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result
 
 /// Plans one problem and says what came of it.
 fn row(args: &RowArgs, out: &mut dyn Write) -> anyhow::Result<Answer> {
-    let (problem, known) = if is_csv(&args.file) {
-        (read_csv(&args.file)?.problem, Known::default())
+    let strategy = args.effort.strategy()?;
+    let (problem, hints) = if is_csv(&args.file) {
+        (read_csv(&args.file)?.problem, Hints::default())
     } else {
         let source = load::Source { file: args.file.clone(), marks: None, device: None };
-        Known::of(&source.load()?)?
+        let loaded = source.load()?;
+        strategy.hints(&loaded.trace, &loaded.lives, &loaded.iterations)?
     };
-    let known = if args.bare { Known::default() } else { known };
-    write_json(out, &plan(&problem, &args.effort, known)?)?;
+    let hints = if args.bare { Hints::default() } else { hints };
+    write_json(out, &plan(&problem, &args.effort, &strategy, hints)?)?;
     Ok(Answer::Yes)
 }
 
-fn plan(problem: &Problem, effort: &Effort, known: Known) -> anyhow::Result<Found> {
+fn plan(
+    problem: &Problem,
+    effort: &Effort,
+    strategy: &Strategy,
+    hints: Hints,
+) -> anyhow::Result<Found> {
     let progress = Progress::new();
-    let solver = effort.solver_knowing(known, &progress)?;
+    let solver = effort.solver(strategy, hints, &progress);
     let (outcome, seconds) = timed(|| solver(problem));
     let memory_peak = memory_peak();
     let outcome = outcome?;

@@ -1,4 +1,5 @@
-//! How much a command plans, and with which planners: the options that commands share.
+//! How much a command plans, and with which planners: the options that commands share, limits of time,
+//! and Ctrl-C. What they mean is in [`girih_plan::strategy`].
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -8,14 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use girih_plan::bound::max_load;
-use girih_plan::exact::{self, Search};
-use girih_plan::memo::{self, Layers, Settings};
-use girih_plan::portfolio::{schedule_for, solve_among};
-use girih_plan::stweaver::{self, PhaseSpan, StweaverError, Timeline};
-use girih_plan::{Budget, Key, Outcome, Plan, Planner, Problem, ProblemError, profile, solve};
+use girih_plan::strategy::{self, Done, Hints, Method, Part, StrategyError};
+use girih_plan::{Outcome, Problem, ProblemError, Strategy};
 
-use crate::load::Loaded;
 use crate::progress::Progress;
 use crate::units::bytes;
 
@@ -72,15 +68,6 @@ enum Kind {
     Memo,
 }
 
-/// What a recording tells of a planning problem besides its buffers.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
-    /// The phases in which its buffers come and go, one pair for each; none in a bare problem.
-    pub(crate) phases: Option<Vec<PhaseSpan>>,
-    /// The passes through layers that its modules mark. What repeats beside them is looked for.
-    pub(crate) layers: Layers,
-}
-
 /// What can be left out.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Trick {
@@ -102,76 +89,35 @@ enum Trick {
     Rooms,
 }
 
-impl Known {
-    /// What the phases and the modules of a recording tell of the problem that its steady iteration
-    /// poses, and the problem.
-    pub(crate) fn of(loaded: &Loaded) -> Result<(Problem, Known), ProblemError> {
-        let Loaded { trace, lives, iterations, .. } = loaded;
-        let mut problem = Problem::default();
-        let plan = profile::plan(trace, lives, iterations, |asked| {
-            problem.clone_from(asked);
-            // Only the shape of the plan is looked at.
-            solve(asked, Budget::attempts(1))
-        })?;
-        let phases = Timeline::of(&plan, trace, lives, iterations).spans(&problem);
-        let layers = Layers::marked(&plan, trace, lives, iterations);
-        Ok((problem, Known { phases: Some(phases), layers }))
-    }
-}
-
-impl Kind {
-    /// Whether it is none of the planners that a portfolio is made of.
-    fn stands_alone(self) -> bool {
-        matches!(self, Kind::Exact | Kind::Stweaver | Kind::Memo)
-    }
-
-    fn is_one(self, planner: &Planner) -> bool {
-        match self {
-            Kind::Auto => true,
-            Kind::Sweep => matches!(planner, Planner::Sweep(..)),
-            Kind::FirstFit => matches!(planner, Planner::FirstFit(_)),
-            Kind::TwoPhase => matches!(planner, Planner::TwoPhase { .. }),
-            Kind::Skyline => matches!(planner, Planner::Skyline(_)),
-            Kind::Exact | Kind::Stweaver | Kind::Memo => false,
+impl From<Kind> for Method {
+    fn from(kind: Kind) -> Method {
+        match kind {
+            Kind::Auto => Method::Auto,
+            Kind::Sweep => Method::Sweep,
+            Kind::FirstFit => Method::FirstFit,
+            Kind::TwoPhase => Method::TwoPhase,
+            Kind::Skyline => Method::Skyline,
+            Kind::Exact => Method::Exact,
+            Kind::Stweaver => Method::Stweaver,
+            Kind::Memo => Method::Memo,
         }
     }
 }
 
-impl Trick {
-    fn is_used(self, planner: &Planner) -> bool {
-        match self {
-            Trick::Sweep => Kind::Sweep.is_one(planner),
-            Trick::FirstFit => Kind::FirstFit.is_one(planner),
-            Trick::TwoPhase => Kind::TwoPhase.is_one(planner),
-            Trick::Skyline => Kind::Skyline.is_one(planner),
-            Trick::Exact | Trick::Rooms => false,
-            Trick::Noise => matches!(planner, Planner::Skyline(Key { noise: 1.., .. })),
-            Trick::Folding => matches!(planner, Planner::Folded),
+impl From<Trick> for Part {
+    fn from(trick: Trick) -> Part {
+        match trick {
+            Trick::Sweep => Part::Sweep,
+            Trick::FirstFit => Part::FirstFit,
+            Trick::TwoPhase => Part::TwoPhase,
+            Trick::Skyline => Part::Skyline,
+            Trick::Noise => Part::Noise,
+            Trick::Folding => Part::Folding,
+            Trick::Exact => Part::Exact,
+            Trick::Rooms => Part::Rooms,
         }
     }
 }
-
-/// The planners of a kind without those that use what is left out, in the order in which they are
-/// tried on so many buffers. Skylines with noise go on without end.
-fn planners(kind: Kind, without: &[Trick], buffers: usize) -> Box<dyn Iterator<Item = Planner>> {
-    let wanted = move |without: &[Trick], planner: &Planner| {
-        kind.is_one(planner) && !without.iter().any(|trick| trick.is_used(planner))
-    };
-    let is_endless = matches!(kind, Kind::Auto | Kind::Skyline)
-        && !without.iter().any(|trick| matches!(trick, Trick::Skyline | Trick::Noise));
-    let count = if is_endless { usize::MAX } else { KNOWN };
-    let without = without.to_vec();
-    Box::new(schedule_for(buffers).take(count).filter(move |planner| wanted(&without, planner)))
-}
-
-/// So many planners of the schedule have all kinds among them, and all but skylines with noise.
-const KNOWN: usize = 25;
-/// Nodes of the exact search for each attempt of a budget.
-const NODES: u64 = 1000;
-
-/// Nodes of the exact search that take a second or two, times the square of the buffers: about what
-/// a node costs, if the problem is not small.
-const NODES_AT_ONCE: u64 = 10_000_000_000;
 
 impl Effort {
     /// True if Ctrl-C has ended the search.
@@ -180,165 +126,60 @@ impl Effort {
     }
 
     /// True if the planner goes by what a recording tells besides its buffers.
-    pub(crate) fn wants_to_know(&self) -> bool {
-        matches!(self.planner, Kind::Stweaver | Kind::Memo)
+    pub(crate) fn takes_hints(&self) -> bool {
+        Method::from(self.planner).takes_hints()
     }
 
-    /// The planner of a recording with this effort.
-    pub(crate) fn plan(
-        &self,
-        loaded: &Loaded,
-        solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
-    ) -> Result<Plan, ProblemError> {
-        let Loaded { trace, lives, iterations, .. } = loaded;
-        if self.without.contains(&Trick::Rooms) {
-            profile::plan_without_rooms(trace, lives, iterations, solve)
-        } else {
-            profile::plan(trace, lives, iterations, solve)
+    /// What was chosen. An error if no planner is left.
+    pub(crate) fn strategy(&self) -> anyhow::Result<Strategy> {
+        let without: Vec<Part> = self.without.iter().map(|&trick| trick.into()).collect();
+        let effort = match self.budget {
+            None => strategy::Effort::Interactive,
+            Some(Limit::Attempts(attempts)) => strategy::Effort::Attempts(attempts),
+            Some(Limit::Time(_)) => strategy::Effort::Unlimited,
+        };
+        match Strategy::new(self.planner.into(), &without) {
+            Ok(strategy) => Ok(strategy
+                .with_effort(effort)
+                .on_threads(self.threads.unwrap_or_else(all_threads))),
+            Err(StrategyError::StandsAlone) => bail!(
+                "--without leaves out planners of auto, and --planner names one that is none of them"
+            ),
+            Err(StrategyError::NoPlanner) => {
+                bail!("no planner is left: --without takes away all that --planner names")
+            }
         }
     }
 
-    /// What plans a problem with this effort, and says on a terminal how far it is. An error if no
-    /// planner is left.
+    /// What plans a problem by `strategy`, of which `hints` tell more, and says on a terminal how far
+    /// it is. Ctrl-C ends it, and so does the end of the time that was given.
     pub(crate) fn solver(
         &self,
+        strategy: &Strategy,
+        hints: Hints,
         progress: &Progress,
-    ) -> anyhow::Result<impl FnOnce(&Problem) -> Result<Outcome, ProblemError>> {
-        self.solver_knowing(Known::default(), progress)
-    }
-
-    /// The same, with what is known of the problem.
-    pub(crate) fn solver_knowing(
-        &self,
-        known: Known,
-        progress: &Progress,
-    ) -> anyhow::Result<impl FnOnce(&Problem) -> Result<Outcome, ProblemError>> {
-        let leaves_out = self.without.iter().any(|&trick| trick != Trick::Rooms);
-        if self.planner.stands_alone() && leaves_out {
-            bail!(
-                "--without leaves out planners of auto, and --planner names one that is none of them"
-            );
-        }
-        // Folding finds no plan where nothing repeats.
-        let is_empty =
-            planners(self.planner, &self.without, 0).all(|planner| planner == Planner::Folded);
-        if is_empty && !self.planner.stands_alone() {
-            bail!("no planner is left: --without takes away all that --planner names");
-        }
+    ) -> impl FnOnce(&Problem) -> Result<Outcome, ProblemError> {
         let stop = Stop::new(self.budget);
         *self.stopped.borrow_mut() = stop.by_ctrl_c.clone();
-        Ok(move |problem: &Problem| {
+        move |problem: &Problem| {
             let stop = stop.begun();
-            match self.planner {
-                Kind::Exact => self.exact(problem, &stop, progress),
-                Kind::Stweaver => by_stweaver(problem, known.phases.as_deref()),
-                Kind::Memo => self.memo(problem, known.layers, &stop, progress),
-                _ => self.portfolio(problem, &stop, progress),
-            }
-        })
-    }
-
-    /// Planners of ours, one after another.
-    fn portfolio(
-        &self,
-        problem: &Problem,
-        stop: &Stop,
-        progress: &Progress,
-    ) -> Result<Outcome, ProblemError> {
-        let threads = self.threads.unwrap_or_else(all_threads);
-        let budget = self.budget_for(problem).on_threads(threads);
-        let planners = planners(self.planner, &self.without, problem.buffers.len());
-        solve_among(problem, budget, planners, |now| {
-            say(progress, now.height, now.bound, &format!("after {}", now.done));
-            stop.after(1.0)
-        })
-    }
-
-    /// Branch and bound alone, from the first plan of the portfolio.
-    fn exact(
-        &self,
-        problem: &Problem,
-        stop: &Stop,
-        progress: &Progress,
-    ) -> Result<Outcome, ProblemError> {
-        let first = solve(problem, Budget::attempts(1))?;
-        let goal = Search { nodes: self.nodes_for(problem), enough: 0 };
-        let found = exact::improve(problem, first.solution, goal, |now| {
-            say(progress, now.height, now.bound, &format!("after {} nodes", now.nodes));
-            stop.after(1.0)
-        })?;
-        let exact::Outcome { solution, bound: least, nodes } = found;
-        Ok(Outcome { solution, least, nodes, ..first })
-    }
-
-    /// Memo's two levels. Of a time, the first level has the first half.
-    fn memo(
-        &self,
-        problem: &Problem,
-        layers: Layers,
-        stop: &Stop,
-        progress: &Progress,
-    ) -> Result<Outcome, ProblemError> {
-        let settings = Settings::searching(self.nodes_for(problem));
-        let layers = layers.or_repeated(problem);
-        let found = memo::plan_with(problem, &layers, settings, |now| {
-            let memo::Progress { level, number, of, height, bound, .. } = now;
-            say(progress, height, bound, &format!("in {number} of {of} at level {level}"));
-            let share = number as f64 / of as f64;
-            stop.after(if level == 1 { share / 2.0 } else { 1.0 })
-        })?;
-        let (bound, nodes) = (max_load(problem)?, found.nodes());
-        let memo::Outcome { solution, least, attempts, .. } = found;
-        Ok(Outcome { solution, bound, attempts, least, nodes })
-    }
-
-    /// Nodes of the search that is a planner of its own: a second or so without a budget.
-    fn nodes_for(&self, problem: &Problem) -> u64 {
-        match self.budget {
-            None => (NODES_AT_ONCE / (problem.buffers.len().max(1) as u64).pow(2)).min(50_000),
-            Some(Limit::Attempts(thousands)) => NODES * u64::from(thousands),
-            Some(Limit::Time(_)) => u64::MAX,
+            strategy.solve(problem, hints, |now| {
+                say(progress, now);
+                stop.after(now.share)
+            })
         }
     }
-
-    /// The exact search is the portfolio's last planner; in a given time it has all that is left.
-    fn budget_for(&self, problem: &Problem) -> Budget {
-        let usual = Budget::interactive(problem.buffers.len());
-        let is_exact =
-            self.planner == Kind::Auto && !self.without.contains(&Trick::Exact) && usual.nodes > 0;
-        match self.budget {
-            None if is_exact => usual,
-            None => usual.with_nodes(0),
-            Some(Limit::Attempts(attempts)) if is_exact => {
-                Budget::attempts(attempts).with_nodes(NODES * u64::from(attempts))
-            }
-            Some(Limit::Attempts(attempts)) => Budget::attempts(attempts),
-            Some(Limit::Time(_)) if is_exact => usual.with_nodes(u64::MAX),
-            Some(Limit::Time(_)) => Budget::attempts(u32::MAX),
-        }
-    }
-}
-
-/// STWeaver's planner, which has no budget and tries one plan.
-fn by_stweaver(problem: &Problem, phases: Option<&[PhaseSpan]>) -> Result<Outcome, ProblemError> {
-    let solution = match phases {
-        None => stweaver::plan_by_size(problem)?,
-        Some(phases) => match stweaver::plan(problem, phases) {
-            Ok(solution) => solution,
-            Err(StweaverError::Problem(error)) => return Err(error),
-            Err(error @ StweaverError::Phases { .. }) => {
-                panic!("phases of another problem: {error}")
-            }
-        },
-    };
-    let bound = max_load(problem)?;
-    Ok(Outcome { solution, least: bound.bytes, bound, attempts: Vec::new(), nodes: 0 })
 }
 
 /// Says how far the planning is.
-fn say(progress: &Progress, height: u64, bound: u64, after: &str) {
-    let gap = (height - bound) as f64 / (bound.max(1)) as f64 * 100.0;
-    progress.say(format!("planning: {} {after}, {gap:.4} % above the bound", bytes(height)));
+fn say(progress: &Progress, now: strategy::Progress) {
+    let gap = (now.height - now.bound) as f64 / (now.bound.max(1)) as f64 * 100.0;
+    let done = match now.done {
+        Done::Attempts(attempts) => format!("after {attempts}"),
+        Done::Nodes(nodes) => format!("after {nodes} nodes"),
+        Done::Problem { level, number, of } => format!("in {number} of {of} at level {level}"),
+    };
+    progress.say(format!("planning: {} {done}, {gap:.4} % above the bound", bytes(now.height)));
 }
 
 /// When to stop: when the time is over, or Ctrl-C has come.
@@ -429,19 +270,10 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_planner_is_there_and_what_is_left_out_is_not() {
-        for &kind in Kind::value_variants() {
-            assert_eq!(planners(kind, &[], 0).next().is_some(), !kind.stands_alone(), "{kind:?}");
-        }
-        let of_planners = |trick: &&Trick| !matches!(trick, Trick::Exact | Trick::Rooms);
-        for &trick in Trick::value_variants().iter().filter(of_planners) {
-            assert!(
-                planners(Kind::Auto, &[], 0).take(KNOWN).any(|planner| trick.is_used(&planner))
-            );
-            let mut left = planners(Kind::Auto, &[trick], 0).take(500);
-            assert!(left.all(|planner| !trick.is_used(&planner)), "{trick:?}");
-        }
-        let later: Vec<Planner> = schedule_for(0).skip(KNOWN).take(500).collect();
-        assert!(later.iter().all(|planner| Trick::Noise.is_used(planner)));
+    fn every_method_and_every_part_has_a_name() {
+        let methods = Kind::value_variants().iter().map(|&kind| Method::from(kind));
+        assert_eq!(methods.collect::<Vec<_>>(), Method::ALL);
+        let parts = Trick::value_variants().iter().map(|&trick| Part::from(trick));
+        assert_eq!(parts.collect::<Vec<_>>(), Part::ALL);
     }
 }

@@ -9,15 +9,16 @@ use anyhow::{Context, bail};
 use clap::Args;
 use girih_plan::bound::Bound;
 use girih_plan::csv::{self, Table};
+use girih_plan::strategy::Hints;
 use girih_plan::{Outcome, Problem, Wait, check, file, waits};
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
-use super::effort::{Effort, Known};
+use super::effort::Effort;
 use super::write_json;
 use crate::Answer;
 use crate::files::{self, Output, shown_input};
-use crate::load::{self, timed};
+use crate::load::{self, Loaded, timed};
 use crate::progress::{Progress, say_aside};
 use crate::table::table;
 use crate::units::{bytes, count};
@@ -167,11 +168,17 @@ fn plan_recording(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyh
         load::Source { file: path.to_owned(), marks: args.marks.clone(), device: args.device };
     let loaded = source.load()?;
     progress.say("planning");
-    let known = if args.effort.wants_to_know() { Known::of(&loaded)?.1 } else { Known::default() };
-    let solver = args.effort.solver_knowing(known, &progress)?;
+    let strategy = args.effort.strategy()?;
+    let Loaded { trace, lives, iterations, .. } = &loaded;
+    let hints = if args.effort.takes_hints() {
+        strategy.hints(trace, lives, iterations)?.1
+    } else {
+        Hints::default()
+    };
+    let solver = args.effort.solver(&strategy, hints, &progress);
     let mut made = None;
     let (plan, seconds) = timed(|| {
-        args.effort.plan(&loaded, |problem| {
+        strategy.plan(trace, lives, iterations, |problem| {
             let outcome = solver(problem)?;
             let searched = (outcome.least, outcome.nodes);
             made = Some((Certificate::of(problem, &outcome.bound), attempts(&outcome), searched));
@@ -211,7 +218,8 @@ fn plan_csv(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Re
     progress.say(format!("reading {}", shown_input(path)));
     let problem = read_csv(path)?;
     progress.say("planning");
-    let solver = args.effort.solver(&progress)?;
+    let strategy = args.effort.strategy()?;
+    let solver = args.effort.solver(&strategy, Hints::default(), &progress);
     let (outcome, seconds) = timed(|| solver(&problem.problem));
     let outcome = outcome.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
     // The checker shares nothing with the planners: what it passes is right.

@@ -3,12 +3,12 @@
 use std::io::Write;
 
 use clap::Args;
-use girih_runtime::simulate::{Allocator, simulate};
+use girih_runtime::simulate::{Allocator, Property, simulate};
 
 use super::earlier::earlier_sentence;
 use super::row::{
-    JsonRow, Name, WhatIf, again_sentence, columns, compared_with_recording, learning_sentence,
-    mapping_work, recorded_peak, stop_sentence, table_row,
+    JsonRow, WhatIf, again_sentence, allocator_names, columns, compared_with_recording,
+    learning_sentence, mapping_work, recorded_peak, stop_sentence, table_row,
 };
 use super::write_json;
 use crate::Answer;
@@ -22,8 +22,8 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     source: load::Source,
     /// The allocator.
-    #[arg(long, value_enum, default_value = "native")]
-    allocator: Name,
+    #[arg(long, value_parser = allocator_names(), default_value = "native")]
+    allocator: Allocator,
     /// Checks that each use of a byte comes after the last one, across streams. Slower.
     #[arg(long)]
     check_order: bool,
@@ -37,8 +37,8 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let loaded = args.source.load()?;
     let mut setup = args.what_if.setup(&loaded)?;
     setup.check_order = args.check_order;
-    let allocator = args.allocator.allocator();
-    if allocator == Allocator::Planned {
+    let allocator = args.allocator;
+    if allocator.is(Property::Plan) {
         progress.say("planning");
         setup.plan = Some(args.what_if.plan(&loaded)?);
     }

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use girih_plan::{Budget, Plan, Problem, file, profile, solve};
 use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
@@ -26,32 +27,11 @@ use crate::progress;
 use crate::table::table;
 use crate::units::{self, bytes, count, milliseconds, percent};
 
-/// An allocator, by its name on the command line.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Name {
-    Direct,
-    Native,
-    Expandable,
-    Gmlake,
-    Stitch,
-    Planned,
-    Auto,
-    Again,
-}
-
-impl Name {
-    pub(crate) fn allocator(self) -> Allocator {
-        match self {
-            Name::Direct => Allocator::Direct,
-            Name::Native => Allocator::Native,
-            Name::Expandable => Allocator::Expandable,
-            Name::Gmlake => Allocator::Gmlake,
-            Name::Stitch => Allocator::Stitch,
-            Name::Planned => Allocator::Planned,
-            Name::Auto => Allocator::Auto,
-            Name::Again => Allocator::Again,
-        }
-    }
+/// Reads the name of an allocator; the help says what each is.
+pub(crate) fn allocator_names() -> impl TypedValueParser<Value = Allocator> {
+    let names = Allocator::ALL.map(|it| PossibleValue::new(it.name()).help(it.about()));
+    PossibleValuesParser::new(names)
+        .map(|name| Allocator::named(&name).expect("it is one of the names"))
 }
 
 /// What if: settings, another device, another release.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use girih_runtime::suite;
-use girih_runtime::{Address, AllocError, Device, Env, Granted, Policy, PoolOptions, Request};
+use girih_runtime::{Address, AllocError, Env, Granted, Policy, PoolOptions, Request};
 use girih_trace::{Mark, MarkKind, PoolId, StreamId};
 
 use crate::card::{Card, Stream};
@@ -97,7 +97,7 @@ impl Program {
         seed: u64,
     ) -> Program {
         let ids = card.handles().map(|handle| device.device.add_stream(handle)).collect();
-        policy.set_memory_fraction(bytes as f64 / device.memory_info().total as f64);
+        policy.set_limit(Some(bytes));
         policy.create_pool(WHOLE);
         policy.set_pool_options(WHOLE, PoolOptions { one_handle: true, ..PoolOptions::default() });
         let counts = Counts::default();

@@ -4,9 +4,7 @@
 //! given is accessible, and that the driver has everything back.
 
 use girih_runtime::caching::{Caching, Config};
-use girih_runtime::direct::Direct;
-use girih_runtime::gmlake::{self, Gmlake};
-use girih_runtime::lake::Lake;
+use girih_runtime::registry::Allocator;
 use girih_runtime::suite::{self, Scenario, Stage};
 use girih_runtime::{Address, Device, DeviceError, Env, Policy, Request};
 use girih_trace::{PoolId, StreamId};
@@ -75,36 +73,18 @@ impl<D: Device> Stage for Played<D> {
     }
 }
 
-type Make = fn() -> Box<dyn Policy>;
+/// Settings of the allocators.
+const SETTINGS: [&str; 2] = ["", "per_process_memory_fraction:0.7"];
 
-fn caching(settings: &str) -> Box<dyn Policy> {
-    Box::new(Caching::new(Config::parse(settings).expect("the settings are right")))
+/// Makes each policy of the registry with each of the settings; those that stitch do it whenever they can.
+fn policies() -> impl Iterator<Item = impl Fn() -> Box<dyn Policy>> {
+    let with = |allocator: Allocator| SETTINGS.map(|settings| (allocator, settings));
+    Allocator::ALL.into_iter().flat_map(with).map(|(allocator, settings)| {
+        let config = Config::parse(settings).expect("the settings are right");
+        let setup = suite::eager(3);
+        move || allocator.policy(&config, &setup).expect("it has a plan")
+    })
 }
-
-fn direct(settings: &str) -> Box<dyn Policy> {
-    let config = Config::parse(settings).expect("the settings are right");
-    Box::new(Direct::new(Caching::new(config)))
-}
-
-fn lake() -> Box<dyn Policy> {
-    Box::new(Lake::of(Config { expandable_segments: true, ..Config::default() }))
-}
-
-/// GMLake, which stitches whatever it can.
-fn gmlake() -> Box<dyn Policy> {
-    let eager = gmlake::Config { fragmentation_limit: 2 << 20, ..gmlake::Config::default() };
-    Box::new(Gmlake::new(eager, Caching::new(Config::default())))
-}
-
-const POLICIES: [Make; 7] = [
-    || direct(""),
-    || direct("expandable_segments:True,per_process_memory_fraction:0.7"),
-    || caching(""),
-    || caching("expandable_segments:True"),
-    lake,
-    gmlake,
-    || suite::planned(suite::reckless_plan(3)),
-];
 
 /// A device on which stream `n` has the handle `n`. All may be destroyed.
 fn device(scenario: &Scenario) -> CudaDevice {
@@ -131,7 +111,7 @@ fn lost(phantom: &mut Phantom) -> Option<String> {
 
 #[test]
 fn every_policy_works_on_the_driver_and_gives_everything_back() {
-    for make in POLICIES {
+    for make in policies() {
         for seed in 0..12 {
             let scenario = Scenario::of_seed(seed).trusted();
             let stage = Played { device: device(&scenario), fault: false, missing: taken };
@@ -143,7 +123,7 @@ fn every_policy_works_on_the_driver_and_gives_everything_back() {
 
 #[test]
 fn every_policy_survives_the_failure_of_any_driver_call() {
-    for make in POLICIES {
+    for make in policies() {
         let scenario = Scenario::of_seed(5).trusted();
         for call in (1..2000).step_by(17) {
             let stage = Played { device: device(&scenario), fault: true, missing: taken };
@@ -158,7 +138,7 @@ fn every_policy_survives_the_failure_of_any_driver_call() {
 
 #[test]
 fn every_policy_works_on_a_phantom() {
-    for make in POLICIES {
+    for make in policies() {
         let scenario = Scenario::of_seed(7).trusted();
         let phantom = Phantom::new(device(&scenario), 64 << 30).expect("there is room");
         let stage = Played { device: phantom, fault: false, missing: lost };
@@ -170,7 +150,7 @@ fn every_policy_works_on_a_phantom() {
 fn a_caching_policy_makes_no_driver_call_in_steady_state() {
     let mut device = device_of(1 << 30);
     let stream = device.add_stream(0);
-    let mut policy = caching("expandable_segments:True");
+    let mut policy = Caching::new(Config { expandable_segments: true, ..Config::default() });
     let mut log = ();
     let mut before = 0;
     for round in 0..4 {

@@ -55,7 +55,8 @@ pub struct Config {
     /// Share of the limit above which old blocks are given back before new ones are taken
     /// (`garbage_collection_threshold`). 0 is off.
     pub garbage_collection_threshold: f64,
-    /// Share of the device that may be held (`per_process_memory_fraction`). 1 is no limit.
+    /// Share of the device that may be held (`per_process_memory_fraction`), unless the limit is set
+    /// ([`Policy::set_limit`](crate::Policy::set_limit)). 1 is no limit.
     pub memory_fraction: f64,
     /// A request that would pass the limit fails at once, without trying to release anything
     /// (`throw_on_cudamalloc_oom`).

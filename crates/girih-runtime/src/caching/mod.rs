@@ -42,7 +42,7 @@ mod tie_order;
 mod two_step;
 mod view;
 
-use girih_trace::{Action, PoolId, StreamId};
+use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
 pub use self::adopt::{Adopted, AdoptedBlock};
@@ -54,6 +54,7 @@ use self::expandable::Segment;
 use self::pool::{Pools, Rank};
 use self::search::{Found, Search};
 use self::two_step::Taken;
+use crate::limit::Limit;
 use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 pub use crate::policy::PoolOptions;
@@ -67,6 +68,8 @@ use crate::stats::{Counters, Stats};
 #[derive(Debug)]
 pub struct Caching {
     config: Config,
+    /// What may be held: at first what the settings say.
+    limit: Limit,
     blocks: Slab,
     pools: Pools,
     /// Expandable segments; vacant places are `None`.
@@ -109,6 +112,7 @@ impl Caching {
     /// An allocator that holds nothing.
     pub fn new(config: Config) -> Caching {
         Caching {
+            limit: Limit::of_settings(&config),
             config,
             blocks: Slab::default(),
             pools: Pools::default(),
@@ -133,6 +137,11 @@ impl Caching {
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// What may be held, as far as it is known without the device.
+    pub(crate) fn own_limit(&self) -> Limit {
+        self.limit
     }
 
     /// Turns expandable segments on or off between two operations, as a program may at run time.
@@ -248,6 +257,10 @@ impl Policy for Caching {
         self.cached_bytes()
     }
 
+    fn unmapped(&self) -> u64 {
+        0
+    }
+
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         let block = self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested, home) =
@@ -299,6 +312,10 @@ impl Policy for Caching {
         self.limbo.settle(env.device)?;
         self.release_cached_blocks(env, self.is_capturing())?;
         self.order.forget_fences(env.device, &mut self.limbo);
+        Ok(())
+    }
+
+    fn mark(&mut self, _env: &mut Env<'_>, _mark: &Mark) -> Result<(), AllocError> {
         Ok(())
     }
 
@@ -361,12 +378,12 @@ impl Policy for Caching {
         Ok(self.release_private_pool(env, pool)?)
     }
 
-    fn set_memory_fraction(&mut self, fraction: f64) {
-        self.config.memory_fraction = fraction;
+    fn set_limit(&mut self, limit: Option<u64>) {
+        self.limit = Limit::Bytes(limit);
     }
 
-    fn memory_fraction(&self) -> f64 {
-        self.config.memory_fraction
+    fn limit(&self, total: u64) -> Option<u64> {
+        self.limit.of_total(total)
     }
 
     fn configure(&mut self, _env: &mut Env<'_>, config: &Config) -> Result<(), AllocError> {

@@ -41,7 +41,7 @@ impl Caching {
     /// search has failed.
     #[inline]
     pub(super) fn find_best_fit(&mut self, search: &Search) -> Option<Found> {
-        if self.config.garbage_collection_threshold > 0.0 && self.config.memory_fraction < 1.0 {
+        if self.config.garbage_collection_threshold > 0.0 && self.limit.is_set() {
             let pool = self.pools.get_mut(search.home.pool);
             pool.searches = pool.searches.wrapping_add(1);
         }

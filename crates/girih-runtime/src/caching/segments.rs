@@ -25,16 +25,8 @@ enum Taken {
 
 impl Caching {
     /// Bytes that may be held; none without a limit.
-    pub(super) fn limit(&self, env: &mut Env<'_>) -> Option<u64> {
-        self.limit_of(env, self.config.memory_fraction)
-    }
-
-    /// Bytes that are a share of the device, rounded as in the release; none if it is all of it.
-    pub(crate) fn limit_of(&self, env: &mut Env<'_>, fraction: f64) -> Option<u64> {
-        (fraction < 1.0).then(|| {
-            let limit = fraction * env.device.memory_info().total as f64;
-            if self.config.tie_order.rounds_limit() { limit.round() as u64 } else { limit as u64 }
-        })
+    pub(super) fn limit_on(&self, env: &mut Env<'_>) -> Option<u64> {
+        self.limit.on(env.device)
     }
 
     /// Bytes held of the device: segments and mapped pages (`total_allocated_memory`).
@@ -59,7 +51,7 @@ impl Caching {
             return Ok(block);
         }
         if self.config.garbage_collection_threshold > 0.0
-            && let Some(limit) = self.limit(env)
+            && let Some(limit) = self.limit_on(env)
         {
             self.collect_garbage(env, limit)?;
         }
@@ -103,7 +95,7 @@ impl Caching {
         requested: u64,
         segment: u64,
     ) -> AllocError {
-        let limit = self.limit(env);
+        let limit = self.limit_on(env);
         AllocError::out_of_memory(env, &self.stats, limit, requested, segment)
     }
 
@@ -116,7 +108,7 @@ impl Caching {
         leaves: bool,
     ) -> Result<Taken, DeviceError> {
         let after = self.held().saturating_add(segment);
-        if self.limit(env).is_some_and(|limit| after > limit) {
+        if self.limit_on(env).is_some_and(|limit| after > limit) {
             return Ok(Taken::Nothing);
         }
         if self.config.throw_on_cudamalloc_oom && after > env.device.memory_info().total {

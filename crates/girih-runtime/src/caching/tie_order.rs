@@ -1,7 +1,7 @@
 //! What changed with the releases of PyTorch: which of several equal blocks is taken, and two smaller rules.
 
 /// Which of several free blocks of one size is taken: it changed with the releases of PyTorch, and
-/// two smaller rules changed with it ([`TieOrder::rounds_limit`], [`TieOrder::pool_scope_captures`]).
+/// two smaller rules changed with it ([`TieOrder::limit_of`], [`TieOrder::pool_scope_captures`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TieOrder {
     /// Up to 2.11: the lowest address.
@@ -25,9 +25,13 @@ impl TieOrder {
         }
     }
 
-    /// True if the memory limit is rounded to the nearest byte, not truncated.
-    pub fn rounds_limit(self) -> bool {
-        self == TieOrder::Segment
+    /// Bytes that may be held if it is a share of a device of `total` bytes (`setMemoryFraction`): truncated
+    /// up to 2.12, rounded to the nearest from then on. None for all of the device, which is no limit.
+    pub fn limit_of(self, fraction: f64, total: u64) -> Option<u64> {
+        (fraction < 1.0).then(|| {
+            let limit = fraction * total as f64;
+            if self == TieOrder::Segment { limit.round() as u64 } else { limit as u64 }
+        })
     }
 
     /// True if an open pool scope counts as a graph capture: events are not polled, and an

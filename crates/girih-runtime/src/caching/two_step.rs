@@ -69,7 +69,7 @@ impl Caching {
 
     /// Leaves a segment of so many bytes to the caller. The pool will be searched again: that counts once.
     pub(super) fn leave_segment(&mut self, search: &Search, segment: u64) -> AllocError {
-        if self.config.garbage_collection_threshold > 0.0 && self.config.memory_fraction < 1.0 {
+        if self.config.garbage_collection_threshold > 0.0 && self.limit.is_set() {
             let pool = self.pools.get_mut(search.home.pool);
             pool.searches = pool.searches.wrapping_sub(1);
         }
@@ -121,6 +121,6 @@ impl Caching {
     /// True if the policy may hold so many bytes more.
     fn may_hold(&self, env: &mut Env<'_>, size: u64) -> bool {
         let after = self.held().saturating_add(size);
-        self.limit(env).is_none_or(|limit| after <= limit)
+        self.limit_on(env).is_none_or(|limit| after <= limit)
     }
 }

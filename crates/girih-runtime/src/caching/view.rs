@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use girih_trace::BlockState;
 
-use super::Caching;
 use super::block::Block;
-use super::rounding::MIN_BLOCK_SIZE;
+use super::rounding::{MIN_BLOCK_SIZE, round_size};
+use super::{Adopted, Caching};
 use crate::chain::NIL;
-use crate::policy::{Backing, BlockId, BlockView, SegmentView};
+use crate::policy::{AllocError, Backing, BlockId, BlockView, SegmentView};
+use crate::replay::{Beginning, begin};
+use crate::sim::SimDevice;
+use crate::simulate::{Recorded, Simulated};
 use crate::stats::Stats;
 
 impl Block {
@@ -235,5 +238,19 @@ impl Caching {
             }
         }
         Ok(())
+    }
+}
+
+impl Simulated for Caching {
+    fn begin(
+        &mut self,
+        recorded: &Recorded<'_>,
+        device: &mut SimDevice,
+    ) -> Result<(Beginning, Option<Adopted>), AllocError> {
+        begin(recorded.trace, &recorded.earlier(), self, device)
+    }
+
+    fn rounded(&self, size: u64) -> u64 {
+        round_size(size, &self.config.roundup_power2_divisions)
     }
 }

@@ -105,16 +105,16 @@ fn a_block_is_an_allocation_that_goes_back_when_it_is_freed() {
 }
 
 #[test]
-fn no_more_is_held_than_the_memory_fraction_allows() {
+fn no_more_is_held_than_the_limit_allows() {
     let mut machine = Machine::new("", 100 * MIB);
-    machine.policy.set_memory_fraction(0.5);
+    machine.policy.set_limit(Some(50 * MIB));
     let block = machine.alloc(40 * MIB, NONE);
     assert_eq!(limit_of(machine.ask(10 * MIB + 1, NONE)), 50 * MIB);
     assert_eq!(machine.policy.stats().num_ooms, 1);
     assert_eq!(machine.log.last().map(|event| event.action), Some(Action::Oom));
     machine.alloc(10 * MIB, NONE);
     machine.free(block);
-    machine.policy.set_memory_fraction(1.0);
+    machine.policy.set_limit(None);
     assert_eq!(limit_of(machine.ask(100 * MIB, NONE)), u64::MAX);
     machine.alloc(90 * MIB, NONE);
 }
@@ -122,7 +122,7 @@ fn no_more_is_held_than_the_memory_fraction_allows() {
 #[test]
 fn the_limit_of_the_settings_counts_from_the_first_request() {
     let mut machine = Machine::new("per_process_memory_fraction:0.25", 100 * MIB);
-    assert_eq!(machine.policy.memory_fraction(), 0.25);
+    assert_eq!(machine.policy.limit(100 * MIB), Some(25 * MIB));
     assert_eq!(limit_of(machine.ask(26 * MIB, NONE)), 25 * MIB);
 }
 
@@ -142,7 +142,7 @@ fn the_limit_is_truncated_until_2_12_and_rounded_later() {
 #[test]
 fn pools_and_single_allocations_have_one_limit() {
     let mut machine = Machine::new("", 200 * MIB);
-    machine.policy.set_memory_fraction(0.5);
+    machine.policy.set_limit(Some(100 * MIB));
     let single = machine.alloc(60 * MIB, NONE);
     assert_eq!(limit_of(machine.ask(42 * MIB, POOL)), 100 * MIB);
     let private = machine.alloc(40 * MIB, POOL);
@@ -155,10 +155,10 @@ fn pools_and_single_allocations_have_one_limit() {
 
 #[test]
 fn before_a_request_is_refused_streams_are_waited_for() {
-    for fraction in [1.0, 0.5] {
+    for (total, limit) in [(100, None), (200, Some(100 * MIB))] {
         for pool in [NONE, POOL] {
-            let mut machine = Machine::new("", (100.0 / fraction) as u64 * MIB);
-            machine.policy.set_memory_fraction(fraction);
+            let mut machine = Machine::new("", total * MIB);
+            machine.policy.set_limit(limit);
             let block = machine.alloc(60 * MIB, NONE);
             machine.record(block, SIDE);
             machine.device.hold(SIDE);
@@ -327,11 +327,11 @@ fn step(
     match u.int_in_range(0..=11)? {
         0..=4 => {
             let pool = PoolId(u.int_in_range(0..=2)?);
-            let (limit, before) = (machine.policy.memory_fraction(), machine.reserved());
             let total = machine.device.memory_info().total;
+            let (limit, before) = (machine.policy.limit(total), machine.reserved());
             let size = u.int_in_range(1..=24 * MIB)?;
             live.extend(machine.ask(size, pool));
-            let allowed = before.max((limit * total as f64) as u64);
+            let allowed = before.max(limit.unwrap_or(total));
             assert!(machine.reserved() <= allowed, "{} of {allowed}", machine.reserved());
         }
         5 | 6 if !live.is_empty() => {
@@ -352,7 +352,14 @@ fn step(
             }
         }
         9 if !*captures => machine.empty_cache(),
-        10 => machine.policy.set_memory_fraction(*u.choose(&[0.3, 0.6, 1.0])?),
+        10 => {
+            let total = machine.device.memory_info().total;
+            machine.policy.set_limit(*u.choose(&[
+                Some(total / 10 * 3),
+                Some(total / 10 * 6),
+                None,
+            ])?);
+        }
         11 => machine.device.hold(SIDE),
         _ => machine.with(Policy::process_events).unwrap(),
     }

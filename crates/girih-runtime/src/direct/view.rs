@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use girih_trace::BlockState;
 
-use super::Direct;
+use super::{ALIGNMENT, Direct};
 use crate::policy::{BlockId, BlockView, Policy, SegmentView};
+use crate::simulate::Simulated;
 use crate::stats::Stats;
 use crate::wrapper::Wrapper;
 
@@ -73,5 +74,11 @@ impl Direct {
             }
         }
         self.beside.stats.check_present(&counted)
+    }
+}
+
+impl Simulated for Direct {
+    fn rounded(&self, size: u64) -> u64 {
+        size.next_multiple_of(ALIGNMENT)
     }
 }

@@ -9,8 +9,10 @@ use girih_trace::{BlockState, PoolId};
 
 use super::Gmlake;
 use super::kinds::{HANDLE, Place, Primitive, PrimitiveId, RangeId, StitchId, Stitched};
-use super::pools::Pools;
+use super::pools::{Pools, rounded};
+use crate::caching::rounding::SMALL_SIZE;
 use crate::policy::{Backing, BlockId, BlockView, Policy, SegmentView};
+use crate::simulate::Simulated;
 use crate::stats::Stats;
 use crate::wrapper::Wrapper;
 
@@ -224,5 +226,20 @@ impl Pools {
             return Err(format!("by use {by_use:?}, listed {:?}", self.by_use));
         }
         Ok(())
+    }
+}
+
+impl Simulated for Gmlake {
+    fn rounded(&self, size: u64) -> u64 {
+        if size > SMALL_SIZE {
+            rounded(size)
+        } else {
+            Simulated::rounded(self.beside.inner(), size)
+        }
+    }
+
+    /// What was requested: blocks are whole handles, and what a request leaves of them nobody uses.
+    fn used_peak(&self, stats: &Stats) -> u64 {
+        stats.requested_bytes.all.peak
     }
 }

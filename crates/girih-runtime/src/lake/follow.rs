@@ -51,6 +51,18 @@ pub struct Following {
 }
 
 impl Following {
+    /// What came after `before`.
+    pub(crate) fn since(self, before: Following) -> Following {
+        Following {
+            hits: self.hits - before.hits,
+            hit_bytes: self.hit_bytes - before.hit_bytes,
+            misses: self.misses - before.misses,
+            miss_bytes: self.miss_bytes - before.miss_bytes,
+            refused_bytes: self.refused_bytes - before.refused_bytes,
+            waits: self.waits - before.waits,
+        }
+    }
+
     /// A request of `size` bytes was given its place, or something else.
     #[inline]
     fn note(&mut self, is_hit: bool, size: u64) {

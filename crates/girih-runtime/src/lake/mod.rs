@@ -170,7 +170,7 @@ pub struct Lake {
 
 impl Lake {
     /// A lake that holds nothing. `pools` serves the requests of private pools; it holds nothing either.
-    /// Its memory fraction is the limit of both together, and its settings for rounding are the lake's.
+    /// Its limit is that of both together, and its settings for rounding are the lake's.
     pub fn new(options: Options, pools: Caching) -> Lake {
         Lake {
             options,

@@ -8,10 +8,11 @@ use super::Lake;
 use super::block::Block;
 use super::pages::Segment;
 use super::views::Part;
-use crate::caching::rounding::MIN_BLOCK_SIZE;
+use crate::caching::rounding::{MIN_BLOCK_SIZE, round_size};
 use crate::chain::NIL;
 use crate::device::Address;
 use crate::policy::{Backing, BlockId, BlockView, Policy, SegmentView};
+use crate::simulate::Simulated;
 use crate::stats::Stats;
 use crate::wrapper::Wrapper;
 
@@ -253,5 +254,11 @@ impl Lake {
             return Err(format!("{in_use} bytes are in use, not {}", self.in_use));
         }
         self.beside.stats.check_present(&counted)
+    }
+}
+
+impl Simulated for Lake {
+    fn rounded(&self, size: u64) -> u64 {
+        round_size(size, &self.beside.inner().config().roundup_power2_divisions)
     }
 }

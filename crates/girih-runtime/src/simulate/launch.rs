@@ -12,7 +12,7 @@ use girih_trace::bounds::check_held;
 use girih_trace::parts::prolonged;
 use girih_trace::{Iterations, Lifetimes, Trace};
 
-use super::{Allocator, Setup, SimulateError, calls_max, check_calls, config, device, lake};
+use super::{Allocator, Setup, SimulateError, calls_max, check_calls, config, device};
 use crate::auto::Auto;
 use crate::hooked::Hooked;
 use crate::policy::Env;
@@ -35,8 +35,8 @@ pub fn first(
     let longer = prolonged(trace, lives, iterations, ITERATIONS);
     let (trace, lives) = longer.as_ref().map_or((trace, lives), |(trace, lives)| (trace, lives));
     check_held(lives)?;
-    let config = config(Allocator::Auto, setup)?;
-    let mut auto = Auto::new(lake(&config, trace, setup));
+    let parts = Allocator::Auto.parts(config(setup)?, setup, &trace.streams);
+    let mut auto = Auto::new(parts.lake());
     auto.set_planning(setup.planning());
     let (mut kept, mut given_up) = (None, 0);
     let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {

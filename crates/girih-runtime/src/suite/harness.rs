@@ -234,11 +234,12 @@ impl<S: Stage> Harness<S> {
                 self.checkpoints.extend(self.policy.checkpoint(pool).ok());
             }
             Op::Restore if !self.captures() => self.restore(),
-            Op::Fraction(tenths) => {
-                let fraction = f64::from(tenths) / 10.0;
-                self.policy.set_memory_fraction(fraction);
-                if self.policy.memory_fraction() != fraction {
-                    self.fail("the memory fraction is not what was set");
+            Op::Limit(tenths) => {
+                let total = self.stage.device().memory_info().total;
+                let limit = (tenths < 10).then(|| total / 10 * u64::from(tenths));
+                self.policy.set_limit(limit);
+                if self.policy.limit(total) != limit {
+                    self.fail("the limit is not what was set");
                 }
             }
             Op::Hold(stream) => self.stage.hold(self.streams.now(stream)),
@@ -514,7 +515,7 @@ impl<S: Stage> Harness<S> {
         for stream in 0..=self.streams.newest().0.max(8) {
             self.stage.resume(StreamId(stream));
         }
-        self.policy.set_memory_fraction(1.0);
+        self.policy.set_limit(None);
         self.op = None;
         while !self.live.is_empty() {
             self.free(0);

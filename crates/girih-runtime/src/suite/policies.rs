@@ -6,35 +6,46 @@ use girih_plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence};
 use girih_trace::StreamId;
 
 use crate::auto::{Auto, Planning};
-use crate::caching::{Caching, Config};
-use crate::direct::Direct;
-use crate::gmlake::{self, Gmlake};
+use crate::caching::Config;
+use crate::gmlake;
 use crate::hooked::{Hooked, Moment};
 use crate::lake::{self, Lake};
 use crate::policy::{Env, Policy};
+use crate::registry::{Allocator, Property};
 use crate::sim::SimDevice;
+use crate::simulate::Setup;
 
 /// One of each policy, with settings under which those that stitch do it often, and give views up
 /// often.
 pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
-    let native = || Caching::new(Config::default());
-    let expandable = Config { expandable_segments: true, own_order: true, ..Config::default() };
-    let options = lake::Options { view_pages_max: 256, ..lake::Options::default() };
-    let lake = Lake::new(options, Caching::new(expandable.clone()));
-    let gmlake = gmlake::Config {
-        fragmentation_limit: SimDevice::GRANULARITY,
-        stitched_limit: 2 << 30,
-        ..gmlake::Config::default()
+    let setup = Setup {
+        gmlake: gmlake::Config { stitched_limit: 2 << 30, ..eager(seed).gmlake },
+        lake: lake::Options { view_pages_max: 256, ..lake::Options::default() },
+        ..eager(seed)
     };
-    vec![
-        Box::new(native()),
-        Box::new(Caching::new(expandable)),
-        Box::new(lake),
-        Box::new(Gmlake::new(gmlake, native())),
-        Box::new(Direct::new(native())),
-        changing_plans(seed),
-        auto(),
-    ]
+    // Pages in the order of PyTorch want a program that keeps to more than these do.
+    let config = |allocator: Allocator| Config {
+        own_order: allocator.is(Property::Pages),
+        ..Config::default()
+    };
+    let policy = |allocator: Allocator| allocator.policy(&config(allocator), &setup);
+    let all = Allocator::ALL.into_iter().map(|allocator| policy(allocator).expect("it has a plan"));
+    all.chain([changing_plans(seed)]).collect()
+}
+
+/// Settings under which those that stitch do it whenever they can and give views up soon, and a
+/// [`reckless_plan`].
+pub fn eager(seed: u64) -> Setup {
+    Setup {
+        gmlake: gmlake::Config {
+            fragmentation_limit: SimDevice::GRANULARITY,
+            stitched_limit: 64 << 20,
+            ..gmlake::Config::default()
+        },
+        lake: lake::Options { view_pages_max: 24, ..lake::Options::default() },
+        plan: Some(Arc::new(reckless_plan(seed))),
+        ..Setup::default()
+    }
 }
 
 /// A lake, with expandable segments for private pools.

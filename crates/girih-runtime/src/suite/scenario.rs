@@ -69,8 +69,8 @@ pub enum Op {
     Checkpoint(PoolId),
     /// [`Policy::restore`](crate::Policy::restore) of the newest checkpoint.
     Restore,
-    /// [`Policy::set_memory_fraction`](crate::Policy::set_memory_fraction), in tenths.
-    Fraction(u8),
+    /// [`Policy::set_limit`](crate::Policy::set_limit), in tenths of the device; ten are no limit.
+    Limit(u8),
     /// Lets another stream use a block, be it of another device.
     RecordStream {
         /// Which block.
@@ -186,7 +186,7 @@ fn arbitrary_op(
         }
         Some(16) => Op::Checkpoint(PoolId(1 + u.int_in_range(0..=2)?)),
         Some(17) => Op::Restore,
-        Some(18) => Op::Fraction(u.int_in_range(3..=10)?),
+        Some(18) => Op::Limit(u.int_in_range(3..=10)?),
         _ => {
             let pool = PoolId(u.int_in_range(0..=pools)?);
             Op::Alloc { size: arbitrary_size(u, largest)?, stream, pool }

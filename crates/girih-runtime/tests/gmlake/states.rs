@@ -344,7 +344,7 @@ fn a_pool_that_lends_serves_what_the_device_cannot() {
 #[test]
 fn one_limit_holds_for_all_parts_together() {
     let mut world = World::new(100 * MIB);
-    world.lake.set_memory_fraction(0.5);
+    world.lake.set_limit(Some(50 * MIB));
     world.alloc(MIB);
     world.alloc(40 * MIB);
     assert!(world.try_alloc(0, 10 * MIB).is_err());

@@ -155,8 +155,9 @@ impl<'a, P: Stitcher> Program<'a, P> {
                 }
             }
             _ => {
-                let fraction = [1.0, 0.9, 0.7][self.chance.below(3) as usize];
-                self.world.lake.set_memory_fraction(fraction);
+                let tenths = [10, 9, 7][self.chance.below(3) as usize];
+                let limit = self.world.device.memory_info().total / 10 * tenths;
+                self.world.lake.set_limit((tenths < 10).then_some(limit));
             }
         }
     }
@@ -183,9 +184,8 @@ impl<'a, P: Stitcher> Program<'a, P> {
 
     fn alloc(&mut self, pool: PoolId, stream: u16) {
         let size = P::size(&mut self.chance) * self.kind.scale;
-        let limit =
-            self.world.lake.memory_fraction() * self.world.device.memory_info().total as f64;
-        let most = self.world.reserved().max(limit as u64);
+        let total = self.world.device.memory_info().total;
+        let most = self.world.reserved().max(self.world.lake.limit(total).unwrap_or(total));
         let block = self.world.attempt_alloc(pool, stream, size);
         // Large pages of private pools and of captures may reach beyond it, as PyTorch's do.
         if self.scope.is_none() && pool == PoolId::DEFAULT {

@@ -156,7 +156,7 @@ fn look(state: &mut State) -> Report {
     let info = state.device.memory_info();
     state.background.take_warnings().into_iter().for_each(|warning| state.warn(warning));
     let policy = state.engine.policy();
-    let (stats, fraction) = (policy.stats(), policy.memory_fraction());
+    let (stats, fraction) = (policy.stats(), state.fraction);
     let following = state.engine.following().map_or_else(Following::default, |f| Following {
         hits: f.hits,
         hit_bytes: f.hit_bytes,

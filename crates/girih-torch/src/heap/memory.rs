@@ -24,14 +24,18 @@ impl Heap {
         })
     }
 
-    /// Limits what the heap may hold to a share of the device (`setMemoryFraction`).
+    /// Limits what the heap may hold to a share of the device (`setMemoryFraction`), which is made bytes here
+    /// as the release makes it.
     ///
     /// # Errors
     /// If the share is not from 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Outcome<()> {
         check_fraction(fraction)?;
         self.with(|state| {
-            state.engine.policy_mut().set_memory_fraction(fraction);
+            let total = state.device.memory_info().total;
+            let limit = state.config.tie_order.limit_of(fraction, total);
+            state.engine.policy_mut().set_limit(limit);
+            state.fraction = fraction;
             Ok(())
         })
     }
@@ -41,7 +45,7 @@ impl Heap {
     /// # Errors
     /// After a panic inside the heap.
     pub fn memory_fraction(&self) -> Outcome<f64> {
-        self.with(|state| Ok(state.engine.policy().memory_fraction()))
+        self.with(|state| Ok(state.fraction))
     }
 
     /// Changes the settings of the caching allocator (`_accelerator_setAllocatorSettings`). The memory
@@ -72,7 +76,7 @@ impl Heap {
         self.with(|state| {
             let info = state.device.memory_info();
             let policy = state.engine.policy();
-            let allowed = (policy.memory_fraction() * info.total as f64) as u64;
+            let allowed = policy.limit(info.total).unwrap_or(info.total);
             // What is held and mapped nowhere can be had as well as what the device has free.
             let mapped = policy.stats().reserved_bytes.all.current - policy.unmapped();
             let free = info.free + policy.unmapped();

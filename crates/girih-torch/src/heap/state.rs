@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub(crate) ordinal: u32,
     pub(crate) mode: Mode,
     pub(crate) config: Config,
+    /// The share of the device that may be held, as it was set.
+    pub(crate) fraction: f64,
     release: Release,
     pub(crate) engine: Engine,
     pub(crate) device: Box<dyn HeapDevice>,
@@ -84,6 +86,7 @@ impl State {
             ordinal,
             mode: settings.mode,
             config: settings.config.clone(),
+            fraction: settings.config.memory_fraction,
             release: settings.release,
             engine,
             device,

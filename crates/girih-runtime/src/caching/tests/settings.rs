@@ -102,9 +102,9 @@ fn the_limit_and_what_pytorch_has_no_setting_for_stay() {
         Config { own_order: true, tie_order: TieOrder::Segment, ..Config::default() },
         GIB,
     );
-    machine.policy.set_memory_fraction(0.5);
+    machine.policy.set_limit(Some(GIB / 2));
     machine.with(|policy, env| policy.configure(env, &Config::default())).unwrap();
     let config = machine.policy.config();
     assert!(config.own_order && config.tie_order == TieOrder::Segment);
-    assert_eq!(config.memory_fraction, 0.5);
+    assert_eq!(machine.policy.limit(GIB), Some(GIB / 2));
 }

@@ -94,14 +94,14 @@ fn a_segment_that_does_not_serve_any_more_goes_back_before_anything_else() {
     };
     // Another thread has taken what the limit leaves.
     let (answer, machine) = of(|machine| {
-        machine.policy.set_memory_fraction(0.5);
+        machine.policy.set_limit(Some(GIB / 2));
         assert!(machine.ask_twice(500 * MIB, MAIN, 0).0.is_ok());
     });
     assert!(matches!(answer, Err(AllocError::OutOfMemory { .. })), "{answer:?}");
     assert_eq!((machine.device.live().allocations, machine.reserved()), (1, 500 * MIB));
     // The device refuses to take it back: it is cached, and nothing is lost.
     let (answer, mut machine) = of(|machine| {
-        machine.policy.set_memory_fraction(0.0);
+        machine.policy.set_limit(Some(0));
         machine.device.inject(Fault { kind: FaultKind::Next(Call::Free), out_of_memory: false });
     });
     assert!(matches!(answer, Err(AllocError::Device(_))), "{answer:?}");
