@@ -176,11 +176,11 @@ impl Lake {
         plan: Arc<Plan>,
         is_first: bool,
     ) -> Result<bool, AllocError> {
-        let (places, cells) = Places::of(&plan, is_first);
+        self.granule = env.device.granularity();
+        let (places, cells) = Places::of(&plan, is_first, self.granule);
         let Some(stream) = main_stream(&plan).filter(|_| cells.bytes() > 0) else {
             return Ok(false);
         };
-        self.granule = env.device.granularity();
         let home = self.heap.home(stream, false);
         if self.first_tile(home).is_none() {
             let search = Search { size: cells.bytes(), home };

@@ -31,6 +31,8 @@ pub(super) struct Reserved {
     pub(super) fence: bool,
 }
 
+/// Cuts of all places whose sizes vary. With a mark, two bits and a last use for each cell: 2 MiB.
+const CUTS_MAX: u64 = 1 << 16;
 /// No room.
 const ALONE: u32 = u32::MAX;
 
@@ -59,9 +61,27 @@ pub(super) struct Spot {
     room: u32,
 }
 
+/// The bytes at which pages begin in ranges; of larger pages, if there would be too many.
+fn cuts(ranges: impl Iterator<Item = (u64, u64)> + Clone, page: u64) -> Vec<u64> {
+    let count = |page: u64| {
+        let counts = ranges.clone().map(|(start, end)| end.div_ceil(page) - start.div_ceil(page));
+        counts.fold(0, u64::saturating_add)
+    };
+    let pages = std::iter::successors(Some(page), |page| page.checked_mul(2));
+    let Some(page) = pages.into_iter().find(|&page| count(page) <= CUTS_MAX) else {
+        return Vec::new();
+    };
+    let of_range = |(start, end): (u64, u64)| {
+        (start.div_ceil(page)..end.div_ceil(page)).map(move |index| index * page)
+    };
+    ranges.flat_map(of_range).collect()
+}
+
 impl Places {
-    /// The places of a plan that has passed [`girih_plan::verify()`], and the cells of their window.
-    pub(super) fn of(plan: &Plan, from_first_request: bool) -> (Places, Cells) {
+    /// The places of a plan that has passed [`girih_plan::verify()`], and the cells of their window. Where sizes
+    /// vary a place is cut into cells of a `page` beyond its least size: a block that is smaller than the place holds
+    /// no page that it does not touch.
+    pub(super) fn of(plan: &Plan, from_first_request: bool, page: u64) -> (Places, Cells) {
         let stays = if from_first_request { plan.persistent_bytes } else { 0 };
         let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
         let place = |place| match place {
@@ -75,11 +95,17 @@ impl Places {
             let (offset, room) = place(entry.place)?;
             (room == ALONE).then(|| [offset, offset + granted(entry.size_max)])
         });
+        let varying = entries().filter_map(|entry| {
+            let (offset, room) = place(entry.place)?;
+            let (least, most) = (granted(entry.size_min), granted(entry.size_max));
+            (room == ALONE && least < most).then_some((offset + least, offset + most))
+        });
+        let cuts = cuts(varying, page);
         // What lies in a room begins on its grain.
         let grains = plan.rooms.iter().flat_map(|&Room { offset, bytes }| {
             (stays + offset..stays + offset + bytes).step_by(ROOM_GRAIN as usize)
         });
-        let cells = Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(grains));
+        let cells = Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(cuts).chain(grains));
         let spans: Vec<Option<Span>> = entries()
             .map(|entry| {
                 let (offset, room) = place(entry.place)?;
