@@ -79,13 +79,19 @@ pub(crate) fn learn(loaded: &Loaded, share: Share, setup: &Setup) -> anyhow::Res
     let plan = plan.filter(|plan| plan.steady().is_some()).map(Arc::new);
     let setup = Setup {
         plan: plan.clone(),
+        kept: plan.clone(),
         rest: Some(from),
         // The device's calls of the rest.
         iterations: Arc::new([from]),
         ..setup.clone()
     };
     let with_plan = if plan.is_some() { Allocator::Planned } else { Allocator::Stitch };
-    let rows = [("stitch", Allocator::Stitch), ("auto", Allocator::Auto), ("learnt", with_plan)];
+    let rows = [
+        ("stitch", Allocator::Stitch),
+        ("auto", Allocator::Auto),
+        ("again", Allocator::Again),
+        ("learnt", with_plan),
+    ];
     let simulated = rows.into_iter().map(|(name, allocator)| {
         simulate(trace, lives, allocator, &setup).map(|simulation| (name, simulation))
     });
@@ -116,7 +122,7 @@ impl OutOfSample {
         format!("{first}\n{}\n{}\n", table(&columns, &rows), self.sentence())
     }
 
-    /// What the plan is of, and whether `auto` would follow it.
+    /// What the plan is of, and whether `again` follows it.
     fn sentence(&self) -> String {
         let Some(plan) = &self.plan else {
             let why = match (self.iterations, self.learnt) {
@@ -130,10 +136,10 @@ impl OutOfSample {
             return format!("learnt is the lake without a plan: {why}");
         };
         match unreliable(plan) {
-            None => "learnt follows the plan of the first part; so would auto, in a second launch"
+            None => "learnt follows the plan of the first part; so does again, the second launch of auto"
                 .to_owned(),
             Some(why) => format!(
-                "learnt follows the plan of the first part; auto would not, in a second launch: {why}"
+                "learnt follows the plan of the first part; again, the second launch of auto, does not: {why}"
             ),
         }
     }
@@ -149,7 +155,7 @@ fn hit_share(simulation: &Simulation) -> Option<f64> {
 fn row(name: &str, simulation: &Simulation, has_plan: bool, setup: &Setup) -> Vec<String> {
     let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), percent);
     let (stats, calls) = (&simulation.stats, rest_calls(simulation));
-    let hits = hit_share(simulation).filter(|_| has_plan && name == "learnt");
+    let hits = hit_share(simulation).filter(|_| has_plan && ["again", "learnt"].contains(&name));
     let mut row = vec![
         name.to_owned(),
         bytes(stats.allocated_bytes.all.peak),

@@ -105,7 +105,8 @@ impl Places {
         let grains = plan.rooms.iter().flat_map(|&Room { offset, bytes }| {
             (stays + offset..stays + offset + bytes).step_by(ROOM_GRAIN as usize)
         });
-        let cells = Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(cuts).chain(grains));
+        let cells =
+            Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(cuts).chain(grains));
         let spans: Vec<Option<Span>> = entries()
             .map(|entry| {
                 let (offset, room) = place(entry.place)?;
