@@ -73,13 +73,17 @@ fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants by name.
-const KNOBS: [(&str, Knob); 6] = [
+const KNOBS: [(&str, Knob); 10] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("pages", |options| &mut options.pages),
     ("request_pages", |options| &mut options.request_pages),
     ("page_max", |options| &mut options.page_max),
     ("view_pages_max", |options| &mut options.view_pages_max),
+    ("time_share", |options| &mut options.time_share),
+    ("time_free_ms", |options| &mut options.time_free_ms),
+    ("bought", |options| &mut options.bought),
+    ("bought_in_ms", |options| &mut options.bought_in_ms),
 ];
 
 /// The usual options with those of `settings`: `NAME=VALUE`, separated by commas.

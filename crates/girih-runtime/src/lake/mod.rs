@@ -37,6 +37,7 @@ mod growth;
 mod last_uses;
 mod lending;
 mod mapped;
+mod pace;
 mod pages;
 mod places;
 mod release;
@@ -58,6 +59,7 @@ use self::block::{Heap, Home};
 use self::follow::Followed;
 pub use self::follow::Following;
 pub use self::follower::{EntryId, Follower};
+use self::pace::Pace;
 use self::pages::Segment;
 use self::users::Stains;
 pub(crate) use self::view::Live;
@@ -109,6 +111,14 @@ pub struct Options {
     pub page_max: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
+    /// Views may take one nanosecond of the run in so many.
+    pub time_share: u64,
+    /// And so many milliseconds at its beginning.
+    pub time_free_ms: u64,
+    /// Of the most that was ever in use, one byte in so many may be held beyond all that where views take longer.
+    pub bought: u64,
+    /// All of it, if they took so many milliseconds too much.
+    pub bought_in_ms: u64,
 }
 
 impl Default for Options {
@@ -120,6 +130,10 @@ impl Default for Options {
             request_pages: 32,
             page_max: 16 << 20,
             view_pages_max: 1 << 16,
+            time_share: 333,
+            time_free_ms: 500,
+            bought: 10,
+            bought_in_ms: 100,
         }
     }
 }
@@ -149,6 +163,7 @@ pub struct Lake {
     views: Views,
     stains: Stains,
     order: Order,
+    pace: Pace,
     /// Bytes of pages held.
     held: u64,
     /// Bytes of blocks given and not yet reusable.
@@ -184,6 +199,7 @@ impl Lake {
             views: Views::default(),
             stains: Stains::default(),
             order: Order::default(),
+            pace: Pace::new(&options),
             held: 0,
             in_use: 0,
             most_in_use: 0,
@@ -293,6 +309,7 @@ impl Wrapper for Lake {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.note_mark(mark.kind);
+        self.pace.pass(&self.options, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)
     }
 

@@ -203,6 +203,12 @@ impl Lake {
         {
             return Ok(Some(block));
         }
+        if let Some(allowed) = self.allowed_in_debt(env, search) {
+            let growth = self.choose_growth(search, true);
+            if let Some(block) = self.grow_within(env, search, growth, allowed)? {
+                return Ok(Some(block));
+            }
+        }
         self.lend_all_places();
         self.stitch(env, search)
     }

@@ -1,6 +1,8 @@
 //! What the lock of a heap protects, and the operations on blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use girih_cuda::StreamHandle;
 use girih_runtime::PoolOptions;
@@ -72,6 +74,13 @@ pub(crate) fn add_warning(warnings: &mut Vec<String>, warning: String) {
 
 /// Requests after which planning is looked after where the program makes no marks.
 const LOOK_EVERY: u32 = 4096;
+
+/// Microseconds since the first mark of the process.
+#[expect(clippy::disallowed_methods, reason = "a mark tells policies how much time has passed")]
+fn now_us() -> i64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    i64::try_from(FIRST.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(i64::MAX)
+}
 
 impl State {
     pub(super) fn new(mut device: Box<dyn HeapDevice>, ordinal: u32, settings: &Settings) -> State {
@@ -245,7 +254,7 @@ impl State {
         if let Some(recorder) = self.journal.recorder_mut() {
             recorder.mark(kind, name);
         }
-        let mark = Mark { before: 0, time_us: 0, kind, name: name.to_owned() };
+        let mark = Mark { before: 0, time_us: now_us(), kind, name: name.to_owned() };
         // A plan that is ready can be switched to at this very mark.
         self.look_after_planning();
         let (policy, mut env) = self.parts();
