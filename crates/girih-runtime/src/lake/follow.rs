@@ -33,10 +33,6 @@ const AHEAD: [usize; 3] = [4096, 512, 64];
 /// After so many misses in a row nobody knows what the plan will want.
 const LOST: u32 = 64;
 
-/// So much more is held for the sake of a tight plan than its places, one byte in so many: what lies at the ends of
-/// pages. The usual slack would be filled by what has no place.
-const FORESEEN_SLACK: u64 = 1000;
-
 /// How well plans were followed: what happened while there was one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Following {
@@ -216,10 +212,7 @@ impl Lake {
 
     /// Bytes that a plan of so many bytes of places is trusted with while it is followed from the first request on.
     fn foreseen(&self, plan: &Plan, bytes: u64) -> u64 {
-        if plan.is_tight() {
-            return bytes.saturating_add(bytes / FORESEEN_SLACK);
-        }
-        self.with_slack(plan.in_use.min(bytes))
+        self.with_slack(if plan.is_tight() { bytes } else { plan.in_use.min(bytes) })
     }
 
     /// The first block of the segment of a home.

@@ -131,7 +131,7 @@ impl Default for Options {
             page_max: 16 << 20,
             view_pages_max: 1 << 16,
             time_share: 333,
-            time_free_ms: 500,
+            time_free_ms: 3000,
             bought: 10,
             bought_in_ms: 100,
         }
