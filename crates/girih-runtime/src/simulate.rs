@@ -16,7 +16,7 @@ use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
 pub(crate) use self::simulated::{Recorded, Simulated};
-use crate::auto::{Planning, Switch};
+use crate::auto::{self, Planning, Switch};
 use crate::caching::config::ConfigError;
 use crate::caching::{Config, TieOrder};
 use crate::gmlake;
@@ -48,6 +48,8 @@ pub struct Setup {
     pub gmlake: gmlake::Config,
     /// How the lake weighs memory against time, for `stitch`, `planned`, `auto` and `again`.
     pub lake: lake::Options,
+    /// How plans are judged, for `auto` and `again`.
+    pub judge: auto::Options,
     /// The order in which equal free blocks are taken; it differs from torch release to release.
     pub tie_order: TieOrder,
     /// Bytes of the device; None for as many as are asked for.

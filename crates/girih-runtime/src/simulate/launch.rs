@@ -37,6 +37,7 @@ pub fn first(
     check_held(lives)?;
     let parts = Allocator::Auto.parts(config(setup)?, setup, &trace.streams);
     let mut auto = Auto::new(parts.lake());
+    auto.set_options(setup.judge);
     auto.set_planning(setup.planning());
     let (mut kept, mut given_up) = (None, 0);
     let mut policy = Hooked::new(auto, |auto: &mut Auto, _: &mut Env<'_>, _| {

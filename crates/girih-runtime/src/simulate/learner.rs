@@ -23,6 +23,7 @@ impl Learner {
     /// `lake` holds nothing.
     pub(crate) fn new(lake: Lake, setup: &Setup) -> Learner {
         let mut auto = Auto::new(lake);
+        auto.set_options(setup.judge);
         auto.set_planning(setup.planning());
         Learner { auto, earlier: Vec::new(), before: (Following::default(), 0) }
     }

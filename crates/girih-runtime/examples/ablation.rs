@@ -1,15 +1,16 @@
-//! What each constant of the lake is worth: every one at half and at twice its value, over recordings.
+//! What each constant of the lake and of the judge is worth: every one at half and at twice its value, over recordings.
 //!
 //! ```sh
-//! cargo run --release -p girih-runtime --example lake -- corpus/*.girih corpus/*.pickle.gz
-//! cargo run --release -p girih-runtime --example lake -- pages=8192,page_max=8388608 corpus/*.girih
+//! cargo run --release -p girih-runtime --example ablation -- corpus/*.girih corpus/*.pickle.gz
+//! cargo run --release -p girih-runtime --example ablation -- pages=8192,page_max=8388608 corpus/*.girih
 //! ```
 //!
-//! With settings there is one row for each group of them, beside that of the usual ones.
+//! Prints two tables in Markdown. Of the lake: the least and the mean efficiency of `stitch` over the recordings, the
+//! simulated cost of all calls of the device, and the cost of the dearest iteration after the fourth of each
+//! recording, both added up. Of the judge: the least and the mean efficiency of a first and of a second launch of
+//! `auto`, and in how many runs the first kept a plan and the second followed it.
 //!
-//! Prints a table in Markdown: the least and the mean efficiency of `stitch` over the recordings, the simulated
-//! cost of all calls of the device, and the cost of the dearest iteration after the fourth of each recording,
-//! both added up.
+//! With settings there is one row for each group of them, beside that of the usual ones.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -17,8 +18,9 @@ use std::error::Error;
 use std::fs::File;
 use std::path::Path;
 
+use girih_runtime::auto;
 use girih_runtime::lake::Options;
-use girih_runtime::simulate::{Allocator, Setup, simulate};
+use girih_runtime::simulate::{Allocator, Setup, launch, simulate};
 use girih_trace::compress::Limits;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace, marks, open};
 
@@ -29,6 +31,7 @@ const EARLY: usize = 4;
 struct Run {
     trace: Trace,
     lives: Lifetimes,
+    iterations: Iterations,
     setup: Setup,
 }
 
@@ -49,7 +52,7 @@ impl Run {
         let iterations = Iterations::of(&trace, &lives);
         let starts = iterations.list.iter().map(|iteration| Tick(iteration.ticks.start)).collect();
         let setup = Setup { iterations: starts, ..Setup::default() };
-        Ok(Run { trace, lives, setup })
+        Ok(Run { trace, lives, iterations, setup })
     }
 }
 
@@ -64,15 +67,40 @@ fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
         let costs = simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3);
         late += costs.skip(EARLY).fold(0.0, f64::max);
     }
-    let least = efficiencies.iter().copied().fold(f64::INFINITY, f64::min);
-    let mean = efficiencies.iter().sum::<f64>() / efficiencies.len().max(1) as f64;
+    let (least, mean) = least_and_mean(&efficiencies);
     println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {late:.0} |");
+    Ok(())
+}
+
+fn least_and_mean(values: &[f64]) -> (f64, f64) {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    (least, values.iter().sum::<f64>() / values.len().max(1) as f64)
+}
+
+/// A row of the judge's table: what two launches of `auto` make of all recordings.
+fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dyn Error>> {
+    let (mut first, mut second, mut kept, mut followed) = (Vec::new(), Vec::new(), 0, 0);
+    for run in runs {
+        let Run { trace, lives, iterations, setup } = run;
+        let setup = Setup { judge, ..setup.clone() };
+        let plan = launch::first(trace, lives, iterations, &setup)?;
+        kept += usize::from(plan.is_some());
+        followed += usize::from(plan.as_ref().is_some_and(|plan| plan.is_reliable()));
+        let setup = Setup { kept: plan, ..setup };
+        first.push(simulate(trace, lives, Allocator::Auto, &setup)?.efficiency());
+        second.push(simulate(trace, lives, Allocator::Again, &setup)?.efficiency());
+    }
+    let ((least, mean), (least_again, mean_again)) =
+        (least_and_mean(&first), least_and_mean(&second));
+    println!(
+        "| {what} | {least:.4} | {mean:.4} | {least_again:.4} | {mean_again:.4} | {kept} | {followed} |"
+    );
     Ok(())
 }
 
 type Knob = fn(&mut Options) -> &mut u64;
 
-/// The constants by name.
+/// The constants of the lake by name.
 const KNOBS: [(&str, Knob); 10] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
@@ -121,6 +149,26 @@ fn main() -> Result<(), Box<dyn Error>> {
             *value = if double { *value * 2 } else { *value / 2 };
             let what = format!("`{name}` {}", *value);
             row(&what, &runs, options)?;
+        }
+    }
+    println!("\n| what | first, least | mean | second, least | mean | kept | followed |");
+    println!("|:--|--:|--:|--:|--:|--:|--:|");
+    let usual = auto::Options::default();
+    launches("as it is", &runs, usual)?;
+    for double in [false, true] {
+        let of = |value: u64| if double { value * 2 } else { value / 2 };
+        let of_few = |value: u32| of(value.into()) as u32;
+        let changed = [
+            ("misfit", auto::Options { misfit: of(usual.misfit), ..usual }),
+            ("misfits_max", auto::Options { misfits_max: of_few(usual.misfits_max), ..usual }),
+            ("proof", auto::Options { proof: of_few(usual.proof), ..usual }),
+            ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
+            ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
+            ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),
+        ];
+        for (name, options) in changed {
+            let what = format!("`{name}`, {}", if double { "twice" } else { "half" });
+            launches(&what, &runs, options)?;
         }
     }
     Ok(())
