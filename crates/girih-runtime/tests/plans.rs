@@ -270,11 +270,12 @@ fn whatever_the_plan_says_no_more_is_held_than_was_in_use_and_a_little() {
                 _ => {}
             }
             let (held, bound) = (machine.held(), most + (most / 300).max(4 * MIB));
-            // Beyond the bound the device is asked only where no page is left that is free as a whole: what lies at
-            // the ends of pages serves nobody who needs whole ones.
+            // Beyond the bound the device is asked only where next to no page is left that is free as a whole: what
+            // lies at the ends of pages serves nobody who needs whole ones. A view that has got its new pages may find
+            // that it needs a few bytes less of other streams than it had counted on.
             let left = machine.whole_pages();
             assert!(
-                held <= before || held <= bound || left <= PAGE,
+                held <= before || held <= bound || left <= 4 * PAGE,
                 "{held} bytes are held, {before} before, {bound} allowed, {left} free in whole pages"
             );
         }

@@ -1,0 +1,115 @@
+//! What views may take of a run's time, and what is held instead of more of them.
+
+use girih_runtime::caching::{Caching, Config};
+use girih_runtime::lake::Options;
+use girih_runtime::sim::SimDevice;
+use girih_runtime::{BlockId, Env, Lake, Policy, Request};
+use girih_trace::{Mark, MarkKind, PoolId, StreamId};
+
+const MIB: u64 = 1 << 20;
+
+/// A program whose sizes never repeat, on a device.
+struct Program {
+    lake: Lake,
+    device: SimDevice,
+    random: u64,
+    time_us: i64,
+    live: Vec<BlockId>,
+    in_use: u64,
+    most: u64,
+}
+
+impl Program {
+    fn new(device: u64, time_free_ms: u64) -> Program {
+        let options = Options { time_free_ms, ..Options::default() };
+        let config = Config { expandable_segments: true, own_order: true, ..Config::default() };
+        let lake = Lake::new(options, Caching::new(config));
+        let device = SimDevice::new(device);
+        Program { lake, device, random: 7, time_us: 0, live: Vec::new(), in_use: 0, most: 0 }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        // Numerical Recipes' linear congruential generator.
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.random >> 16) % below
+    }
+
+    /// A step of blocks of 2 to 100 MiB, of which up to forty are there at once. Takes `passed` microseconds.
+    fn step(&mut self, passed: i64) {
+        let mut log = ();
+        self.time_us += passed;
+        let mark =
+            Mark { before: 0, time_us: self.time_us, kind: MarkKind::Step, name: String::new() };
+        let mut env = Env { device: &mut self.device, log: &mut log };
+        Policy::mark(&mut self.lake, &mut env, &mark).expect("no fault");
+        for _ in 0..60 {
+            let size = (2 + self.random(98)) * MIB + self.random(MIB);
+            let at = (self.live.len() == 40).then(|| self.random(40) as usize);
+            let mut env = Env { device: &mut self.device, log: &mut log };
+            if let Some(at) = at {
+                Policy::free(&mut self.lake, &mut env, self.live.swap_remove(at)).expect("in use");
+            }
+            let request = Request { size, stream: StreamId(0), pool: PoolId::DEFAULT };
+            let granted = Policy::allocate(&mut self.lake, &mut env, request).expect("memory");
+            self.live.push(granted.block);
+            self.in_use = Policy::stats(&self.lake).allocated_bytes.all.current;
+            self.most = self.most.max(self.in_use);
+        }
+        self.lake.check().expect("a sound policy");
+    }
+
+    fn views(&self) -> u64 {
+        Policy::stats(&self.lake).num_stitches
+    }
+
+    /// The most that was held by the most that was in use.
+    fn held(&self) -> f64 {
+        Policy::stats(&self.lake).reserved_bytes.all.peak as f64 / self.most as f64
+    }
+
+    /// Views of the last ten of a hundred steps.
+    fn run(&mut self, passed: i64) -> u64 {
+        (0..90).for_each(|_| self.step(passed));
+        let before = self.views();
+        (0..10).for_each(|_| self.step(passed));
+        self.views() - before
+    }
+}
+
+#[test]
+fn a_program_that_varies_for_ever_holds_up_to_a_tenth_more_and_makes_few_views() {
+    let mut free = Program::new(1 << 40, u64::MAX);
+    let views = free.run(20_000);
+    assert!(views > 20 && free.held() < 1.02, "{views} views, {}", free.held());
+    let mut bound = Program::new(1 << 40, 0);
+    let fewer = bound.run(20_000);
+    assert!(fewer * 3 < views, "{fewer} views, and {views} with time");
+    assert!(bound.held() > free.held() && bound.held() < 1.02 + 0.1, "{}", bound.held());
+}
+
+#[test]
+fn where_no_time_is_known_or_steps_are_long_no_more_is_held() {
+    let mut free = Program::new(1 << 40, u64::MAX);
+    free.run(20_000);
+    for passed in [0, -5, 60_000_000] {
+        let mut timed = Program::new(1 << 40, 1);
+        timed.run(passed);
+        assert_eq!(
+            (timed.held(), timed.views()),
+            (free.held(), free.views()),
+            "{passed} us a step"
+        );
+    }
+}
+
+#[test]
+fn a_device_without_room_is_not_asked_for_the_sake_of_time() {
+    let mut free = Program::new(1 << 40, u64::MAX);
+    free.run(20_000);
+    // What the same program needs, and less than an eighth more.
+    let device = (free.most as f64 * 1.12) as u64 / (2 * MIB) * (2 * MIB);
+    let mut tight = Program::new(device, 0);
+    tight.run(20_000);
+    assert_eq!(Policy::stats(&tight.lake).num_ooms, 0);
+    assert!(tight.held() <= free.held() + 0.001, "{} and {}", tight.held(), free.held());
+}
