@@ -289,10 +289,6 @@ pub trait Policy: Send {
     /// another stream. A policy that cannot tell says 0.
     fn releasable(&self) -> u64;
 
-    /// Bytes held that are mapped nowhere, on their way from one part of the policy to another. They
-    /// count as reserved, lie in no segment, and are a part of [`Policy::releasable`].
-    fn unmapped(&self) -> u64;
-
     /// Takes a block back. Its bytes may be given again at once to a request of its own stream; if
     /// other streams were recorded on it, only after their events.
     fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError>;

@@ -75,7 +75,7 @@ pub struct Viewpoint<'a> {
 
 /// Where the memory of `policy` goes that no live block requested.
 pub fn waste(policy: &dyn Policy, from: Viewpoint<'_>) -> Waste {
-    let mut waste = Waste { cached_whole: policy.unmapped(), ..Waste::default() };
+    let mut waste = Waste::default();
     policy.visit(&mut |segment, blocks| {
         for block in blocks.iter().filter(|block| block.state != BlockState::Inactive) {
             add_block(&mut waste, block, from.rounded);

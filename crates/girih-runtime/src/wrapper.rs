@@ -113,7 +113,6 @@ wrapper! {
         fn name() -> &'static str;
         fn has_room(request: &Request) -> bool;
         fn releasable() -> u64;
-        fn unmapped() -> u64;
         fn pool_users(pool: PoolId) -> u32;
         fn has_pool(pool: PoolId) -> bool;
         fn reserved_of_pool(pool: PoolId) -> Option<Counters>;
@@ -278,9 +277,6 @@ mod tests {
         fn releasable(&self) -> u64 {
             self.note("releasable", 11)
         }
-        fn unmapped(&self) -> u64 {
-            self.note("unmapped", 12)
-        }
         fn free(&mut self, _: &mut Env<'_>, _: BlockId) -> Result<(), AllocError> {
             self.note("free", Err(UNKNOWN))
         }
@@ -378,7 +374,7 @@ mod tests {
 
         assert_eq!(policy.name(), "told");
         assert!(policy.has_room(&request) && policy.has_pool(pool));
-        assert_eq!((policy.releasable(), policy.unmapped(), policy.pool_users(pool)), (11, 12, 13));
+        assert_eq!((policy.releasable(), policy.pool_users(pool)), (11, 13));
         assert_eq!(policy.reserved_of_pool(pool), Some(Counters::default()));
         assert_eq!((policy.limit(30), policy.max_split_size()), (Some(15), 14));
         assert_eq!(policy.checkpoint(pool), Err(UNKNOWN));

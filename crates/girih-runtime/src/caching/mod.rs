@@ -257,10 +257,6 @@ impl Policy for Caching {
         self.cached_bytes()
     }
 
-    fn unmapped(&self) -> u64 {
-        0
-    }
-
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         let block = self.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
         let (address, size, requested, home) =

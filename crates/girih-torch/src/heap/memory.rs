@@ -77,10 +77,8 @@ impl Heap {
             let info = state.device.memory_info();
             let policy = state.engine.policy();
             let allowed = policy.limit(info.total).unwrap_or(info.total);
-            // What is held and mapped nowhere can be had as well as what the device has free.
-            let mapped = policy.stats().reserved_bytes.all.current - policy.unmapped();
-            let free = info.free + policy.unmapped();
-            let obtainable = free.min(allowed.saturating_sub(mapped));
+            let reserved = policy.stats().reserved_bytes.all.current;
+            let obtainable = info.free.min(allowed.saturating_sub(reserved));
             Ok(obtainable.max(oom::largest_free(policy)))
         })
     }
