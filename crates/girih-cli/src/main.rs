@@ -7,6 +7,7 @@
 mod commands;
 mod files;
 mod load;
+mod names;
 mod progress;
 mod table;
 mod units;

@@ -65,6 +65,39 @@ impl Method {
         Method::Memo,
     ];
 
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Auto => "auto",
+            Method::Sweep => "sweep",
+            Method::FirstFit => "first-fit",
+            Method::TwoPhase => "two-phase",
+            Method::Skyline => "skyline",
+            Method::Exact => "exact",
+            Method::Stweaver => "stweaver",
+            Method::Memo => "memo",
+        }
+    }
+
+    /// What it is, in a sentence.
+    pub fn about(self) -> &'static str {
+        match self {
+            Method::Auto => "All of them",
+            Method::Sweep => "A walk through time that places each buffer at its birth",
+            Method::FirstFit => "First fit in the order of sizes, areas or lives",
+            Method::TwoPhase => "What lives long by a sweep, the rest by first fit",
+            Method::Skyline => "The lowest valley of the skyline",
+            Method::Exact => {
+                "Branch and bound, from the first plan that auto tries: the least height there is, if \
+                 there is time to prove it"
+            }
+            Method::Stweaver => {
+                "STWeaver's static planner: its second step, by size, where no phases are known"
+            }
+            Method::Memo => "Memo's two levels: one layer for all that are alike, then the whole",
+        }
+    }
+
     /// True if it is no part of the portfolio, so that nothing can be left out of it.
     pub fn stands_alone(self) -> bool {
         matches!(self, Method::Exact | Method::Stweaver | Method::Memo)
@@ -121,6 +154,34 @@ impl Part {
         Part::Exact,
         Part::Rooms,
     ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Sweep => "sweep",
+            Part::FirstFit => "first-fit",
+            Part::TwoPhase => "two-phase",
+            Part::Skyline => "skyline",
+            Part::Noise => "noise",
+            Part::Folding => "folding",
+            Part::Exact => "exact",
+            Part::Rooms => "rooms",
+        }
+    }
+
+    /// What it is, in a sentence.
+    pub fn about(self) -> &'static str {
+        match self {
+            Part::Sweep => "All sweeps",
+            Part::FirstFit => "All first fits",
+            Part::TwoPhase => "All two-phase planners",
+            Part::Skyline => "All skylines",
+            Part::Noise => "Skylines with noise",
+            Part::Folding => "Folding of what repeats",
+            Part::Exact => "The exact search that comes last",
+            Part::Rooms => "Rooms that requests share whose sizes differ from step to step",
+        }
+    }
 
     fn includes(self, planner: &Planner) -> bool {
         match self {

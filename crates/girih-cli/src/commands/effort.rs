@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::TypedValueParser;
 use girih_plan::strategy::{self, Done, Hints, Method, Part, StrategyError};
 use girih_plan::{Outcome, Problem, ProblemError, Strategy};
 
+use crate::names::one_of;
 use crate::progress::Progress;
 use crate::units::bytes;
 
@@ -25,11 +27,11 @@ pub(crate) struct Effort {
     #[arg(long, value_name = "NUMBER|TIME", value_parser = parse_limit)]
     budget: Option<Limit>,
     /// The planner; auto is all of them, one after another, until one is proven best.
-    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
-    planner: Kind,
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = methods())]
+    planner: Method,
     /// Leaves these out: what they are worth.
-    #[arg(long, value_name = "NAME", value_enum)]
-    without: Vec<Trick>,
+    #[arg(long, value_name = "NAME", value_parser = parts())]
+    without: Vec<Part>,
     /// Threads that plan. The outcome is the same with any number. Without this, all of the machine.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -45,78 +47,12 @@ enum Limit {
     Time(Duration),
 }
 
-/// A planner by name, whatever its settings.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Kind {
-    /// All of them.
-    #[default]
-    Auto,
-    /// A walk through time that places each buffer at its birth.
-    Sweep,
-    /// First fit in the order of sizes, areas or lives.
-    FirstFit,
-    /// What lives long by a sweep, the rest by first fit.
-    TwoPhase,
-    /// The lowest valley of the skyline.
-    Skyline,
-    /// Branch and bound, from the first plan that auto tries: the least height there is, if there
-    /// is time to prove it.
-    Exact,
-    /// STWeaver's static planner: its second step, by size, where no phases are known.
-    Stweaver,
-    /// Memo's two levels: one layer for all that are alike, then the whole.
-    Memo,
+fn methods() -> impl TypedValueParser<Value = Method> {
+    one_of(&Method::ALL, Method::name, Method::about)
 }
 
-/// What can be left out.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-enum Trick {
-    /// All sweeps.
-    Sweep,
-    /// All first fits.
-    FirstFit,
-    /// All two-phase planners.
-    TwoPhase,
-    /// All skylines.
-    Skyline,
-    /// Skylines with noise.
-    Noise,
-    /// Folding of what repeats.
-    Folding,
-    /// The exact search that comes last.
-    Exact,
-    /// Rooms that requests share whose sizes differ from step to step.
-    Rooms,
-}
-
-impl From<Kind> for Method {
-    fn from(kind: Kind) -> Method {
-        match kind {
-            Kind::Auto => Method::Auto,
-            Kind::Sweep => Method::Sweep,
-            Kind::FirstFit => Method::FirstFit,
-            Kind::TwoPhase => Method::TwoPhase,
-            Kind::Skyline => Method::Skyline,
-            Kind::Exact => Method::Exact,
-            Kind::Stweaver => Method::Stweaver,
-            Kind::Memo => Method::Memo,
-        }
-    }
-}
-
-impl From<Trick> for Part {
-    fn from(trick: Trick) -> Part {
-        match trick {
-            Trick::Sweep => Part::Sweep,
-            Trick::FirstFit => Part::FirstFit,
-            Trick::TwoPhase => Part::TwoPhase,
-            Trick::Skyline => Part::Skyline,
-            Trick::Noise => Part::Noise,
-            Trick::Folding => Part::Folding,
-            Trick::Exact => Part::Exact,
-            Trick::Rooms => Part::Rooms,
-        }
-    }
+fn parts() -> impl TypedValueParser<Value = Part> {
+    one_of(&Part::ALL, Part::name, Part::about)
 }
 
 impl Effort {
@@ -127,18 +63,17 @@ impl Effort {
 
     /// True if the planner goes by what a recording tells besides its buffers.
     pub(crate) fn takes_hints(&self) -> bool {
-        Method::from(self.planner).takes_hints()
+        self.planner.takes_hints()
     }
 
     /// What was chosen. An error if no planner is left.
     pub(crate) fn strategy(&self) -> anyhow::Result<Strategy> {
-        let without: Vec<Part> = self.without.iter().map(|&trick| trick.into()).collect();
         let effort = match self.budget {
             None => strategy::Effort::Interactive,
             Some(Limit::Attempts(attempts)) => strategy::Effort::Attempts(attempts),
             Some(Limit::Time(_)) => strategy::Effort::Unlimited,
         };
-        match Strategy::new(self.planner.into(), &without) {
+        match Strategy::new(self.planner, &self.without) {
             Ok(strategy) => Ok(strategy
                 .with_effort(effort)
                 .on_threads(self.threads.unwrap_or_else(all_threads))),
@@ -267,13 +202,5 @@ mod tests {
             let error = parse_limit(wrong).expect_err(wrong);
             assert!(error.contains("500ms"), "{error}");
         }
-    }
-
-    #[test]
-    fn every_method_and_every_part_has_a_name() {
-        let methods = Kind::value_variants().iter().map(|&kind| Method::from(kind));
-        assert_eq!(methods.collect::<Vec<_>>(), Method::ALL);
-        let parts = Trick::value_variants().iter().map(|&trick| Part::from(trick));
-        assert_eq!(parts.collect::<Vec<_>>(), Part::ALL);
     }
 }

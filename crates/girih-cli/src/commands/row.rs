@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use girih_plan::{Budget, Plan, Problem, file, profile, solve};
 use girih_runtime::AllocError;
 use girih_runtime::caching::TieOrder;
@@ -23,15 +23,14 @@ use serde::Serialize;
 use super::earlier::JsonEarlier;
 use crate::files::{self, shown_input};
 use crate::load::Loaded;
+use crate::names::one_of;
 use crate::progress;
 use crate::table::table;
 use crate::units::{self, bytes, count, milliseconds, percent};
 
 /// Reads the name of an allocator; the help says what each is.
 pub(crate) fn allocator_names() -> impl TypedValueParser<Value = Allocator> {
-    let names = Allocator::ALL.map(|it| PossibleValue::new(it.name()).help(it.about()));
-    PossibleValuesParser::new(names)
-        .map(|name| Allocator::named(&name).expect("it is one of the names"))
+    one_of(&Allocator::ALL, Allocator::name, Allocator::about)
 }
 
 /// What if: settings, another device, another release.

@@ -3,7 +3,8 @@
 //! What is free anywhere in the lake serves whoever asks. A request asks in turn for the place that a plan has for
 //! it; for a hole of its own stream; for a *view*, which shows pages of several places side by side; and for
 //! new pages. What is held is never more than the most that was ever in use, a little slack, and what lies at
-//! the ends of pages, for only whole pages can be shown elsewhere.
+//! the ends of pages, for only whole pages can be shown elsewhere; and where sizes vary for so long that views take too
+//! much of the run's time, what is bought with memory instead (`pace`).
 //!
 //! ```text
 //!  allocate ─► round ─► its place in the window of the plan ──free──► give
@@ -23,7 +24,7 @@
 //!
 //! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
 //! shelves of the free ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
-//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`), who used which bytes last (`users`), frees
+//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they may take (`pace`), who used which bytes last (`users`), frees
 //! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
 //! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
 //! statistics.
