@@ -1,7 +1,7 @@
 //! What a plan says of itself: that its peak, its bound and its proof are those of its places.
 //!
 //! A reader of a plan shows these numbers to people and compares plans by them, so they are counted
-//! again from the entries. They speak of the steady iteration with what comes in between; of the
+//! again from the entries. They speak of the steady iteration with what comes in between, but not of iterations of other kinds; of the
 //! whole sequence in a plan in which nothing repeats:
 //!
 //! - The peak is the highest end of a place in the arena.
@@ -43,7 +43,8 @@ pub(crate) fn fault(plan: &Plan) -> Option<String> {
 /// The sequences that the claims speak of.
 fn measured(plan: &Plan) -> impl Iterator<Item = &Sequence> {
     let has_steady = plan.steady().is_some();
-    plan.sequences.iter().filter(move |sequence| !has_steady || sequence.role != Role::Opening)
+    let is_measured = |role: Role| matches!(role, Role::Steady | Role::Interlude(_));
+    plan.sequences.iter().filter(move |sequence| !has_steady || is_measured(sequence.role))
 }
 
 /// The most bytes alive at once, without and with what may or may not be alive in an interlude.
@@ -55,7 +56,7 @@ fn loads(plan: &Plan) -> (u64, u64) {
     for sequence in measured(plan) {
         let [least, most] = match sequence.role {
             Role::Interlude(at) => [0, 1].map(|way| across[way][at as usize]),
-            Role::Opening | Role::Steady => [0, 0],
+            Role::Opening | Role::Steady | Role::Variant(_) => [0, 0],
         };
         let load = load(&plan.tenancies(sequence), sequence.entries.len());
         loads.0 = max(loads.0, load.saturating_add(least));

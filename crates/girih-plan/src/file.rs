@@ -110,6 +110,7 @@ enum WireRole {
     Opening,
     Steady,
     Interlude { before: u32 },
+    Variant { round: u32 },
 }
 
 /// Writes a plan.
@@ -179,6 +180,7 @@ fn sequence_to_wire(sequence: &Sequence) -> WireSequence {
             Role::Opening => WireRole::Opening,
             Role::Steady => WireRole::Steady,
             Role::Interlude(before) => WireRole::Interlude { before },
+            Role::Variant(round) => WireRole::Variant { round },
         },
         boundaries: (sequence.boundaries.iter())
             .map(|&(entry, kind)| (entry, kind.name().to_owned()))
@@ -252,6 +254,7 @@ fn sequence_from_wire(wire: &WireSequence) -> Result<Sequence, String> {
             WireRole::Opening => Role::Opening,
             WireRole::Steady => Role::Steady,
             WireRole::Interlude { before } => Role::Interlude(before),
+            WireRole::Variant { round } => Role::Variant(round),
         },
         entries: entries.collect::<Result<_, _>>()?,
         boundaries: (wire.boundaries.iter())

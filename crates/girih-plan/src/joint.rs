@@ -24,7 +24,7 @@ pub(crate) fn check_together(plan: &Plan) -> Result<(), Violation> {
     let interludes = || {
         plan.sequences.iter().filter_map(|sequence| match sequence.role {
             Role::Interlude(at) => Some((at as usize, sequence)),
-            Role::Opening | Role::Steady => None,
+            Role::Opening | Role::Steady | Role::Variant(_) => None,
         })
     };
     if interludes().next().is_none() {

@@ -18,8 +18,9 @@ use girih_trace::{MarkKind, StreamId};
 /// Every offset and every granted size is a multiple of this, as in PyTorch (`kMinBlockSize`).
 pub const ALIGNMENT: u64 = 512;
 
-/// The places of a tight plan differ from what was in use by one byte in so many at most.
-const TIGHT: u64 = 100;
+/// The places of a tight plan are less than what was in use by one byte in so many at most, and more by one in so
+/// many.
+const TIGHT: (u64, u64) = (100, 333);
 
 /// Iterations differ in sizes if one byte in so many is asked for in some and not in others.
 const VARIES: u64 = 512;
@@ -109,6 +110,9 @@ pub enum Role {
     /// What may come between two entries of the steady iteration. Afterwards the steady iteration
     /// goes on at the entry of this index.
     Interlude(u32),
+    /// An iteration of another kind, in the place of this round of the steady sequence ([`Plan::rounds`]),
+    /// counted from 0. Afterwards the next round comes, or another such iteration in its place.
+    Variant(u32),
 }
 
 /// Requests in order.
@@ -186,11 +190,12 @@ impl Plan {
         all
     }
 
-    /// True if its places are what was in use at once where it was made, to one byte in 100: it neither needs more
-    /// nor leaves much to others.
+    /// True if its places are what was in use at once where it was made: at most one byte in 333 more, so that it
+    /// needs no more than would be held without it, and one in 100 less, so that it leaves little to others.
     pub fn is_tight(&self) -> bool {
         let places = self.arena_bytes.saturating_add(self.persistent_bytes);
-        places.abs_diff(self.in_use) <= self.in_use / TIGHT
+        let (least, most) = (self.in_use - self.in_use / TIGHT.0, self.in_use + self.in_use / TIGHT.1);
+        (least..=most).contains(&places)
     }
 
     /// True if the iterations that it was made of differ in sizes, by more than one byte in 512: the next may

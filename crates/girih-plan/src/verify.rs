@@ -101,7 +101,7 @@ pub fn verify(plan: &Plan) -> Result<(), PlanError> {
     }
     let steady_entries = plan.steady().map(|steady| steady.entries.len());
     for (index, sequence) in plan.sequences.iter().enumerate() {
-        if let Some(reason) = sequence_fault(sequence, index, steady_entries) {
+        if let Some(reason) = sequence_fault(plan, sequence, index, steady_entries) {
             return Err(PlanError::Sequence { sequence: index, reason });
         }
         for (number, entry) in sequence.entries.iter().enumerate() {
@@ -121,7 +121,12 @@ pub fn verify(plan: &Plan) -> Result<(), PlanError> {
     claims::fault(plan).map_or(Ok(()), |reason| Err(PlanError::Claim { reason }))
 }
 
-fn sequence_fault(sequence: &Sequence, index: usize, steady: Option<usize>) -> Option<String> {
+fn sequence_fault(
+    plan: &Plan,
+    sequence: &Sequence,
+    index: usize,
+    steady: Option<usize>,
+) -> Option<String> {
     let count = sequence.entries.len();
     if sequence.role == Role::Opening && index != 0 {
         return Some("the opening must come first".to_owned());
@@ -133,6 +138,11 @@ fn sequence_fault(sequence: &Sequence, index: usize, steady: Option<usize>) -> O
         && steady.is_none_or(|entries| at as usize > entries)
     {
         return Some(format!("an interlude before entry {at}, which does not exist"));
+    }
+    if let Role::Variant(round) = sequence.role
+        && (steady.is_none() || round >= plan.rounds || count == 0)
+    {
+        return Some(format!("a variant of round {round}, which does not exist"));
     }
     let out_of_order = sequence.boundaries.windows(2).any(|pair| pair[0].0 > pair[1].0);
     let outside = sequence.boundaries.iter().any(|&(entry, _)| entry as usize > count);
@@ -223,17 +233,32 @@ fn idle_end(plan: &Plan) -> Option<String> {
     })
 }
 
+/// Places of the persistent region overlap nowhere; but of two kinds of iterations, and of two rounds, they may be
+/// the same.
 fn verify_persistent(plan: &Plan) -> Result<(), PlanError> {
-    let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-    let mut places: Vec<(u64, u64)> = entries
-        .filter_map(|entry| match entry.place {
+    let places_of = |sequence: &Sequence| {
+        let places = sequence.entries.iter().filter_map(|entry| match entry.place {
             Place::Persistent(offset) => Some((offset, granted(entry.size_max))),
             _ => None,
-        })
-        .collect();
-    places.sort_unstable();
+        });
+        places.collect::<Vec<(u64, u64)>>()
+    };
+    let (mut of_all, mut of_kinds) = (Vec::new(), Vec::new());
+    for sequence in &plan.sequences {
+        let places = places_of(sequence);
+        match sequence.role {
+            Role::Variant(_) | Role::Steady => {
+                of_kinds.extend(places);
+            }
+            Role::Opening | Role::Interlude(_) => of_all.extend(places),
+        }
+    }
+    of_kinds.sort_unstable();
+    of_kinds.dedup();
+    of_all.extend(of_kinds);
+    of_all.sort_unstable();
     let mut end = 0;
-    for (offset, size) in places {
+    for (offset, size) in of_all {
         if offset < end {
             return Err(PlanError::Persistent { offset, size, end });
         }

@@ -20,6 +20,7 @@ use rustc_hash::FxHashMap;
 
 use crate::align::{Key, align, births_before, keys};
 use crate::event::Tick;
+use crate::kinds::kinds;
 use crate::lifetimes::Lifetimes;
 use crate::mark::MarkKind;
 use crate::trace::Trace;
@@ -57,6 +58,8 @@ pub struct Iterations {
     /// The first and the last of a run of iterations that are alike in structure: those a plan is
     /// made for. None if there are fewer than two of them.
     pub steady: Option<(usize, usize)>,
+    /// Iterations that ask for the same, whatever comes between them ([`kinds`]).
+    pub kinds: Vec<Vec<usize>>,
 }
 
 impl Iterations {
@@ -67,11 +70,12 @@ impl Iterations {
         let found = |source, bounds: &[u32]| {
             let list = split(bounds, &births, lives.requests.len() as u32);
             let steady = steady(&list, &keys, trace.events.len() as u32);
-            Iterations { source, list, steady }
+            let kinds = kinds(&list, &keys);
+            Iterations { source, list, steady, kinds }
         };
         // Marks are believed, unless no two of the steps they mark are alike.
         let marked = marked_starts(trace).map(|bounds| found(Source::Marks, &bounds));
-        if let Some(marked) = marked.as_ref().filter(|marked| marked.steady.is_some()) {
+        if let Some(marked) = marked.as_ref().filter(|marked| !marked.members().is_empty()) {
             return marked.clone();
         }
         // Of a single whole step and a part of the next, marks cannot show that steps are alike, and what
@@ -82,7 +86,8 @@ impl Iterations {
             true => None,
             false => repeated_starts(lives, &keys).map(|at| found(Source::Sequence, &at)),
         };
-        let repeated = repeated.filter(|repeated| repeated.steady.is_some() || marked.is_none());
+        let repeats = |found: &Iterations| !found.members().is_empty();
+        let repeated = repeated.filter(|repeated| repeats(repeated) || marked.is_none());
         repeated.or(marked).unwrap_or_else(|| found(Source::None, &[]))
     }
 
@@ -108,7 +113,7 @@ impl Iterations {
                 "no two of the {steps} steps that are marked are alike: the marks were left aside, and \
                  iterations were found in the sequence of requests"
             ));
-        } else if steps > 1 && self.steady.is_none() {
+        } else if steps > 1 && self.members().is_empty() {
             notes.push(format!(
                 "no two of the {steps} steps that are marked are alike: the recording is planned as one"
             ));

@@ -16,6 +16,7 @@ pub mod event;
 pub mod file;
 pub mod generate;
 pub mod iterations;
+pub mod kinds;
 pub mod lifetimes;
 pub mod mark;
 pub mod marks;

@@ -18,7 +18,6 @@
 use std::ops::Range;
 
 use girih_trace::align::births_before;
-use girih_trace::iterations::model_iteration;
 use girih_trace::{Iterations, Lifetimes, Mark, MarkKind, Trace};
 
 use super::repeats::{Run, runs};
@@ -64,12 +63,10 @@ impl Layers {
         iterations: &Iterations,
     ) -> Layers {
         let passes = marked(trace, lives);
-        let Some((first, last)) = iterations.steady.filter(|_| plan.steady().is_some()) else {
+        let Some(model) = iterations.model().filter(|_| plan.steady().is_some()) else {
             return Layers::new(passes);
         };
-        // The iteration whose requests are the places of the ring, as the profile chooses it.
-        let inner = model_iteration(&iterations.list[first..=last]).unwrap_or(0);
-        let model = &iterations.list[(first + inner).min(last - 1)].requests;
+        let model = &iterations.list[model].requests;
         let places = model.end - model.start;
         let is_inside = |pass: &&Range<u32>| model.start <= pass.start && pass.end <= model.end;
         let one_round: Vec<Range<u32>> = (passes.iter().filter(is_inside))
@@ -125,7 +122,7 @@ impl Layers {
 fn in_between(plan: &Plan, place: u32) -> u32 {
     let lengths = plan.sequences.iter().map(|sequence| match sequence.role {
         Role::Interlude(at) if at <= place => sequence.entries.len() as u32,
-        Role::Interlude(_) | Role::Opening | Role::Steady => 0,
+        Role::Interlude(_) | Role::Opening | Role::Steady | Role::Variant(_) => 0,
     });
     lengths.sum()
 }

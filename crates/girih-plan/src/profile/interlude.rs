@@ -47,7 +47,7 @@ impl Profile<'_> {
         let mut found: Vec<Interlude> = Vec::new();
         let keys = keys(self.lives);
         let slice = |run: &Range<u32>| &keys[run.start as usize..run.end as usize];
-        for number in steady.first..=steady.last {
+        for number in (steady.first..=steady.last).filter(|&number| self.is_member[number]) {
             let requests = self.iterations.list[number].requests.clone();
             for run in self.unplaced_runs(&requests) {
                 let next = self.next_place[run.end as usize];

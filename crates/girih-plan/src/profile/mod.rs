@@ -22,15 +22,18 @@ mod line;
 mod opening;
 mod rooms;
 mod steady;
+mod variants;
 
 use std::ops::Range;
 
 use girih_trace::align::{Key, align, births_before, keys};
-use girih_trace::iterations::model_iteration;
-use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Trace};
+use girih_trace::kinds::SMALL_MAX;
+use rustc_hash::FxHashSet;
+use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Tick, Trace};
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
+use self::variants::Kept;
 use crate::plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, granted};
 use crate::portfolio::Outcome;
 use crate::problem::{Problem, ProblemError};
@@ -115,19 +118,39 @@ struct Profile<'a> {
     /// places if none has.
     next_place: Vec<u32>,
     steady: Option<Steady>,
+    /// Which iterations are steady ones; the others between the first and the last are of other kinds, or come
+    /// once.
+    is_member: Vec<bool>,
     /// What differs in size may share a room.
     has_rooms: bool,
 }
 
+/// The first iteration that is of some kind and after which nothing more is made that stays, as far as that ends
+/// in the first half of the run: until then it is the opening, whatever comes in between.
+fn first_of_kinds(iterations: &Iterations, lives: &Lifetimes) -> usize {
+    let list = &iterations.list;
+    let stays = |index: u32| {
+        let request = &lives.requests[index as usize];
+        request.size > SMALL_MAX && request.death == Tick::NEVER
+    };
+    let adds = |&k: &usize| list[k].requests.clone().any(stays);
+    let latest = (0..list.len() / 2).rev().find(adds).map_or(0, |k| k + 1);
+    let of_kinds = || iterations.kinds.iter().flatten().copied();
+    of_kinds().filter(|&k| k >= latest).min().or(of_kinds().min()).unwrap_or(0)
+}
+
 impl<'a> Profile<'a> {
     fn new(trace: &'a Trace, lives: &'a Lifetimes, iterations: &'a Iterations) -> Self {
-        let steady = iterations.steady.map(|(first, last)| {
-            let inner = model_iteration(&iterations.list[first..=last]).unwrap_or(0);
-            // The model needs a successor, which says when what crosses the boundary dies.
-            let model = (first + inner).min(last - 1);
+        let members = iterations.members();
+        let steady = iterations.model().map(|model| {
+            let is_run = iterations.steady == members.first().copied().zip(members.last().copied());
+            let first = if is_run { members[0] } else { first_of_kinds(iterations, lives) };
+            let last = members[members.len() - 1];
             let places = iterations.list[model].requests.len() as u32;
             Steady { first, last, model, places }
         });
+        let mut is_member = vec![false; iterations.list.len()];
+        members.into_iter().for_each(|number| is_member[number] = true);
         let count = lives.requests.len();
         let mut profile = Profile {
             trace,
@@ -137,6 +160,7 @@ impl<'a> Profile<'a> {
             place_of: vec![NO_PLACE; count],
             next_place: vec![0; count + 1],
             steady,
+            is_member,
             has_rooms: true,
         };
         profile.align();
@@ -190,7 +214,20 @@ impl<'a> Profile<'a> {
         steady: Steady,
         solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
     ) -> Result<Plan, ProblemError> {
-        let (mut ring, rounds) = unroll(self.envelope(steady));
+        let mut envelope = self.envelope(steady);
+        let is_run = steady.last + 1 - steady.first == self.members();
+        let lasting = if is_run { FxHashSet::default() } else { self.lasting(steady) };
+        let mut kept = Kept::new(lasting, 0);
+        // What outlives two iterations has no end on the ring.
+        let mut here = Vec::new();
+        for (place, entry) in envelope.iter_mut().enumerate() {
+            let until = if entry.until == 0 { u32::MAX } else { entry.until };
+            if kept.is_here(&Entry { until, ..*entry }, steady.places) {
+                entry.until = 0;
+                here.push(place);
+            }
+        }
+        let (mut ring, rounds) = unroll(envelope);
         let mut interludes = self.interludes(steady);
         let drafts = if self.has_rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
         let problem = joint_problem(&ring, &drafts, &interludes);
@@ -214,6 +251,13 @@ impl<'a> Profile<'a> {
         let rounds_of = (0..rounds).flat_map(|round| {
             boundaries.iter().map(move |&(entry, kind)| (entry + round * steady.places, kind))
         });
+        kept.end = persistent_bytes;
+        for round in ring.chunks_mut(steady.places as usize) {
+            here.iter().for_each(|&place| round[place].until = u32::MAX);
+            kept.place(round);
+            here.iter().for_each(|&place| round[place].until = 0);
+        }
+        let variants = self.variants(steady, &ring, rounds, &mut kept);
         let ring = Sequence { role: Role::Steady, boundaries: rounds_of.collect(), entries: ring };
         let interludes = interludes.into_iter().map(|interlude| Sequence {
             role: Role::Interlude(interlude.at),
@@ -221,20 +265,30 @@ impl<'a> Profile<'a> {
             entries: interlude.entries,
         });
         let opening = (!opening.entries.is_empty()).then_some(opening);
+        let variant_entries = variants.iter().flat_map(|variant| &variant.entries);
+        let ends = variant_entries.filter_map(|entry| match entry.place {
+            Place::Arena(offset) => Some(offset + granted(entry.size_max)),
+            _ => None,
+        });
         Ok(Plan {
-            arena_bytes: height,
-            persistent_bytes,
+            arena_bytes: ends.fold(height, u64::max),
+            persistent_bytes: kept.end,
             lower_bound: outcome.bound.bytes,
             in_use: self.lives.peak(granted).0,
             peak: height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),
             requests: self.lives.born().len() as u64,
-            iterations: (steady.last - steady.first + 1) as u32,
+            iterations: self.members() as u32,
             rounds,
             rooms,
-            sequences: opening.into_iter().chain([ring]).chain(interludes).collect(),
+            sequences: opening.into_iter().chain([ring]).chain(interludes).chain(variants).collect(),
         })
+    }
+
+    /// How many iterations are steady ones.
+    fn members(&self) -> usize {
+        self.is_member.iter().filter(|&&is_member| is_member).count()
     }
 
     /// The ticks from just after the request before a run to its end.

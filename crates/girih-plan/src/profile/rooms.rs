@@ -120,7 +120,10 @@ impl Profile<'_> {
     /// count, for it uses the rooms too.
     fn totals(&self, steady: Steady, room_of: &[Option<usize>], groups: usize) -> Vec<u64> {
         let mut most = vec![0; groups];
-        for iteration in &self.iterations.list[..=steady.last] {
+        for (number, iteration) in self.iterations.list[..=steady.last].iter().enumerate() {
+            if number >= steady.first && !self.is_member[number] {
+                continue;
+            }
             let mut totals = vec![0; groups];
             for index in iteration.requests.clone() {
                 let place = self.place_of[index as usize];

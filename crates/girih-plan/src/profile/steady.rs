@@ -37,8 +37,13 @@ impl Profile<'_> {
                 Entry { size_min: size, size_max: size, stream, place: Place::Outside, until }
             })
             .collect();
-        for number in steady.first..=steady.last {
-            for index in self.iterations.list[number].requests.clone() {
+        // When what crosses into another kind of iteration is freed there says little of the ring.
+        let mut guessed: Vec<u32> = vec![0; steady.places as usize];
+        let mut is_known = vec![false; steady.places as usize];
+        for number in (steady.first..=steady.last).filter(|&number| self.is_member[number]) {
+            let requests = self.iterations.list[number].requests.clone();
+            let is_followed = self.is_member.get(number + 1).is_none_or(|&is_member| is_member);
+            for index in requests.clone() {
                 let place = self.place_of[index as usize];
                 if place == NO_PLACE {
                     continue;
@@ -47,11 +52,23 @@ impl Profile<'_> {
                 let entry = &mut entries[place as usize];
                 entry.size_min = entry.size_min.min(request.size);
                 entry.size_max = entry.size_max.max(request.size);
+                let crosses = self.end(request).is_none_or(|end| end > requests.end);
                 match self.ring_time(steady, number, request) {
-                    Some(until) => entry.until = entry.until.max(until),
+                    Some(until) if is_followed || !crosses => {
+                        entry.until = entry.until.max(until);
+                        is_known[place as usize] |= crosses;
+                    }
+                    Some(until) => {
+                        guessed[place as usize] = guessed[place as usize].max(until);
+                    }
                     // What is alive at the end of the trace says nothing of the last iteration.
                     None => stays[place as usize] |= number != steady.last,
                 }
+            }
+        }
+        for (entry, (guessed, is_known)) in entries.iter_mut().zip(guessed.iter().zip(is_known)) {
+            if !is_known {
+                entry.until = entry.until.max(*guessed);
             }
         }
         for (place, entry) in entries.iter_mut().enumerate() {

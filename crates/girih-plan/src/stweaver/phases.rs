@@ -19,7 +19,6 @@
 //! repeats and from where most is alive, but they are then cut where the peak is, and the groups
 //! that are made of them cost up to as much memory again.
 
-use girih_trace::iterations::model_iteration;
 use girih_trace::{Iterations, Lifetimes, Mark, MarkKind, PhaseKind, Phases, Trace};
 
 use crate::plan::{Plan, Role};
@@ -65,12 +64,10 @@ impl Timeline {
                 lives.requests.partition_point(|request| request.birth.0 < start) as u32
             })
             .collect();
-        let Some((first, last)) = iterations.steady.filter(|_| plan.steady().is_some()) else {
+        let Some(model) = iterations.model().filter(|_| plan.steady().is_some()) else {
             return Timeline::new(&starts);
         };
-        // The iteration whose requests are the places of the ring, as the profile chooses it.
-        let inner = model_iteration(&iterations.list[first..=last]).unwrap_or(0);
-        let model = &iterations.list[(first + inner).min(last - 1)].requests;
+        let model = &iterations.list[model].requests;
         let inside = starts.iter().filter(|start| model.contains(start));
         let one_round: Vec<u32> = inside.map(|start| start - model.start).collect();
         let places = model.end - model.start;
@@ -89,7 +86,7 @@ impl Timeline {
     fn with_interludes(&self, plan: &Plan) -> Timeline {
         let interludes = plan.sequences.iter().filter_map(|sequence| match sequence.role {
             Role::Interlude(at) => Some((at, sequence.entries.len() as u32)),
-            Role::Opening | Role::Steady => None,
+            Role::Opening | Role::Steady | Role::Variant(_) => None,
         });
         let mut starts = Vec::new();
         let mut ring = self.starts.iter().copied().peekable();

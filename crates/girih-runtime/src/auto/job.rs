@@ -48,7 +48,8 @@ pub fn learn(trace: &Trace, lives: &Lifetimes) -> Plan {
 /// must go on to the end of the recording, and begin with the same bytes alive: the layers of one
 /// forward pass repeat too, but each leaves something behind.
 fn is_settled(iterations: &Iterations, lives: &Lifetimes) -> bool {
-    let Some((first, last)) = iterations.steady else { return false };
+    let members = iterations.members();
+    let Some(&last) = members.last() else { return false };
     if iterations.source == Source::Marks {
         return true;
     }
@@ -73,7 +74,7 @@ fn is_settled(iterations: &Iterations, lives: &Lifetimes) -> bool {
         })
         .collect();
     let peak = loads.iter().copied().max().unwrap_or(0) as u64;
-    let starts = iterations.list[first..=last].iter().map(|it| loads[it.ticks.start as usize]);
+    let starts = members.iter().map(|&k| loads[iterations.list[k].ticks.start as usize]);
     let (mut least, mut most) = (i64::MAX, 0);
     for load in starts {
         (least, most) = (least.min(load), most.max(load));

@@ -33,7 +33,7 @@ use self::recorder::Recorder;
 use self::recording::Kind;
 use self::shadow::Shadow;
 use crate::lake::Lake;
-use crate::policy::{AllocError, Env, Granted, Policy, Request};
+use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
 use crate::wrapper::Wrapper;
 
 /// Who makes the plans, and when.
@@ -133,7 +133,7 @@ impl Auto {
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
         if !std::mem::take(&mut self.is_stale) && self.judge.trusts(&plan, self.lake.plan()) {
-            let shadow = Shadow::new(&plan);
+            let shadow = Shadow::new(&plan, self.lake.granule());
             self.next = Some((plan, shadow));
         }
     }
@@ -303,11 +303,22 @@ impl Wrapper for Auto {
             if self.judge.note() {
                 self.find_way(env);
             }
-            if let Some((_, shadow)) = &mut self.next {
-                shadow.see(&request);
-            }
         }
-        self.run(env, |lake, env| Policy::allocate(lake, env, request))
+        let granted = self.run(env, |lake, env| Policy::allocate(lake, env, request))?;
+        if let Some((_, shadow)) = &mut self.next
+            && request.pool == PoolId::DEFAULT
+        {
+            shadow.see(&request, granted.block);
+        }
+        Ok(granted)
+    }
+
+    fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
+        self.run(env, |lake, env| Policy::free(lake, env, block))?;
+        if let Some((_, shadow)) = &mut self.next {
+            shadow.free(block);
+        }
+        Ok(())
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {

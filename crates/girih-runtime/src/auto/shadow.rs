@@ -1,49 +1,46 @@
 //! A shadow: goes along a plan while the run goes on without it, and sees whether it would fit.
 
-use girih_plan::{Place, Plan, granted};
+use girih_plan::Plan;
 use girih_trace::MarkKind;
 
-use crate::lake::Follower;
-use crate::policy::Request;
+use crate::lake::Rehearsal;
+use crate::policy::{BlockId, Request};
 
 /// Goes along a plan that is not followed.
 #[derive(Debug)]
 pub(super) struct Shadow {
-    follower: Follower,
-    /// The most bytes that each entry has a place for; 0 for one without a place.
-    room: Vec<u64>,
+    rehearsal: Rehearsal,
     /// Bytes that would have had their place.
     found: u64,
-    /// Bytes that would have had none.
+    /// Bytes that would have had none, or one that is taken.
     missed: u64,
     /// It has been there since the iteration began.
     is_whole: bool,
 }
 
 impl Shadow {
-    /// A shadow that begins where the steady iteration of the plan does.
-    pub(super) fn new(plan: &Plan) -> Shadow {
-        let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-        let room = entries.map(|entry| match entry.place {
-            Place::Outside => 0,
-            _ => granted(entry.size_max),
-        });
-        let mut follower = Follower::new(plan);
-        follower.join();
-        Shadow { follower, room: room.collect(), found: 0, missed: 0, is_whole: false }
+    /// A shadow that begins where the steady iteration of the plan does. `granule` is the device's, in bytes.
+    pub(super) fn new(plan: &Plan, granule: u64) -> Shadow {
+        let rehearsal = Rehearsal::new(plan, granule);
+        Shadow { rehearsal, found: 0, missed: 0, is_whole: false }
     }
 
-    /// A request of the default pool.
+    /// A request of the default pool, which `block` serves.
     #[inline]
-    pub(super) fn see(&mut self, request: &Request) {
-        let entry = self.follower.follow(request.size, request.stream);
-        let room = entry.map_or(0, |entry| self.room[entry.0 as usize]);
-        *(if request.size <= room { &mut self.found } else { &mut self.missed }) += request.size;
+    pub(super) fn see(&mut self, request: &Request, block: BlockId) {
+        let is_found = self.rehearsal.allocate(request, block);
+        *(if is_found { &mut self.found } else { &mut self.missed }) += request.size;
+    }
+
+    /// A block is freed.
+    #[inline]
+    pub(super) fn free(&mut self, block: BlockId) {
+        self.rehearsal.free(block);
     }
 
     /// A mark of the program.
     pub(super) fn mark(&mut self, kind: MarkKind) {
-        self.follower.mark(kind);
+        self.rehearsal.mark(kind);
     }
 
     /// An iteration has ended, and the next begins: the bytes that would have had their place, and those that

@@ -15,6 +15,9 @@
 //! and a request too few costs two, wherever they come, and nothing is forgotten at the next
 //! iteration. What is too far off for that (a phase that was skipped) is found again by the last
 //! [`IN_STEP`] sizes in a row, or by the next mark.
+//!
+//! Where something else may come, an interlude or an iteration of another kind, it is an alternative from the
+//! beginning, one of several; the first requests tell which it is.
 
 use girih_plan::{Entry, Plan, Role};
 use girih_trace::{MarkKind, StreamId};
@@ -26,6 +29,8 @@ pub struct EntryId(pub u32);
 
 /// Requests in a row that settle where the program is.
 const IN_STEP: u32 = 3;
+/// Alternatives at once, besides the nearest ahead.
+const ALTERNATIVES_MAX: usize = 32;
 /// How far ahead an alternative is looked for.
 const WINDOW: usize = 64;
 /// Places at which the same sizes in a row are remembered.
@@ -71,14 +76,15 @@ pub struct Follower {
     /// Where the steady iteration begins; [`END`] without one.
     steady: u32,
     position: u32,
-    alternative: Option<Alternative>,
+    /// Those that have kept up so far; none while all is as expected.
+    alternatives: Vec<Alternative>,
     /// Odd requests since the position was last right.
     odd: u32,
     /// The last sizes, newest last.
     recent: [u64; IN_STEP as usize],
     /// Where in the plan `IN_STEP` sure sizes in a row have just been.
     grams: FxHashMap<u64, Vec<u32>>,
-    /// Interludes by the entry that they come before.
+    /// What may come before an entry, interludes and variants, by the entry.
     interludes: Vec<(u32, u32)>,
 }
 
@@ -107,11 +113,14 @@ impl Follower {
         let (steady, steady_end) = steady.map_or((END, END), |span| (span.start, span.end));
         // The end of the ring is its beginning.
         let on_ring = |entry: u32| if entry == steady_end { steady } else { entry };
+        let places = (steady_end - steady) / plan.rounds.max(1);
+        let round = |round: u32| on_ring(steady + round * places);
         let mut interludes: Vec<(u32, u32)> = sequences
             .iter()
             .filter_map(|span| match span.role {
                 Role::Interlude(at) => Some((on_ring(steady + at), span.start)),
-                _ => None,
+                Role::Variant(number) => Some((round(number), span.start)),
+                Role::Opening | Role::Steady => None,
             })
             .collect();
         interludes.sort_unstable();
@@ -120,6 +129,7 @@ impl Follower {
             let after = match span.role {
                 Role::Opening | Role::Steady => steady,
                 Role::Interlude(at) => on_ring(steady + at),
+                Role::Variant(number) => round(number + 1),
             };
             for (index, entry) in (span.start..).zip(&sequence.entries) {
                 let next = if index + 1 == span.end { after } else { index + 1 };
@@ -133,7 +143,7 @@ impl Follower {
             sequences,
             steady,
             position,
-            alternative: None,
+            alternatives: Vec::new(),
             odd: 0,
             recent: [0; IN_STEP as usize],
             grams,
@@ -145,7 +155,10 @@ impl Follower {
     pub fn follow(&mut self, size: u64, stream: StreamId) -> Option<EntryId> {
         self.recent.rotate_left(1);
         self.recent[IN_STEP as usize - 1] = size;
-        let kept_up = self.step_alternative(size, stream);
+        let kept_up = match self.alternatives.is_empty() {
+            true => None,
+            false => self.step_alternatives(size, stream),
+        };
         if let Some(expected) = self.entries.get(self.position as usize)
             && expected.is(size, stream)
         {
@@ -158,7 +171,8 @@ impl Follower {
         if let Some((entry, kept_up)) = kept_up {
             if kept_up >= IN_STEP {
                 let at = self.entries[entry as usize].next;
-                self.alternative = None;
+                // Others of which the beginning is the same are as good still.
+                self.alternatives.retain(|other| other.kept_up >= IN_STEP && other.at != at);
                 self.arrive(at);
                 self.odd = 0;
             }
@@ -168,12 +182,14 @@ impl Follower {
         if self.odd >= IN_STEP
             && let Some(entry) = self.find_recent(stream)
         {
-            self.alternative = None;
+            self.alternatives.clear();
             self.arrive(self.entries[entry as usize].next);
             self.odd = 0;
             return Some(EntryId(entry));
         }
-        self.alternative = self.look_ahead(size, stream);
+        // What may come in between here may still.
+        self.arrive(self.position);
+        self.alternatives.extend(self.look_ahead(size, stream));
         None
     }
 
@@ -194,7 +210,7 @@ impl Follower {
 
     /// Expects this entry next.
     pub fn go_to(&mut self, entry: EntryId) {
-        self.alternative = None;
+        self.alternatives.clear();
         self.arrive(entry.0);
         self.odd = 0;
     }
@@ -205,39 +221,45 @@ impl Follower {
         // In step there is nothing to mend, but a step and an evaluation begin where they begin.
         let certain = matches!(kind, MarkKind::Step | MarkKind::Eval);
         if target != self.position && (certain || self.odd > 0) {
-            self.alternative = None;
+            self.alternatives.clear();
             self.arrive(target);
             self.odd = 0;
         }
     }
 
-    /// Moves to `position`. If something may come in between here, it becomes the alternative.
+    /// Moves to `position`. What may come in between here becomes an alternative.
     fn arrive(&mut self, position: u32) {
         self.position = position;
-        if self.alternative.is_none() && !self.interludes.is_empty() {
-            let first = self.interludes.partition_point(|&(at, _)| at < position);
-            if let Some(&(at, start)) = self.interludes.get(first)
-                && at == position
-            {
-                self.alternative = Some(Alternative { at: start, kept_up: 0 });
+        if self.interludes.is_empty() {
+            return;
+        }
+        let first = self.interludes.partition_point(|&(at, _)| at < position);
+        let here = self.interludes[first..].iter().take_while(|&&(at, _)| at == position);
+        for &(_, at) in here.take(ALTERNATIVES_MAX.saturating_sub(self.alternatives.len())) {
+            if self.alternatives.iter().all(|other| other.at != at) {
+                self.alternatives.push(Alternative { at, kept_up: 0 });
             }
         }
     }
 
-    /// Lets the alternative try the request: the entry that it took and how often it kept up.
-    fn step_alternative(&mut self, size: u64, stream: StreamId) -> Option<(u32, u32)> {
-        let Alternative { at, kept_up } = self.alternative?;
-        match self.entries.get(at as usize) {
-            Some(expected) if expected.is(size, stream) => {
-                let kept_up = kept_up + 1;
-                self.alternative = Some(Alternative { at: expected.next, kept_up });
-                Some((at, kept_up))
+    /// Lets the alternatives try the request, and drops those that fail: the entry that the first of those
+    /// has taken that kept up longest, and how often it did.
+    #[cold]
+    fn step_alternatives(&mut self, size: u64, stream: StreamId) -> Option<(u32, u32)> {
+        let entries = &self.entries;
+        let mut best: Option<(u32, u32)> = None;
+        self.alternatives.retain_mut(|alternative| {
+            let Alternative { at, kept_up } = *alternative;
+            let Some(expected) = entries.get(at as usize).filter(|it| it.is(size, stream)) else {
+                return false;
+            };
+            *alternative = Alternative { at: expected.next, kept_up: kept_up + 1 };
+            if best.is_none_or(|(_, most)| kept_up + 1 > most) {
+                best = Some((at, kept_up + 1));
             }
-            _ => {
-                self.alternative = None;
-                None
-            }
-        }
+            true
+        });
+        best
     }
 
     /// The nearest entry ahead that surely is this request, as a new alternative. If there is
@@ -274,7 +296,12 @@ impl Follower {
         let is_ahead = |&entry: &u32| entry >= self.position;
         let own = here.and_then(|span| match span.role {
             Role::Opening => of_kind(span).into_iter().find(is_ahead),
-            _ => of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position)),
+            // Where an interlude begins, it is one of several that may come.
+            Role::Interlude(_) | Role::Variant(_) => {
+                let inside = of_kind(span).into_iter().filter(|&entry| entry != span.start);
+                inside.min_by_key(|entry| entry.abs_diff(self.position))
+            }
+            Role::Steady => of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position)),
         });
         let begins = |span: &&Span| {
             span.role != Role::Opening && span.boundaries.contains(&(span.start, kind))

@@ -29,6 +29,11 @@ pub(super) struct Growth {
 }
 
 impl Lake {
+    /// Bytes that the device maps at a time, at least.
+    pub(crate) fn granule(&self) -> u64 {
+        self.granule
+    }
+
     /// The segment that an address lies in.
     ///
     /// # Panics

@@ -1,0 +1,63 @@
+//! A rehearsal: goes along a plan while the run goes on without it, and keeps the books of its window.
+//!
+//! That a request has a place in the plan does not tell that the place is free when it comes: what an iteration
+//! leaves to the next may lie where that one, if it is of another kind, has something else. So a rehearsal
+//! takes and gives back the cells of places as a window does, and no memory.
+
+use girih_plan::{Plan, granted};
+use girih_trace::MarkKind;
+use rustc_hash::FxHashMap;
+
+use super::Follower;
+use super::cells::{Bits, Cells, Span};
+use super::places::Places;
+use crate::policy::{BlockId, Request};
+
+/// A plan that is gone along. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Rehearsal {
+    follower: Follower,
+    places: Places,
+    cells: Cells,
+    held: Bits,
+    /// The cells of each live block that would lie in its place.
+    taken: FxHashMap<BlockId, Span>,
+}
+
+impl Rehearsal {
+    /// Begins where the steady iteration of `plan` does, with all places free. `granule` is the device's, in bytes.
+    pub(crate) fn new(plan: &Plan, granule: u64) -> Rehearsal {
+        let (places, cells) = Places::of(plan, true, granule);
+        let mut follower = Follower::new(plan);
+        follower.join();
+        let held = Bits::new(&cells, false);
+        Rehearsal { follower, places, cells, held, taken: FxHashMap::default() }
+    }
+
+    /// A request of the default pool, which `block` serves: true if its place would have been free.
+    pub(crate) fn allocate(&mut self, request: &Request, block: BlockId) -> bool {
+        let size = granted(request.size);
+        let entry = self.follower.follow(request.size, request.stream);
+        let spot = entry.and_then(|entry| self.places.spot(entry, size, &self.cells));
+        let Some(spot) = spot.filter(|spot| self.held.take(spot.span)) else { return false };
+        self.places.note(&spot, size);
+        if let Some(old) = self.taken.insert(block, spot.span) {
+            // Its free was not seen.
+            self.held.fill(old, false);
+            self.held.fill(spot.span, true);
+        }
+        true
+    }
+
+    /// A block is freed, whether it lay in a place or not.
+    pub(crate) fn free(&mut self, block: BlockId) {
+        if let Some(span) = self.taken.remove(&block) {
+            self.held.fill(span, false);
+        }
+    }
+
+    /// A mark of the program.
+    pub(crate) fn mark(&mut self, kind: MarkKind) {
+        self.follower.mark(kind);
+    }
+}
