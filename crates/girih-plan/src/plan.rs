@@ -194,7 +194,8 @@ impl Plan {
     /// needs no more than would be held without it, and one in 100 less, so that it leaves little to others.
     pub fn is_tight(&self) -> bool {
         let places = self.arena_bytes.saturating_add(self.persistent_bytes);
-        let (least, most) = (self.in_use - self.in_use / TIGHT.0, self.in_use + self.in_use / TIGHT.1);
+        let (least, most) =
+            (self.in_use - self.in_use / TIGHT.0, self.in_use + self.in_use / TIGHT.1);
         (least..=most).contains(&places)
     }
 

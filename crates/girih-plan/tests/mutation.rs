@@ -216,6 +216,7 @@ fn is_right_sequence(plan: &Plan, ring: &[Entry], index: usize, sequence: &Seque
         Role::Opening => index == 0,
         Role::Steady => count > 0,
         Role::Interlude(at) => !ring.is_empty() && at as usize <= ring.len(),
+        Role::Variant(round) => !ring.is_empty() && round < plan.rounds && count > 0,
     };
     let in_order = boundaries.windows(2).all(|pair| pair[0].0 <= pair[1].0);
     let in_range = boundaries.iter().all(|(entry, _)| *entry as usize <= count);
@@ -266,20 +267,24 @@ fn is_right_around_interludes(plan: &Plan, ring: &[Entry]) -> bool {
         Role::Interlude(at) => {
             alive_around(ring, at).all(|a| sequence.entries.iter().all(|b| !share(a, b)))
         }
-        Role::Opening | Role::Steady => true,
+        Role::Opening | Role::Steady | Role::Variant(_) => true,
     })
 }
 
 fn are_persistent_places_apart(plan: &Plan) -> bool {
-    let entries = plan.sequences.iter().flat_map(|sequence| &sequence.entries);
-    let places: Vec<(u128, u128)> = entries
-        .filter_map(|entry| match entry.place {
-            Place::Persistent(offset) => Some((offset.into(), u128::from(offset) + size(entry))),
+    let is_kind = |role| matches!(role, Role::Steady | Role::Variant(_));
+    let places: Vec<(bool, u128, u128)> = (plan.sequences.iter())
+        .flat_map(|sequence| sequence.entries.iter().map(move |entry| (sequence.role, entry)))
+        .filter_map(|(role, entry)| match entry.place {
+            Place::Persistent(offset) => {
+                Some((is_kind(role), offset.into(), u128::from(offset) + size(entry)))
+            }
             _ => None,
         })
         .collect();
-    (0..places.len())
-        .all(|b| (0..b).all(|a| places[b].1 <= places[a].0 || places[a].1 <= places[b].0))
+    let apart =
+        |a: (bool, u128, u128), b: (bool, u128, u128)| b.2 <= a.1 || a.2 <= b.1 || (a.0 && a == b);
+    (0..places.len()).all(|b| (0..b).all(|a| apart(places[a], places[b])))
 }
 
 /// The peak and the bound, by trial of every tick of the sequences that they speak of.
@@ -288,7 +293,7 @@ fn are_claims_right(plan: &Plan, ring: &[Entry]) -> bool {
     let (mut top, mut least, mut most) = (0, 0, 0);
     for Sequence { role, entries, .. } in &plan.sequences {
         let period = if *role == Role::Steady { count } else { 0 };
-        if *role == Role::Opening && count > 0 {
+        if matches!(role, Role::Opening | Role::Variant(_)) && count > 0 {
             continue;
         }
         let around: [u128; 2] = match *role {
@@ -298,7 +303,7 @@ fn are_claims_right(plan: &Plan, ring: &[Entry]) -> bool {
                 let sure: u128 = alive_around(ring, at).map(bytes).sum();
                 [sure, sure + ring.iter().filter(ends_here).map(bytes).sum::<u128>()]
             }
-            Role::Opening | Role::Steady => [0, 0],
+            Role::Opening | Role::Steady | Role::Variant(_) => [0, 0],
         };
         for tick in 0..entries.len() as u32 {
             let alive = (0..).zip(entries).filter(|&(k, e)| lives(k, e.until, period, tick));

@@ -65,13 +65,18 @@ fn live(keys: &[Key]) -> Vec<u64> {
 }
 
 impl Iterations {
-    /// The iterations that a plan's steady one is made of, in order: the steady run; or those of the largest kind,
-    /// if more iterations than the run's, and half of all, are of one kind or another. Empty if nothing repeats.
+    /// The iterations that a plan's steady one is made of, in order: the steady run; or those of the largest kind, if
+    /// half of all iterations are of one kind or another, and the run is shorter than that or is of several
+    /// kinds itself. Empty if nothing repeats.
     pub fn members(&self) -> Vec<usize> {
         let run = self.steady.map_or(0..0, |(first, last)| first..last + 1);
         let of_kinds = self.kinds.iter().map(Vec::len).sum::<usize>();
-        let is_kind = of_kinds > run.len() && of_kinds * 2 >= self.list.len();
-        match self.kinds.first().filter(|_| is_kind) {
+        let is_one_kind = || {
+            let all_in = |kind: &Vec<usize>| run.clone().all(|k| kind.binary_search(&k).is_ok());
+            self.kinds.iter().any(all_in)
+        };
+        let has_kinds = of_kinds * 2 >= self.list.len() && (of_kinds > run.len() || !is_one_kind());
+        match self.kinds.first().filter(|_| has_kinds) {
             Some(kind) => kind.clone(),
             None => run.collect(),
         }

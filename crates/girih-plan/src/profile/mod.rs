@@ -28,8 +28,8 @@ use std::ops::Range;
 
 use girih_trace::align::{Key, align, births_before, keys};
 use girih_trace::kinds::SMALL_MAX;
-use rustc_hash::FxHashSet;
 use girih_trace::{Iterations, Lifetime, Lifetimes, MarkKind, StreamId, Tick, Trace};
+use rustc_hash::FxHashSet;
 
 use self::interlude::joint_problem;
 use self::steady::{Steady, unroll};
@@ -257,7 +257,7 @@ impl<'a> Profile<'a> {
             kept.place(round);
             here.iter().for_each(|&place| round[place].until = 0);
         }
-        let variants = self.variants(steady, &ring, rounds, &mut kept);
+        let variants = self.variants(steady, &ring, (rounds, height), &mut kept);
         let ring = Sequence { role: Role::Steady, boundaries: rounds_of.collect(), entries: ring };
         let interludes = interludes.into_iter().map(|interlude| Sequence {
             role: Role::Interlude(interlude.at),
@@ -265,13 +265,8 @@ impl<'a> Profile<'a> {
             entries: interlude.entries,
         });
         let opening = (!opening.entries.is_empty()).then_some(opening);
-        let variant_entries = variants.iter().flat_map(|variant| &variant.entries);
-        let ends = variant_entries.filter_map(|entry| match entry.place {
-            Place::Arena(offset) => Some(offset + granted(entry.size_max)),
-            _ => None,
-        });
         Ok(Plan {
-            arena_bytes: ends.fold(height, u64::max),
+            arena_bytes: height,
             persistent_bytes: kept.end,
             lower_bound: outcome.bound.bytes,
             in_use: self.lives.peak(granted).0,
@@ -282,7 +277,12 @@ impl<'a> Profile<'a> {
             iterations: self.members() as u32,
             rounds,
             rooms,
-            sequences: opening.into_iter().chain([ring]).chain(interludes).chain(variants).collect(),
+            sequences: opening
+                .into_iter()
+                .chain([ring])
+                .chain(interludes)
+                .chain(variants)
+                .collect(),
         })
     }
 

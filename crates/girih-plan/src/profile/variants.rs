@@ -9,8 +9,8 @@
 //!
 //! A variant stands in the place of a round of the ring: what that round finds at its beginning the variant
 //! finds, and what it leaves to the next the variant leaves, at the same offsets. So any kind may follow any
-//! other, and nobody is in the way. The rest goes into gaps, the largest first. As the steady iteration is the
-//! largest of all kinds, they mostly stay below its height.
+//! other, and nobody is in the way. The rest goes into gaps below the ring's height, the largest first; what finds
+//! none has no place. That is little, as the steady iteration is the largest of all kinds.
 //!
 //! What lives through a whole iteration of another kind, as the gradients of a model whose turn it is not, is
 //! alive nearly always: it has a place in the persistent region, of its own or with what is as large and
@@ -42,13 +42,13 @@ struct Left {
 }
 
 impl Profile<'_> {
-    /// The variants of a ring that is laid out in so many rounds: of each kind one for each round, the largest kinds
+    /// The variants of a ring that is laid out in so many rounds and bytes: of each kind one for each round, the largest kinds
     /// first and after them what came once: of a program that has kinds it may well be one of them.
     pub(super) fn variants(
         &self,
         steady: Steady,
         ring: &[Entry],
-        rounds: u32,
+        (rounds, height): (u32, u64),
         kept: &mut Kept,
     ) -> Vec<Sequence> {
         let list = &self.iterations.list;
@@ -72,13 +72,14 @@ impl Profile<'_> {
             let mut envelope = self.envelope_of(&others);
             kept.place(&mut envelope);
             let found = self.found(run);
-            let ticks = list.iter().find(|it| it.requests == *run).map_or(0..0, |it| it.ticks.clone());
+            let ticks =
+                list.iter().find(|it| it.requests == *run).map_or(0..0, |it| it.ticks.clone());
             let boundaries = self.boundaries(run, &ticks);
             for round in 0..rounds {
                 let before = left(ring, steady.places, (round + rounds - 1) % rounds);
                 let own = left(ring, steady.places, round);
                 let mut entries = envelope.clone();
-                lay_out(&mut entries, &before, &found, &own);
+                lay_out(&mut entries, &before, &found, &own, height);
                 let role = Role::Variant(round);
                 sequences.push(Sequence { role, entries, boundaries: boundaries.clone() });
             }
@@ -110,7 +111,9 @@ impl Profile<'_> {
         let list = &self.iterations.list;
         let mut lasting = FxHashSet::default();
         for number in self.iterations.kinds.iter().flatten().copied() {
-            let Some(next) = list.get(number + 1).filter(|_| number >= steady.first) else { continue };
+            let Some(next) = list.get(number + 1).filter(|_| number >= steady.first) else {
+                continue;
+            };
             for index in list[number].requests.clone() {
                 let request = &self.lives.requests[index as usize];
                 if self.end(request).is_some_and(|end| end > next.requests.end) {
@@ -200,25 +203,57 @@ fn left(ring: &[Entry], places: u32, round: u32) -> Vec<Left> {
     .collect()
 }
 
+/// In what order entries look for a place, and whether what is left to the next iteration may lie where the ring
+/// leaves something larger. That cuts the arena where it suits the ring, and not always the variant.
+type Attempt = (fn(&Buffer) -> u64, bool);
+
+/// What is tried, until everything has a place.
+const ATTEMPTS: [Attempt; 6] = [
+    (by_size, false),
+    (by_area, false),
+    (by_life, false),
+    (by_size, true),
+    (by_area, true),
+    (by_life, true),
+];
+
+fn by_size(buffer: &Buffer) -> u64 {
+    buffer.size
+}
+
+fn by_area(buffer: &Buffer) -> u64 {
+    buffer.size.saturating_mul(by_life(buffer))
+}
+
+fn by_life(buffer: &Buffer) -> u64 {
+    u64::from(buffer.upper - buffer.lower)
+}
+
 /// Gives the entries of a variant their places: beside what the round before has left, until it is gone, and
-/// with what they leave where the ring's round leaves its own. What is left at places that are larger cuts the
-/// arena where it suits the ring, and so there are two attempts: with it at these places, and anywhere. The lower
-/// one is taken.
+/// with what they leave where the ring's round leaves its own, all below `limit` bytes. Of several attempts that
+/// is taken which leaves the fewest bytes without a place.
 fn lay_out(
     entries: &mut [Entry],
     before: &[Left],
     found: &FxHashMap<Option<u64>, u32>,
     own: &[Left],
+    limit: u64,
 ) {
     let count = entries.len() as u32;
-    let attempt = |is_exact: bool| {
-        let mut entries = entries.to_vec();
-        let pinned = pin(&entries, own, is_exact);
-        (fill(&mut entries, before, found, &pinned), entries)
-    };
-    let (exact, loose) = (attempt(true), attempt(false));
-    let (_, placed) = if exact.0 < loose.0 { exact } else { loose };
-    entries.copy_from_slice(&placed);
+    let mut least = u64::MAX;
+    let open = entries.to_vec();
+    for (order, is_exact) in ATTEMPTS {
+        let mut attempt = open.clone();
+        let pinned = pin(&open, own, is_exact);
+        let outside = fill(&mut attempt, before, found, &pinned, order, limit);
+        if outside < least {
+            least = outside;
+            entries.copy_from_slice(&attempt);
+        }
+        if least == 0 {
+            break;
+        }
+    }
     for (index, entry) in (0..).zip(entries) {
         entry.until = entry.until.min(count);
         if let Place::Persistent(_) = entry.place {
@@ -230,12 +265,15 @@ fn lay_out(
     }
 }
 
-/// Gives entries their places, those of `pinned` first. The bytes below which all of them are.
+/// Gives entries their places, those of `pinned` first and then by `order`, the largest first. The bytes of those
+/// that find none below `limit` bytes.
 fn fill(
     entries: &mut [Entry],
     before: &[Left],
     found: &FxHashMap<Option<u64>, u32>,
     pinned: &FxHashMap<u32, u64>,
+    order: fn(&Buffer) -> u64,
+    limit: u64,
 ) -> u64 {
     let count = entries.len() as u32;
     let of_all = found.get(&None).copied().unwrap_or(count);
@@ -252,26 +290,24 @@ fn fill(
     });
     let all: Vec<(Buffer, Option<usize>, Option<u64>)> = before.chain(own).collect();
     let mut fill = Fill::new(all.iter().map(|&(buffer, ..)| buffer).collect());
-    let (mut rest, mut top) = (Vec::new(), 0);
-    for (at, &(buffer, index, offset)) in all.iter().enumerate() {
+    let mut rest = Vec::new();
+    for (at, &(_, index, offset)) in all.iter().enumerate() {
         let place = offset.filter(|&offset| fill.take(at, offset));
         match (index, place) {
-            (Some(index), Some(offset)) => {
-                entries[index].place = Place::Arena(offset);
-                top = top.max(offset + buffer.size);
-            }
+            (Some(index), Some(offset)) => entries[index].place = Place::Arena(offset),
             (Some(index), None) => rest.push((at, index)),
             (None, _) => {}
         }
     }
-    rest.sort_by_key(|&(at, _)| (u64::MAX - all[at].0.size, at));
+    rest.sort_by_key(|&(at, _)| (u64::MAX - order(&all[at].0), u64::MAX - all[at].0.size, at));
+    let mut outside = 0;
     for (at, index) in rest {
-        if let Some(offset) = fill.first_fit(at, u64::MAX) {
-            entries[index].place = Place::Arena(offset);
-            top = top.max(offset + all[at].0.size);
+        match fill.first_fit(at, limit) {
+            Some(offset) => entries[index].place = Place::Arena(offset),
+            None => outside += all[at].0.size,
         }
     }
-    top
+    outside
 }
 
 /// The offsets of entries that live on beyond the variant: of what the ring's round leaves, the first of the same

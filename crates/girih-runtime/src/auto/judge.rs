@@ -56,9 +56,9 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            misfit: 50,
+            misfit: 200,
             misfits_max: 2,
-            proof: 3,
+            proof: 8,
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
@@ -201,12 +201,16 @@ impl Judge {
         self.boundary.is_none() && self.requests >= self.not_before
     }
 
-    /// True if a plan is to be followed: something repeats in it. Without marks the same must have
+    /// True if a plan is to be followed: something repeats in it, and it is reliable; more iterations may show that
+    /// what varies is of a few kinds. Without marks the same must have
     /// been found when the recording was much shorter, for microbatches repeat as well as steps do;
     /// or it takes the place of a plan whose iteration is no longer.
     pub(super) fn trusts(&mut self, plan: &Plan, present: Option<&Arc<Plan>>) -> bool {
         if plan.steady().is_none() {
             self.found = None;
+            return false;
+        }
+        if !plan.is_reliable() {
             return false;
         }
         self.iteration = (plan.iteration_requests() as u64).max(1);

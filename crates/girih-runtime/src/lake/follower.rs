@@ -176,8 +176,9 @@ impl Follower {
                 self.arrive(at);
                 self.odd = 0;
             }
-            // Once is no proof: the place may be wanted by the request that it belongs to.
-            return (kept_up > 1).then_some(EntryId(entry));
+            // Once is no proof: the place may be wanted by the request that it belongs to. But an iteration
+            // has a beginning.
+            return (kept_up > 1 || self.begins_kind(entry)).then_some(EntryId(entry));
         }
         if self.odd >= IN_STEP
             && let Some(entry) = self.find_recent(stream)
@@ -191,6 +192,12 @@ impl Follower {
         self.arrive(self.position);
         self.alternatives.extend(self.look_ahead(size, stream));
         None
+    }
+
+    /// True for the first entry of an iteration of another kind.
+    fn begins_kind(&self, entry: u32) -> bool {
+        let is_kind = |span: &Span| matches!(span.role, Role::Variant(_));
+        self.sequences.iter().any(|span| span.start == entry && is_kind(span))
     }
 
     /// The entries that are to come, the next one first; round and round on a ring.
@@ -301,7 +308,9 @@ impl Follower {
                 let inside = of_kind(span).into_iter().filter(|&entry| entry != span.start);
                 inside.min_by_key(|entry| entry.abs_diff(self.position))
             }
-            Role::Steady => of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position)),
+            Role::Steady => {
+                of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position))
+            }
         });
         let begins = |span: &&Span| {
             span.role != Role::Opening && span.boundaries.contains(&(span.start, kind))
