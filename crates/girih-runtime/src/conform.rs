@@ -175,7 +175,7 @@ impl<'a> Replay<'a> {
         // The program drops every tensor, and empties the cache before the next run.
         let mut left: Vec<(i64, BlockId)> = self.live.drain().collect();
         left.sort_unstable();
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         for (_, block) in left {
             self.policy.free(&mut env, block).map_err(|error| error.to_string())?;
         }
@@ -205,7 +205,7 @@ impl<'a> Replay<'a> {
 
     fn step(&mut self, op: &OracleOp) -> Result<(), String> {
         let &OracleOp(ref kind, id, size, stream, ..) = op;
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = match kind.as_str() {
             "alloc" | "oom" => {
                 let request = Request { size, stream: StreamId(stream), pool: PoolId::DEFAULT };

@@ -170,23 +170,20 @@ pub trait Log {
     /// Takes one event.
     fn record(&mut self, event: Event);
 
-    /// Takes the event of a block by its parts, without time and stack. Of all events these are
-    /// nearly all: a log that mostly keeps nothing can let them go without an [`Event`] being made.
-    fn record_block(
-        &mut self,
-        action: Action,
-        address: Address,
-        size: u64,
-        stream: StreamId,
-        pool: PoolId,
-    ) {
-        self.record(Event::of(action, address, size, stream, pool));
+    /// False if it keeps no events of blocks: then they need not be handed to it. Asked once for each
+    /// operation.
+    fn listens(&self) -> bool {
+        true
     }
 }
 
 /// A log that keeps nothing.
 impl Log for () {
     fn record(&mut self, _event: Event) {}
+
+    fn listens(&self) -> bool {
+        false
+    }
 }
 
 impl Log for Vec<Event> {
@@ -201,9 +198,18 @@ pub struct Env<'a> {
     pub device: &'a mut dyn Device,
     /// Receives what happened.
     pub log: &'a mut dyn Log,
+    /// What [`Log::listens`] says. Mostly nobody listens: then a pair of an allocation and a free makes
+    /// no call through the table of the log, of three.
+    pub listens: bool,
 }
 
-impl Env<'_> {
+impl<'a> Env<'a> {
+    /// A device, and a log that is asked whether it listens.
+    #[inline]
+    pub fn new(device: &'a mut dyn Device, log: &'a mut impl Log) -> Env<'a> {
+        Env { listens: log.listens(), device, log }
+    }
+
     /// Logs an event. Time and stack are the recorder's to fill in.
     #[inline]
     pub fn log(
@@ -214,8 +220,10 @@ impl Env<'_> {
         stream: StreamId,
         pool: PoolId,
     ) {
-        if let Action::Alloc | Action::FreeRequested | Action::FreeCompleted = action {
-            return self.log.record_block(action, address, size, stream, pool);
+        let is_of_a_block =
+            matches!(action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+        if is_of_a_block && !self.listens {
+            return;
         }
         self.log.record(Event::of(action, address, size, stream, pool));
     }

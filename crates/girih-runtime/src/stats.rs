@@ -91,6 +91,23 @@ impl Counters {
         if is_small { self.small.decrease(amount) } else { self.large.decrease(amount) }
     }
 
+    /// Adds `amount` for the pool that `SMALL` names, and leaves the peaks as they are.
+    #[inline]
+    fn add<const SMALL: bool>(&mut self, amount: u64) {
+        let own = if SMALL { &mut self.small } else { &mut self.large };
+        for counter in [&mut self.all, own] {
+            counter.current += amount;
+            counter.allocated += amount;
+        }
+    }
+
+    /// True if a peak of the pool that `SMALL` names, or of both, is too low.
+    #[inline]
+    fn is_above_peak<const SMALL: bool>(&self) -> bool {
+        let own = if SMALL { &self.small } else { &self.large };
+        self.all.current > self.all.peak || own.current > own.peak
+    }
+
     /// Sets each peak to the present value.
     pub(crate) fn reset_peaks(&mut self) {
         for counter in [&mut self.all, &mut self.small, &mut self.large] {
@@ -155,6 +172,56 @@ impl Stats {
         earlier.each_counter(|counter| peaks.push(counter.peak));
         let mut peaks = peaks.into_iter();
         self.each_counter(|counter| counter.peak = counter.peak.max(peaks.next().unwrap_or(0)));
+    }
+
+    /// Counts a block of `size` bytes that is given to a program that asked for `requested`.
+    #[inline]
+    pub(crate) fn count_allocation(&mut self, is_small: bool, size: u64, requested: u64) {
+        if is_small {
+            self.count_allocation_of::<true>(size, requested);
+        } else {
+            self.count_allocation_of::<false>(size, requested);
+        }
+    }
+
+    /// All is added before the peaks are looked at: so they need one rare way together, not one each.
+    #[inline]
+    fn count_allocation_of<const SMALL: bool>(&mut self, size: u64, requested: u64) {
+        self.allocation.add::<SMALL>(1);
+        self.allocated_bytes.add::<SMALL>(size);
+        self.active.add::<SMALL>(1);
+        self.active_bytes.add::<SMALL>(size);
+        self.requested_bytes.add::<SMALL>(requested);
+        if self.allocation.is_above_peak::<SMALL>()
+            || self.allocated_bytes.is_above_peak::<SMALL>()
+            || self.active.is_above_peak::<SMALL>()
+            || self.active_bytes.is_above_peak::<SMALL>()
+            || self.requested_bytes.is_above_peak::<SMALL>()
+        {
+            self.lift_peaks();
+        }
+    }
+
+    /// Lifts every peak that is too low to the present value.
+    #[cold]
+    #[inline(never)]
+    fn lift_peaks(&mut self) {
+        self.each_counter(|counter| counter.peak = counter.peak.max(counter.current));
+    }
+
+    /// Counts that the program let a block of `size` bytes go.
+    #[inline]
+    pub(crate) fn count_free(&mut self, is_small: bool, size: u64) {
+        self.allocation.decrease(is_small, 1);
+        self.allocated_bytes.decrease(is_small, size);
+    }
+
+    /// Counts that a block of `size` bytes is reusable, for which a program had asked for `requested`.
+    #[inline]
+    pub(crate) fn count_complete(&mut self, is_small: bool, size: u64, requested: u64) {
+        self.active.decrease(is_small, 1);
+        self.active_bytes.decrease(is_small, size);
+        self.requested_bytes.decrease(is_small, requested);
     }
 
     /// Compares the present values with those of `counted`, which was counted anew. Says which

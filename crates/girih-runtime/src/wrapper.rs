@@ -221,7 +221,7 @@ mod tests {
         policy.create_pool(pool);
         policy.set_limit(Some(1 << 29));
         let request = Request { size: 3 << 20, stream, pool };
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         let granted = policy.allocate(&mut env, request).unwrap();
         let checkpoint = policy.checkpoint(pool).unwrap();
         let restored = policy.restore(&mut env, &checkpoint).unwrap();
@@ -366,7 +366,7 @@ mod tests {
         let mut nest = Counted { inner: Box::new(&mut by_reference), operations: 0 };
         let policy: &mut dyn Policy = &mut nest;
         let (mut device, mut log) = (SimDevice::new(1 << 30), ());
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         let (pool, stream, block) = (PoolId(1), StreamId(0), BlockId(7));
         let request = Request { size: 1, stream, pool };
         let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };

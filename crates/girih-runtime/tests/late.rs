@@ -79,7 +79,7 @@ impl Program {
     }
 
     fn step(&mut self, op: Op) {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let pick = |pick: u16, live: &[BlockId]| usize::from(pick) % live.len().max(1);
         match op {
             Op::Alloc { size, stream, pool } => {

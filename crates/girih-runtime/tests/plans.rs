@@ -46,7 +46,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Lake, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         let result = call(&mut self.lake, &mut env);
         Policy::check(&self.lake).expect("a sound lake");
         result

@@ -40,12 +40,12 @@ impl Program {
         self.time_us += passed;
         let mark =
             Mark { before: 0, time_us: self.time_us, kind: MarkKind::Step, name: String::new() };
-        let mut env = Env { device: &mut self.device, log: &mut log };
+        let mut env = Env::new(&mut self.device, &mut log);
         Policy::mark(&mut self.lake, &mut env, &mark).expect("no fault");
         for _ in 0..60 {
             let size = (2 + self.random(98)) * MIB + self.random(MIB);
             let at = (self.live.len() == 40).then(|| self.random(40) as usize);
-            let mut env = Env { device: &mut self.device, log: &mut log };
+            let mut env = Env::new(&mut self.device, &mut log);
             if let Some(at) = at {
                 Policy::free(&mut self.lake, &mut env, self.live.swap_remove(at)).expect("in use");
             }

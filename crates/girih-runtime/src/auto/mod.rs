@@ -290,7 +290,7 @@ impl Wrapper for Auto {
             return operation(&mut self.lake, env);
         }
         let mut tee = self.recorder.tee(env.log);
-        let mut env = Env { device: env.device, log: &mut tee };
+        let mut env = Env::new(env.device, &mut tee);
         operation(&mut self.lake, &mut env)
     }
 

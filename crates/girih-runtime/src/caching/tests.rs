@@ -36,7 +36,7 @@ impl Machine {
 
     fn ask(&mut self, size: u64, stream: StreamId, pool: u16) -> Result<Granted, AllocError> {
         let request = Request { size, stream, pool: PoolId(pool) };
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = self.policy.allocate(&mut env, request);
         self.policy.check().unwrap();
         result
@@ -47,7 +47,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Caching, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.policy, &mut env);
         self.policy.check().unwrap();
         result

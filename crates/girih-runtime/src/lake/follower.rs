@@ -142,9 +142,25 @@ impl Follower {
     }
 
     /// The entry whose place this request has, if it has one. Takes a step along the plan.
+    #[inline]
     pub fn follow(&mut self, size: u64, stream: StreamId) -> Option<EntryId> {
         self.recent.rotate_left(1);
         self.recent[IN_STEP as usize - 1] = size;
+        if self.alternative.is_none()
+            && let Some(expected) = self.entries.get(self.position as usize)
+            && expected.is(size, stream)
+        {
+            let found = self.position;
+            self.arrive(expected.next);
+            self.odd = 0;
+            return Some(EntryId(found));
+        }
+        self.follow_odd(size, stream)
+    }
+
+    /// The same of a request that is odd, or comes while there is an alternative.
+    #[inline(never)]
+    fn follow_odd(&mut self, size: u64, stream: StreamId) -> Option<EntryId> {
         let kept_up = self.step_alternative(size, stream);
         if let Some(expected) = self.entries.get(self.position as usize)
             && expected.is(size, stream)
@@ -212,6 +228,7 @@ impl Follower {
     }
 
     /// Moves to `position`. If something may come in between here, it becomes the alternative.
+    #[inline]
     fn arrive(&mut self, position: u32) {
         self.position = position;
         if self.alternative.is_none() && !self.interludes.is_empty() {

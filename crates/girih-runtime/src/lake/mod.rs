@@ -239,11 +239,7 @@ impl Lake {
         }
         let split = self.beside.inner().config().max_split_size;
         let stats = &mut self.beside.stats;
-        stats.allocation.increase(is_small, 1);
-        stats.allocated_bytes.increase(is_small, size);
-        stats.active.increase(is_small, 1);
-        stats.active_bytes.increase(is_small, size);
-        stats.requested_bytes.increase(is_small, requested);
+        stats.count_allocation(is_small, size, requested);
         if size >= split {
             stats.oversize_allocations.increase(1);
         }
@@ -259,7 +255,23 @@ impl Lake {
         blocks.filter(|(_, block)| block.allocated && block.size >= limit).count() as u64
     }
 
+    /// A block of a private pool.
+    #[inline(never)]
+    fn serve_pool(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
+        if !self.is_capturing() {
+            let _ = self.complete_frees(env);
+        }
+        beside::allocate(self, env, request, Lake::give_way).map(pooled)
+    }
+
+    /// The error of a request that no device could serve.
+    #[cold]
+    fn too_large(&self, env: &mut Env<'_>, size: u64) -> AllocError {
+        self.beside.out_of_memory(env, size, size)
+    }
+
     /// A block of the default pool for a request.
+    #[inline]
     fn serve(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         let is_capturing = self.is_capturing();
         if !is_capturing {
@@ -269,7 +281,7 @@ impl Lake {
             self.order.settle(env.device, &mut self.limbo, request.stream);
         }
         if request.size >= MAX_REQUEST {
-            return Err(self.beside.out_of_memory(env, request.size, request.size));
+            return Err(self.too_large(env, request.size));
         }
         let divisions = &self.beside.inner().config().roundup_power2_divisions;
         let size = round_size(request.size, divisions);
@@ -281,6 +293,17 @@ impl Lake {
         {
             return Ok(self.give(env, block, &request));
         }
+        self.serve_unplanned(env, request, size)
+    }
+
+    /// A block of `size` bytes that is no place of a plan.
+    #[inline(never)]
+    fn serve_unplanned(
+        &mut self,
+        env: &mut Env<'_>,
+        request: Request,
+        size: u64,
+    ) -> Result<Granted, AllocError> {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
         match self.heap.best_fit(home, size) {
@@ -314,14 +337,12 @@ impl Wrapper for Lake {
         Wrapper::mark(&mut self.beside, env, mark)
     }
 
+    #[inline]
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         if request.pool == PoolId::DEFAULT {
             return self.serve(env, request);
         }
-        if !self.is_capturing() {
-            let _ = self.complete_frees(env);
-        }
-        beside::allocate(self, env, request, Lake::give_way).map(pooled)
+        self.serve_pool(env, request)
     }
 
     fn has_room(&self, request: &Request) -> bool {
@@ -342,6 +363,7 @@ impl Wrapper for Lake {
         self.releasable_bytes() + Wrapper::releasable(&self.beside)
     }
 
+    #[inline]
     fn free(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
         match in_pool(id) {
             None => self.free_own(env, id),

@@ -345,7 +345,7 @@ impl<S: Stage> Harness<S> {
             return;
         }
         let result = {
-            let mut env = Env { device: self.stage.device(), log: &mut self.log };
+            let mut env = Env::new(self.stage.device(), &mut self.log);
             self.policy.restore(&mut env, &checkpoint)
         };
         let restored = match result {
@@ -396,7 +396,7 @@ impl<S: Stage> Harness<S> {
         &mut self,
         operation: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Option<T> {
-        let mut env = Env { device: self.stage.device(), log: &mut self.log };
+        let mut env = Env::new(self.stage.device(), &mut self.log);
         match operation(self.policy.as_mut(), &mut env) {
             Ok(value) => Some(value),
             Err(AllocError::OutOfMemory { .. }) => None,

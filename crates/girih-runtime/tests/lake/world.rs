@@ -61,7 +61,7 @@ impl<P: Policy> World<P> {
         operation: impl FnOnce(&mut P, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let mut device = Watched { device: &mut self.device, shadow: &mut self.shadow };
-        let mut env = Env { device: &mut device, log: &mut self.log };
+        let mut env = Env::new(&mut device, &mut self.log);
         let result = operation(&mut self.lake, &mut env);
         self.lake.check().unwrap();
         assert_eq!(self.shadow.misuses, [], "what is refused is owed, and no error tells of it");
