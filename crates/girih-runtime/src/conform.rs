@@ -192,7 +192,7 @@ impl<'a> Replay<'a> {
             self.policy.check().map_err(at)?;
             let stats = self.policy.stats();
             let got = [stats.allocated_bytes, stats.reserved_bytes, stats.active_bytes];
-            let got = got.map(|counters| counters.all.current);
+            let got = got.map(|counters| counters.all().current);
             let expected = [op.4, op.5, op.6];
             if got != expected {
                 let text =
@@ -267,16 +267,16 @@ impl<'a> Replay<'a> {
             ("num_ooms", expected.num_ooms, now.ooms),
             ("num_device_alloc", expected.num_device_alloc, now.device_allocs),
             ("num_device_free", expected.num_device_free, now.device_frees),
-            ("allocated peak", expected.allocated_peak, stats.allocated_bytes.all.peak),
-            ("reserved peak", expected.reserved_peak, stats.reserved_bytes.all.peak),
+            ("allocated peak", expected.allocated_peak, stats.allocated_bytes.all().peak),
+            ("reserved peak", expected.reserved_peak, stats.reserved_bytes.all().peak),
             (
                 "inactive_split_bytes",
                 expected.inactive_split_bytes,
-                stats.inactive_split_bytes.all.current,
+                stats.inactive_split_bytes.all().current,
             ),
-            ("inactive_split", expected.inactive_split, stats.inactive_split.all.current),
-            ("segment", expected.segments, stats.segment.all.current),
-            ("requested_bytes", expected.requested_bytes, stats.requested_bytes.all.current),
+            ("inactive_split", expected.inactive_split, stats.inactive_split.all().current),
+            ("segment", expected.segments, stats.segment.all().current),
+            ("requested_bytes", expected.requested_bytes, stats.requested_bytes.all().current),
             ("oversize_segments", expected.oversize_segments, stats.oversize_segments.current),
         ] {
             if expected != got {

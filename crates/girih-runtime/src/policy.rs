@@ -93,8 +93,8 @@ impl AllocError {
         AllocError::OutOfMemory {
             requested,
             segment,
-            allocated: stats.allocated_bytes.all.current,
-            reserved: stats.reserved_bytes.all.current,
+            allocated: stats.allocated_bytes.all().current,
+            reserved: stats.reserved_bytes.all().current,
             limit: limit.unwrap_or(u64::MAX),
             device_free: env.device.memory_info().free,
             is_rejection: false,
@@ -112,8 +112,8 @@ impl AllocError {
     /// The error of a part of a policy, with what all parts hold and may hold.
     pub(crate) fn in_all(mut self, stats: &Stats, all: Option<u64>) -> AllocError {
         if let AllocError::OutOfMemory { allocated, reserved, limit, .. } = &mut self {
-            *allocated = stats.allocated_bytes.all.current;
-            *reserved = stats.reserved_bytes.all.current;
+            *allocated = stats.allocated_bytes.all().current;
+            *reserved = stats.reserved_bytes.all().current;
             *limit = all.unwrap_or(u64::MAX);
         }
         self

@@ -325,7 +325,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
 
     fn note_peak(&mut self, tick: Tick) {
         let stats = self.policy.stats();
-        let now = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
+        let now = (stats.reserved_bytes.all().current, stats.allocated_bytes.all().current);
         let growth = now.0.saturating_sub(self.peak.0);
         if growth > 0 && growth >= self.growth {
             self.growth = growth;

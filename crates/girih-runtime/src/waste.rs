@@ -148,7 +148,7 @@ mod tests {
         }
         let waste = waste(&policy, from);
         let live = (0..requests.len()).filter(|k| !frees.contains(k)).map(|k| requests[k].size);
-        let reserved = policy.stats().reserved_bytes.all.current;
+        let reserved = policy.stats().reserved_bytes.all().current;
         assert_eq!(waste.total() + live.sum::<u64>(), reserved, "every byte has one cause");
         waste
     }

@@ -233,16 +233,16 @@ mod tests {
         policy.mark(&mut env, &mark).unwrap();
         assert!(policy.has_room(&request), "what was freed would serve it");
         assert_eq!((policy.pool_users(pool), policy.limit(1 << 30)), (1, Some(1 << 29)));
-        assert_eq!(policy.reserved_of_pool(pool).unwrap().all.current, 20 << 20);
+        assert_eq!(policy.reserved_of_pool(pool).unwrap().all().current, 20 << 20);
         policy.release_pool(&mut env, pool).unwrap();
         assert!(policy.has_pool(pool), "it holds a segment");
         policy.empty_pool(&mut env, PoolId::DEFAULT).unwrap();
         assert!(!policy.has_pool(pool), "nothing is left of it");
         policy.empty_cache(&mut env).unwrap();
         policy.check().unwrap();
-        assert_eq!(policy.stats().reserved_bytes.all.current, 0);
+        assert_eq!(policy.stats().reserved_bytes.all().current, 0);
         policy.reset_peak_stats();
-        assert_eq!(policy.stats().reserved_bytes.all.peak, 0);
+        assert_eq!(policy.stats().reserved_bytes.all().peak, 0);
         assert_eq!(counted.operations, 9, "each operation has come by");
         assert!(log.iter().any(|event| event.action == Action::SegmentFree));
     }

@@ -121,8 +121,8 @@ impl Machine {
         }
         self.with(|policy, env| policy.release_pool(env, POOL)).expect("a pool");
         self.with(|policy, env| policy.empty_cache(env)).expect("nothing fails");
-        assert_eq!(self.policy.stats().reserved_bytes.all.current, 0);
-        assert_eq!(self.policy.stats().allocation.all.current, 0);
+        assert_eq!(self.policy.stats().reserved_bytes.all().current, 0);
+        assert_eq!(self.policy.stats().allocation.all().current, 0);
     }
 }
 

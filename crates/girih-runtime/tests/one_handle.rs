@@ -70,7 +70,7 @@ impl Machine {
     }
 
     fn reserved(&self) -> u64 {
-        self.policy.stats().reserved_bytes.all.current
+        self.policy.stats().reserved_bytes.all().current
     }
 }
 

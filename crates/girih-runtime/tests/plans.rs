@@ -89,7 +89,7 @@ impl Machine {
     }
 
     fn held(&self) -> u64 {
-        Policy::stats(&self.lake).reserved_bytes.all.current
+        Policy::stats(&self.lake).reserved_bytes.all().current
     }
 
     /// Bytes that are free in pages of which nothing is in use.

@@ -52,7 +52,7 @@ impl Program {
             let request = Request { size, stream: StreamId(0), pool: PoolId::DEFAULT };
             let granted = Policy::allocate(&mut self.lake, &mut env, request).expect("memory");
             self.live.push(granted.block);
-            self.in_use = Policy::stats(&self.lake).allocated_bytes.all.current;
+            self.in_use = Policy::stats(&self.lake).allocated_bytes.all().current;
             self.most = self.most.max(self.in_use);
         }
         self.lake.check().expect("a sound policy");
@@ -64,7 +64,7 @@ impl Program {
 
     /// The most that was held by the most that was in use.
     fn held(&self) -> f64 {
-        Policy::stats(&self.lake).reserved_bytes.all.peak as f64 / self.most as f64
+        Policy::stats(&self.lake).reserved_bytes.all().peak as f64 / self.most as f64
     }
 
     /// Views of the last ten of a hundred steps.

@@ -314,7 +314,7 @@ impl Program {
         self.policy.check()?;
         let stats = self.policy.stats();
         let left = [stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes];
-        if left.iter().any(|bytes| bytes.all.current != 0) {
+        if left.iter().any(|bytes| bytes.all().current != 0) {
             return Err(format!("the counters are not back at nothing: {left:?}"));
         }
         match self.device.left() {

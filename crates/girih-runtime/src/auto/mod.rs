@@ -307,7 +307,11 @@ impl Wrapper for Auto {
                 shadow.see(&request);
             }
         }
-        self.run(env, |lake, env| Policy::allocate(lake, env, request))
+        if self.recorder.is_on() {
+            return self.run(env, |lake, env| Policy::allocate(lake, env, request));
+        }
+        // The same without a recorder: all of it is one function with what the lake does.
+        Policy::allocate(&mut self.lake, env, request)
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {

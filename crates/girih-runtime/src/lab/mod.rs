@@ -260,7 +260,7 @@ impl Bench {
         let calls = self.device.totals().since(&before);
         Ok(StepReport {
             step,
-            reserved: self.policy.stats().reserved_bytes.all.current,
+            reserved: self.policy.stats().reserved_bytes.all().current,
             calls: calls.called().map(|(call, total)| (call, total.calls)).collect(),
             segments: self.layout(),
         })

@@ -43,6 +43,8 @@ struct Expected {
     accepts: (u64, u64),
     stream: StreamId,
     next: u32,
+    /// An interlude may come before the next one.
+    leads_aside: bool,
 }
 
 impl Expected {
@@ -123,7 +125,9 @@ impl Follower {
             };
             for (index, entry) in (span.start..).zip(&sequence.entries) {
                 let next = if index + 1 == span.end { after } else { index + 1 };
-                entries.push(Expected { accepts: range(entry), stream: entry.stream, next });
+                let leads_aside = interludes.binary_search_by_key(&next, |&(at, _)| at).is_ok();
+                let (accepts, stream) = (range(entry), entry.stream);
+                entries.push(Expected { accepts, stream, next, leads_aside });
             }
         }
         let grams = grams(&entries, &sequences);
@@ -151,7 +155,11 @@ impl Follower {
             && expected.is(size, stream)
         {
             let found = self.position;
-            self.arrive(expected.next);
+            if expected.leads_aside {
+                self.arrive(expected.next);
+            } else {
+                self.position = expected.next;
+            }
             self.odd = 0;
             return Some(EntryId(found));
         }
@@ -228,7 +236,6 @@ impl Follower {
     }
 
     /// Moves to `position`. If something may come in between here, it becomes the alternative.
-    #[inline]
     fn arrive(&mut self, position: u32) {
         self.position = position;
         if self.alternative.is_none() && !self.interludes.is_empty() {

@@ -72,7 +72,7 @@ impl Machine {
     }
 
     fn reserved(&self) -> u64 {
-        self.stats().reserved_bytes.all.current
+        self.stats().reserved_bytes.all().current
     }
 
     /// A block that its stream uses.

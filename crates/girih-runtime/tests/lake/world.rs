@@ -162,7 +162,7 @@ impl<P: Policy> World<P> {
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.lake.stats().reserved_bytes.all.current
+        self.lake.stats().reserved_bytes.all().current
     }
 
     /// Bytes of views that were unmapped so far. For expandable segments.

@@ -311,7 +311,7 @@ impl State {
     /// See [`Heap::check`](super::Heap::check).
     pub(super) fn check(&self) -> Result<(), String> {
         self.engine.policy().check()?;
-        let blocks = self.engine.policy().stats().allocation.all.current;
+        let blocks = self.engine.policy().stats().allocation.all().current;
         if blocks != self.blocks.len() as u64 {
             return Err(format!("{blocks} blocks are in use, {} are known", self.blocks.len()));
         }
