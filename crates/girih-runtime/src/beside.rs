@@ -106,6 +106,7 @@ impl Beside {
     }
 
     /// The error of a request that failed. Logs and counts nothing.
+    #[cold]
     pub(crate) fn out_of_memory(
         &self,
         env: &mut Env<'_>,

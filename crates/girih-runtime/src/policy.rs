@@ -412,3 +412,36 @@ pub trait Policy: Send {
     /// for tests and for debug builds after each operation.
     fn check(&self) -> Result<(), String>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caching::Caching;
+    use crate::sim::SimDevice;
+
+    /// Keeps everything that it is told, and says that it does not listen.
+    #[derive(Default)]
+    struct Deaf(Vec<Action>);
+
+    impl Log for Deaf {
+        fn record(&mut self, event: Event) {
+            self.0.push(event.action);
+        }
+
+        fn listens(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_log_that_does_not_listen_is_told_of_segments_alone() {
+        let (mut device, mut deaf) = (SimDevice::new(1 << 30), Deaf::default());
+        let mut policy = Caching::new(Config::default());
+        let mut env = Env::new(&mut device, &mut deaf);
+        let request = Request { size: 4096, stream: StreamId(0), pool: PoolId::DEFAULT };
+        let granted = policy.allocate(&mut env, request).unwrap();
+        policy.free(&mut env, granted.block).unwrap();
+        policy.empty_cache(&mut env).unwrap();
+        assert_eq!(deaf.0, [Action::SegmentAlloc, Action::SegmentFree]);
+    }
+}

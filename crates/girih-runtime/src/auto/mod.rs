@@ -310,8 +310,8 @@ impl Wrapper for Auto {
         if self.recorder.is_on() {
             return self.run(env, |lake, env| Policy::allocate(lake, env, request));
         }
-        // The same without a recorder: all of it is one function with what the lake does.
-        Policy::allocate(&mut self.lake, env, request)
+        // The same without a recorder. `Policy::allocate` would be a call.
+        Wrapper::allocate(&mut self.lake, env, request)
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {

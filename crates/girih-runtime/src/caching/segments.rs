@@ -89,6 +89,7 @@ impl Caching {
     }
 
     /// The error of a request that failed. Logs and counts nothing.
+    #[cold]
     pub(super) fn out_of_memory(
         &self,
         env: &mut Env<'_>,

@@ -274,7 +274,7 @@ impl Lake {
     /// In a run that repeats and has one stream, nearly all places are had as written here: the entry is the
     /// expected one, its place is free, and of the size that it always had. All else is another function, so
     /// that what it needs is not kept ready each time.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_place(
         &mut self,
         env: &mut Env<'_>,
