@@ -309,7 +309,7 @@ fn a_caching_policy_makes_no_driver_call_in_steady_state() {
         let mut log = ();
         let mut calls = Vec::new();
         for round in 0..5 {
-            let mut env = Env { device: &mut device, log: &mut log };
+            let mut env = Env::new(&mut device, &mut log);
             let blocks: Vec<_> = [512, 4 * MIB, 70 * MIB, 300 * MIB]
                 .map(|size| Request { size, stream, pool: PoolId::DEFAULT })
                 .map(|request| policy.allocate(&mut env, request).expect("there is memory"))
@@ -325,7 +325,7 @@ fn a_caching_policy_makes_no_driver_call_in_steady_state() {
         }
         assert!(calls[0] > 0);
         assert!(calls.iter().all(|&after| after == calls[0]), "{settings:?}: {calls:?}");
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         policy.empty_cache(&mut env).expect("everything is free");
     }
 }

@@ -50,8 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn row(simulation: &Simulation, limit: &str, limit_of: &str) {
     let stats = &simulation.stats;
-    let reserved = stats.reserved_bytes.all.peak as f64;
-    let requested = stats.requested_bytes.all.peak as f64 / reserved;
+    let reserved = stats.reserved_bytes.all().peak as f64;
+    let requested = stats.requested_bytes.all().peak as f64 / reserved;
     let (name, efficiency) = (simulation.allocator.name(), simulation.efficiency());
     let maps = simulation.calls.of(Call::Map).calls;
     let seconds = simulation.calls.sum().microseconds / 1e6;

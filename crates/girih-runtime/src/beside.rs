@@ -85,7 +85,7 @@ impl Beside {
 
     /// True if the limit allows `size` bytes more.
     pub(crate) fn allows(&self, env: &mut Env<'_>, size: u64) -> bool {
-        let after = self.stats.reserved_bytes.all.current.saturating_add(size);
+        let after = self.stats.reserved_bytes.all().current.saturating_add(size);
         self.limit_on(env).is_none_or(|limit| after <= limit)
     }
 
@@ -106,6 +106,7 @@ impl Beside {
     }
 
     /// The error of a request that failed. Logs and counts nothing.
+    #[cold]
     pub(crate) fn out_of_memory(
         &self,
         env: &mut Env<'_>,
@@ -138,8 +139,8 @@ impl Beside {
     /// Lets the caching policy hold what the own memory leaves of the limit.
     fn share_limit(&mut self, env: &mut Env<'_>) {
         let share = self.limit_on(env).map(|limit| {
-            let reserved = self.stats.reserved_bytes.all.current;
-            let own = reserved - self.caching.stats().reserved_bytes.all.current;
+            let reserved = self.stats.reserved_bytes.all().current;
+            let own = reserved - self.caching.stats().reserved_bytes.all().current;
             limit.saturating_sub(own)
         });
         self.caching.set_limit(share);
@@ -186,7 +187,7 @@ impl Wrapper for Beside {
 
     fn process_events(&mut self, env: &mut Env<'_>) -> Result<(), AllocError> {
         let stats = self.caching.stats();
-        if stats.active.all.current == stats.allocation.all.current {
+        if stats.active.all().current == stats.allocation.all().current {
             return Ok(()); // No block waits there.
         }
         self.run(env, Caching::process_events)
@@ -270,7 +271,7 @@ pub(crate) fn make_room<P: Wrapper<Inner = Beside>>(
     env: &mut Env<'_>,
 ) -> Result<bool, AllocError> {
     let stats = &P::inner(policy).stats;
-    let is_waiting = stats.active.all.current > stats.allocation.all.current;
+    let is_waiting = stats.active.all().current > stats.allocation.all().current;
     let has_more = is_waiting || Wrapper::releasable(policy) > 0;
     if P::inner(policy).is_capturing() || !has_more {
         return Ok(false);

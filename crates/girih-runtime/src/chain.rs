@@ -80,17 +80,23 @@ impl<B: Link> Slab<B> {
     #[inline]
     pub(crate) fn insert(&mut self, block: B) -> BlockId {
         let id = self.vacant;
-        if id == NIL {
-            let id =
-                u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks fit in memory");
-            self.blocks.push(block);
-            return BlockId(id);
-        }
-        self.vacant = self[id].neighbours()[1];
-        self[id] = block;
+        // There is no place of the id [`NIL`].
+        let Some(place) = self.blocks.get_mut(id.0 as usize) else { return self.push(block) };
+        self.vacant = place.neighbours()[1];
+        *place = block;
         id
     }
 
+    /// Adds a block where no place is vacant.
+    #[cold]
+    fn push(&mut self, block: B) -> BlockId {
+        let id = u32::try_from(self.blocks.len()).ok().map(BlockId).filter(|&id| id != NIL);
+        let id = id.expect("fewer than 2^32 blocks fit in memory");
+        self.blocks.push(block);
+        id
+    }
+
+    #[inline]
     pub(crate) fn remove(&mut self, id: BlockId) {
         let vacant = self.vacant;
         let block = &mut self[id];

@@ -175,7 +175,7 @@ impl<'a> Replay<'a> {
         // The program drops every tensor, and empties the cache before the next run.
         let mut left: Vec<(i64, BlockId)> = self.live.drain().collect();
         left.sort_unstable();
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         for (_, block) in left {
             self.policy.free(&mut env, block).map_err(|error| error.to_string())?;
         }
@@ -192,7 +192,7 @@ impl<'a> Replay<'a> {
             self.policy.check().map_err(at)?;
             let stats = self.policy.stats();
             let got = [stats.allocated_bytes, stats.reserved_bytes, stats.active_bytes];
-            let got = got.map(|counters| counters.all.current);
+            let got = got.map(|counters| counters.all().current);
             let expected = [op.4, op.5, op.6];
             if got != expected {
                 let text =
@@ -205,7 +205,7 @@ impl<'a> Replay<'a> {
 
     fn step(&mut self, op: &OracleOp) -> Result<(), String> {
         let &OracleOp(ref kind, id, size, stream, ..) = op;
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = match kind.as_str() {
             "alloc" | "oom" => {
                 let request = Request { size, stream: StreamId(stream), pool: PoolId::DEFAULT };
@@ -267,16 +267,16 @@ impl<'a> Replay<'a> {
             ("num_ooms", expected.num_ooms, now.ooms),
             ("num_device_alloc", expected.num_device_alloc, now.device_allocs),
             ("num_device_free", expected.num_device_free, now.device_frees),
-            ("allocated peak", expected.allocated_peak, stats.allocated_bytes.all.peak),
-            ("reserved peak", expected.reserved_peak, stats.reserved_bytes.all.peak),
+            ("allocated peak", expected.allocated_peak, stats.allocated_bytes.all().peak),
+            ("reserved peak", expected.reserved_peak, stats.reserved_bytes.all().peak),
             (
                 "inactive_split_bytes",
                 expected.inactive_split_bytes,
-                stats.inactive_split_bytes.all.current,
+                stats.inactive_split_bytes.all().current,
             ),
-            ("inactive_split", expected.inactive_split, stats.inactive_split.all.current),
-            ("segment", expected.segments, stats.segment.all.current),
-            ("requested_bytes", expected.requested_bytes, stats.requested_bytes.all.current),
+            ("inactive_split", expected.inactive_split, stats.inactive_split.all().current),
+            ("segment", expected.segments, stats.segment.all().current),
+            ("requested_bytes", expected.requested_bytes, stats.requested_bytes.all().current),
             ("oversize_segments", expected.oversize_segments, stats.oversize_segments.current),
         ] {
             if expected != got {

@@ -39,7 +39,7 @@ impl Entry {
 }
 
 /// A place in a [`FreeSet`]: valid until the set changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Cursor {
     chunk: usize,
     at: usize,
@@ -52,15 +52,20 @@ pub(crate) struct FreeSet {
     chunks: Vec<Vec<Entry>>,
     /// Empty chunks that were in use once.
     spare: Vec<Vec<Entry>>,
+    /// Where an entry was put last. A program often frees what it was given last: then what that was cut
+    /// from is still there, and need not be sought.
+    latest: Cursor,
 }
 
 impl FreeSet {
     /// The first entry of at least `size` bytes.
+    #[inline]
     pub(crate) fn lower_bound(&self, size: u64) -> Cursor {
         self.seek(|entry| entry.size < size)
     }
 
     /// The entry at a cursor; none at the end.
+    #[inline]
     pub(crate) fn get(&self, cursor: Cursor) -> Option<&Entry> {
         self.chunks.get(cursor.chunk).map(|chunk| &chunk[cursor.at])
     }
@@ -106,6 +111,7 @@ impl FreeSet {
             }
         }
         self.chunks[place.chunk].insert(place.at, entry);
+        self.latest = place;
     }
 
     /// Removes the entry at a cursor and returns its block.
@@ -121,7 +127,31 @@ impl FreeSet {
 
     /// Puts `entry` in the place of another one, which goes. The chunk is kept if the order allows:
     /// then one run of entries moves by one place.
+    #[inline]
     pub(crate) fn replace(&mut self, cursor: Cursor, entry: Entry) {
+        let Cursor { chunk: place, at } = cursor;
+        let is_last = place + 1 == self.chunks.len();
+        let chunk = self.chunks[place].as_mut_slice();
+        // Mostly the order of the entries beside it allows the new one where the old one is.
+        let is_behind = match at.checked_sub(1) {
+            Some(before) => !entry.is_before(&chunk[before]),
+            None => place == 0,
+        };
+        let is_ahead = match chunk.get(at + 1) {
+            Some(behind) => !behind.is_before(&entry),
+            None => is_last,
+        };
+        if is_behind && is_ahead {
+            chunk[at] = entry;
+            self.latest = cursor;
+            return;
+        }
+        self.replace_elsewhere(cursor, entry);
+    }
+
+    /// The same where the new entry has not the place of the old one.
+    #[inline(never)]
+    fn replace_elsewhere(&mut self, cursor: Cursor, entry: Entry) {
         let Cursor { chunk: place, at } = cursor;
         let is_last = place + 1 == self.chunks.len();
         let chunk = self.chunks[place].as_mut_slice();
@@ -130,19 +160,34 @@ impl FreeSet {
         if !stays {
             self.remove_at(cursor);
             self.insert(entry);
-        } else if entry.is_before(&chunk[at]) {
+            return;
+        }
+        let to = if entry.is_before(&chunk[at]) {
             let to = chunk[..at].partition_point(|other| other.is_before(&entry));
             chunk.copy_within(to..at, to + 1);
-            chunk[to] = entry;
+            to
         } else {
             let to = at + chunk[at + 1..].partition_point(|other| other.is_before(&entry));
             chunk.copy_within(at + 1..=to, at);
-            chunk[to] = entry;
-        }
+            to
+        };
+        chunk[to] = entry;
+        self.latest = Cursor { at: to, ..cursor };
     }
 
     /// Where an entry is, if it is in the set.
+    #[inline]
     pub(crate) fn find(&self, entry: &Entry) -> Option<Cursor> {
+        let latest = self.latest;
+        let there = self.chunks.get(latest.chunk).and_then(|chunk| chunk.get(latest.at));
+        if there == Some(entry) {
+            return Some(latest);
+        }
+        self.seek_entry(entry)
+    }
+
+    #[inline(never)]
+    fn seek_entry(&self, entry: &Entry) -> Option<Cursor> {
         let place = self.seek(|other| other.is_before(entry));
         self.get(place).is_some_and(|other| other.block == entry.block).then_some(place)
     }
@@ -207,6 +252,8 @@ mod tests {
                     model.insert(entry);
                 }
                 let cursor = set.lower_bound(size);
+                let found = set.get(cursor).and_then(|entry| set.find(entry));
+                assert_eq!(found, set.get(cursor).map(|_| cursor));
                 let expected = model.iter().find(|entry| entry.size >= size).copied();
                 assert_eq!(set.get(cursor).copied(), expected);
                 if let Some(entry) = expected {

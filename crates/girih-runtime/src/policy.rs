@@ -93,8 +93,8 @@ impl AllocError {
         AllocError::OutOfMemory {
             requested,
             segment,
-            allocated: stats.allocated_bytes.all.current,
-            reserved: stats.reserved_bytes.all.current,
+            allocated: stats.allocated_bytes.all().current,
+            reserved: stats.reserved_bytes.all().current,
             limit: limit.unwrap_or(u64::MAX),
             device_free: env.device.memory_info().free,
             is_rejection: false,
@@ -112,8 +112,8 @@ impl AllocError {
     /// The error of a part of a policy, with what all parts hold and may hold.
     pub(crate) fn in_all(mut self, stats: &Stats, all: Option<u64>) -> AllocError {
         if let AllocError::OutOfMemory { allocated, reserved, limit, .. } = &mut self {
-            *allocated = stats.allocated_bytes.all.current;
-            *reserved = stats.reserved_bytes.all.current;
+            *allocated = stats.allocated_bytes.all().current;
+            *reserved = stats.reserved_bytes.all().current;
             *limit = all.unwrap_or(u64::MAX);
         }
         self
@@ -170,23 +170,20 @@ pub trait Log {
     /// Takes one event.
     fn record(&mut self, event: Event);
 
-    /// Takes the event of a block by its parts, without time and stack. Of all events these are
-    /// nearly all: a log that mostly keeps nothing can let them go without an [`Event`] being made.
-    fn record_block(
-        &mut self,
-        action: Action,
-        address: Address,
-        size: u64,
-        stream: StreamId,
-        pool: PoolId,
-    ) {
-        self.record(Event::of(action, address, size, stream, pool));
+    /// False if it keeps no events of blocks: then they need not be handed to it. Asked once for each
+    /// operation.
+    fn listens(&self) -> bool {
+        true
     }
 }
 
 /// A log that keeps nothing.
 impl Log for () {
     fn record(&mut self, _event: Event) {}
+
+    fn listens(&self) -> bool {
+        false
+    }
 }
 
 impl Log for Vec<Event> {
@@ -201,9 +198,18 @@ pub struct Env<'a> {
     pub device: &'a mut dyn Device,
     /// Receives what happened.
     pub log: &'a mut dyn Log,
+    /// What [`Log::listens`] says. Mostly nobody listens: then a pair of an allocation and a free makes
+    /// no call through the table of the log, of three.
+    pub listens: bool,
 }
 
-impl Env<'_> {
+impl<'a> Env<'a> {
+    /// A device, and a log that is asked whether it listens.
+    #[inline]
+    pub fn new(device: &'a mut dyn Device, log: &'a mut impl Log) -> Env<'a> {
+        Env { listens: log.listens(), device, log }
+    }
+
     /// Logs an event. Time and stack are the recorder's to fill in.
     #[inline]
     pub fn log(
@@ -214,8 +220,10 @@ impl Env<'_> {
         stream: StreamId,
         pool: PoolId,
     ) {
-        if let Action::Alloc | Action::FreeRequested | Action::FreeCompleted = action {
-            return self.log.record_block(action, address, size, stream, pool);
+        let is_of_a_block =
+            matches!(action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+        if is_of_a_block && !self.listens {
+            return;
         }
         self.log.record(Event::of(action, address, size, stream, pool));
     }
@@ -403,4 +411,37 @@ pub trait Policy: Send {
     /// sets, neighbours that could be merged are, counters agree. Returns what is wrong. Linear;
     /// for tests and for debug builds after each operation.
     fn check(&self) -> Result<(), String>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::caching::Caching;
+    use crate::sim::SimDevice;
+
+    /// Keeps everything that it is told, and says that it does not listen.
+    #[derive(Default)]
+    struct Deaf(Vec<Action>);
+
+    impl Log for Deaf {
+        fn record(&mut self, event: Event) {
+            self.0.push(event.action);
+        }
+
+        fn listens(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_log_that_does_not_listen_is_told_of_segments_alone() {
+        let (mut device, mut deaf) = (SimDevice::new(1 << 30), Deaf::default());
+        let mut policy = Caching::new(Config::default());
+        let mut env = Env::new(&mut device, &mut deaf);
+        let request = Request { size: 4096, stream: StreamId(0), pool: PoolId::DEFAULT };
+        let granted = policy.allocate(&mut env, request).unwrap();
+        policy.free(&mut env, granted.block).unwrap();
+        policy.empty_cache(&mut env).unwrap();
+        assert_eq!(deaf.0, [Action::SegmentAlloc, Action::SegmentFree]);
+    }
 }

@@ -301,7 +301,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
                 self.result.calls_before.push(self.device.totals().clone());
             }
             while let Some(mark) = marks.next_if(|mark| mark.before <= tick.0) {
-                let mut env = Env { device: self.device, log: &mut self.log };
+                let mut env = Env::new(self.device, &mut self.log);
                 self.policy.mark(&mut env, mark)?;
             }
             while let Some((_, lost)) = unclosed.next_if(|&(death, _)| death <= tick) {
@@ -325,7 +325,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
 
     fn note_peak(&mut self, tick: Tick) {
         let stats = self.policy.stats();
-        let now = (stats.reserved_bytes.all.current, stats.allocated_bytes.all.current);
+        let now = (stats.reserved_bytes.all().current, stats.allocated_bytes.all().current);
         let growth = now.0.saturating_sub(self.peak.0);
         if growth > 0 && growth >= self.growth {
             self.growth = growth;
@@ -346,7 +346,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
             Action::SegmentFree | Action::SegmentUnmap
                 if empties_cache && begins_run(&self.trace.events, tick.index()) =>
             {
-                let mut env = Env { device: self.device, log: &mut self.log };
+                let mut env = Env::new(self.device, &mut self.log);
                 self.policy.empty_cache(&mut env)
             }
             _ => Ok(()),
@@ -359,7 +359,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
             return Ok(());
         }
         let request = Request { size: life.size, stream: life.stream, pool: life.pool };
-        let mut env = Env { device: self.device, log: &mut self.log };
+        let mut env = Env::new(self.device, &mut self.log);
         match self.policy.allocate(&mut env, request) {
             Ok(granted) => {
                 if self.options.check_order {
@@ -400,7 +400,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
         let stream = self.lives.requests[index as usize].stream;
         let side = self.side_streams.take();
         self.device.hold(side);
-        let mut env = Env { device: self.device, log: &mut self.log };
+        let mut env = Env::new(self.device, &mut self.log);
         self.policy.record_stream(&mut env, block, side)?;
         self.held.push((index, side));
         self.let_go(index, block, &[stream, side])
@@ -412,7 +412,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
             let (address, size) = self.ranges[index as usize];
             self.device.release(address, size, users)?;
         }
-        let mut env = Env { device: self.device, log: &mut self.log };
+        let mut env = Env::new(self.device, &mut self.log);
         self.policy.free(&mut env, block)
     }
 
@@ -429,7 +429,7 @@ impl<P: Policy + ?Sized> Run<'_, P> {
         let (_, side) = self.held.swap_remove(at);
         self.device.resume(side);
         self.side_streams.give(side);
-        let mut env = Env { device: self.device, log: &mut self.log };
+        let mut env = Env::new(self.device, &mut self.log);
         self.policy.process_events(&mut env)
     }
 }
@@ -470,6 +470,10 @@ impl Log for SegmentLog {
             let Event { action, size, .. } = event;
             self.events.push(SegmentEvent { requests: self.requests, action, size });
         }
+    }
+
+    fn listens(&self) -> bool {
+        false
     }
 }
 

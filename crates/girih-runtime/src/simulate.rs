@@ -166,7 +166,7 @@ pub struct Simulation {
 impl Simulation {
     /// Peak used by peak reserved; 1 for a run without requests.
     pub fn efficiency(&self) -> f64 {
-        ratio((self.used_peak, self.stats.reserved_bytes.all.peak))
+        ratio((self.used_peak, self.stats.reserved_bytes.all().peak))
     }
 }
 

@@ -66,36 +66,95 @@ impl Counter {
 fn cold() {}
 
 /// A counter kept for both pools and for each: requests of at most 1 MiB, and larger ones.
+///
+/// What both have together is the sum of the two, but for the most that they ever had: only that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Both pools.
-    pub all: Counter,
     /// The pool of small requests.
     pub small: Counter,
     /// The pool of large requests.
     pub large: Counter,
+    /// The highest value of both together since the last reset.
+    peak: u64,
 }
 
 impl Counters {
+    /// Both pools.
+    #[inline]
+    pub fn all(&self) -> Counter {
+        Counter {
+            current: self.present(),
+            peak: self.peak,
+            allocated: self.small.allocated + self.large.allocated,
+        }
+    }
+
+    /// The present value of both pools.
+    #[inline]
+    fn present(&self) -> u64 {
+        self.small.current + self.large.current
+    }
+
     /// Adds `amount` for the pool that `is_small` names.
     #[inline]
     pub fn increase(&mut self, is_small: bool, amount: u64) {
-        self.all.increase(amount);
-        if is_small { self.small.increase(amount) } else { self.large.increase(amount) }
+        self.own(is_small).increase(amount);
+        if self.present() > self.peak {
+            cold();
+            self.peak = self.present();
+        }
     }
 
     /// Takes `amount` away for the pool that `is_small` names.
     #[inline]
     pub fn decrease(&mut self, is_small: bool, amount: u64) {
-        self.all.decrease(amount);
-        if is_small { self.small.decrease(amount) } else { self.large.decrease(amount) }
+        self.own(is_small).decrease(amount);
+    }
+
+    #[inline]
+    fn own(&mut self, is_small: bool) -> &mut Counter {
+        if is_small { &mut self.small } else { &mut self.large }
+    }
+
+    /// Adds `amount` for the pool that `SMALL` names, and leaves the peaks as they are. Returns a number
+    /// whose highest bit says that one of them is too low: so that several can be looked at by one jump. No
+    /// counter comes near 2^63.
+    #[inline]
+    fn add<const SMALL: bool>(&mut self, amount: u64) -> u64 {
+        let own = self.own(SMALL);
+        own.current += amount;
+        own.allocated += amount;
+        let below = own.peak.wrapping_sub(own.current);
+        below | self.peak.wrapping_sub(self.present())
+    }
+
+    /// Rises and falls as other counters did from `before` to `after`, in one step.
+    fn add_change(&mut self, before: &Counters, after: &Counters) {
+        self.small.add_change(&before.small, &after.small);
+        self.large.add_change(&before.large, &after.large);
+        self.lift_peaks();
+    }
+
+    /// Lifts each peak that is too low to the present value.
+    fn lift_peaks(&mut self) {
+        for counter in [&mut self.small, &mut self.large] {
+            counter.peak = counter.peak.max(counter.current);
+        }
+        self.peak = self.peak.max(self.present());
+    }
+
+    /// Lifts each peak that is lower than that of `other`.
+    fn raise_peaks(&mut self, other: &Counters) {
+        self.small.peak = self.small.peak.max(other.small.peak);
+        self.large.peak = self.large.peak.max(other.large.peak);
+        self.peak = self.peak.max(other.peak);
     }
 
     /// Sets each peak to the present value.
     pub(crate) fn reset_peaks(&mut self) {
-        for counter in [&mut self.all, &mut self.small, &mut self.large] {
-            counter.reset_peak();
-        }
+        self.small.reset_peak();
+        self.large.reset_peak();
+        self.peak = self.present();
     }
 }
 
@@ -144,17 +203,84 @@ pub struct Stats {
 impl Stats {
     /// Sets the peak of every counter to its present value (`resetPeakStats`).
     pub fn reset_peaks(&mut self) {
-        self.each_counter(Counter::reset_peak);
+        self.each_counters().into_iter().for_each(Counters::reset_peaks);
+        self.oversize_allocations.reset_peak();
+        self.oversize_segments.reset_peak();
     }
 
     /// Raises the peaks to those of `earlier`, the counters at a moment after which the peaks were
     /// reset: they are those of both times together again.
     pub fn raise_peaks(&mut self, earlier: &Stats) {
         let mut earlier = earlier.clone();
-        let mut peaks = Vec::new();
-        earlier.each_counter(|counter| peaks.push(counter.peak));
-        let mut peaks = peaks.into_iter();
-        self.each_counter(|counter| counter.peak = counter.peak.max(peaks.next().unwrap_or(0)));
+        for (own, other) in self.each_counters().into_iter().zip(earlier.each_counters()) {
+            own.raise_peaks(other);
+        }
+        for (own, other) in [
+            (&mut self.oversize_allocations, &earlier.oversize_allocations),
+            (&mut self.oversize_segments, &earlier.oversize_segments),
+        ] {
+            own.peak = own.peak.max(other.peak);
+        }
+    }
+
+    /// The counters that are kept for both pools and for each, in a fixed order.
+    fn each_counters(&mut self) -> [&mut Counters; 9] {
+        [
+            &mut self.allocation,
+            &mut self.segment,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.reserved_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ]
+    }
+
+    /// Counts a block of `size` bytes that is given to a program that asked for `requested`.
+    #[inline]
+    pub(crate) fn count_allocation(&mut self, is_small: bool, size: u64, requested: u64) {
+        if is_small {
+            self.count_allocation_of::<true>(size, requested);
+        } else {
+            self.count_allocation_of::<false>(size, requested);
+        }
+    }
+
+    /// All is added before the peaks are looked at: so they need one rare way together, not one each.
+    #[inline]
+    fn count_allocation_of<const SMALL: bool>(&mut self, size: u64, requested: u64) {
+        let below = self.allocation.add::<SMALL>(1)
+            | self.allocated_bytes.add::<SMALL>(size)
+            | self.active.add::<SMALL>(1)
+            | self.active_bytes.add::<SMALL>(size)
+            | self.requested_bytes.add::<SMALL>(requested);
+        if below >> 63 != 0 {
+            self.lift_peaks();
+        }
+    }
+
+    /// Lifts every peak that is too low to the present value.
+    #[cold]
+    #[inline(never)]
+    fn lift_peaks(&mut self) {
+        self.each_counters().into_iter().for_each(Counters::lift_peaks);
+    }
+
+    /// Counts that the program let a block of `size` bytes go.
+    #[inline]
+    pub(crate) fn count_free(&mut self, is_small: bool, size: u64) {
+        self.allocation.decrease(is_small, 1);
+        self.allocated_bytes.decrease(is_small, size);
+    }
+
+    /// Counts that a block of `size` bytes is reusable, for which a program had asked for `requested`.
+    #[inline]
+    pub(crate) fn count_complete(&mut self, is_small: bool, size: u64, requested: u64) {
+        self.active.decrease(is_small, 1);
+        self.active_bytes.decrease(is_small, size);
+        self.requested_bytes.decrease(is_small, requested);
     }
 
     /// Compares the present values with those of `counted`, which was counted anew. Says which
@@ -171,34 +297,13 @@ impl Stats {
             ("inactive splits", self.inactive_split, counted.inactive_split),
             ("inactive split bytes", self.inactive_split_bytes, counted.inactive_split_bytes),
         ] {
-            let present = |of: Counters| [of.all.current, of.small.current, of.large.current];
+            let present = |of: Counters| [of.all().current, of.small.current, of.large.current];
             if present(kept) != present(counted) {
                 let (kept, counted) = (present(kept), present(counted));
                 return Err(format!("{name}: {kept:?} kept, {counted:?} counted"));
             }
         }
         Ok(())
-    }
-
-    /// Calls `with` on every counter, in a fixed order.
-    fn each_counter(&mut self, mut with: impl FnMut(&mut Counter)) {
-        for counters in [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
-        ] {
-            with(&mut counters.all);
-            with(&mut counters.small);
-            with(&mut counters.large);
-        }
-        with(&mut self.oversize_allocations);
-        with(&mut self.oversize_segments);
     }
 
     /// Takes in what happened to another allocator from `before` to `after`: a policy that has
@@ -212,12 +317,10 @@ impl Stats {
     /// anything.
     pub(crate) fn add_news(&mut self, seen: &mut Stats, now: &Stats) {
         let add = |own: &mut Counters, seen: &mut Counters, now: &Counters| {
-            if seen.all.is_as_in(&now.all) {
+            if seen.all().is_as_in(&now.all()) {
                 return; // No class changes without both.
             }
-            own.all.add_change(&seen.all, &now.all);
-            own.small.add_change(&seen.small, &now.small);
-            own.large.add_change(&seen.large, &now.large);
+            own.add_change(seen, now);
             *seen = *now;
         };
         add(&mut self.allocation, &mut seen.allocation, &now.allocation);
@@ -314,6 +417,62 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    #[test]
+    fn blocks_are_counted_as_by_each_counter_alone() {
+        arbtest::arbtest(|u| {
+            let (mut counted, mut expected) = (Stats::default(), Stats::default());
+            // Those in use, and those that are not reusable yet.
+            let (mut live, mut waiting) = (Vec::new(), Vec::new());
+            while !u.is_empty() {
+                match u.int_in_range(0..=7)? {
+                    0 => [&mut counted, &mut expected].into_iter().for_each(Stats::reset_peaks),
+                    1..=3 => {
+                        let block =
+                            (u.arbitrary()?, u.int_in_range(1..=1000)?, u.arbitrary::<u8>()?);
+                        let (is_small, size, requested) = (block.0, block.1, block.2.into());
+                        counted.count_allocation(is_small, size, requested);
+                        expected.allocation.increase(is_small, 1);
+                        expected.allocated_bytes.increase(is_small, size);
+                        expected.active.increase(is_small, 1);
+                        expected.active_bytes.increase(is_small, size);
+                        expected.requested_bytes.increase(is_small, requested);
+                        live.push((is_small, size, requested));
+                    }
+                    4 | 5 => {
+                        let Some(block) = live.pop() else { continue };
+                        counted.count_free(block.0, block.1);
+                        expected.allocation.decrease(block.0, 1);
+                        expected.allocated_bytes.decrease(block.0, block.1);
+                        waiting.push(block);
+                    }
+                    _ => {
+                        let Some((is_small, size, requested)) = waiting.pop() else { continue };
+                        counted.count_complete(is_small, size, requested);
+                        expected.active.decrease(is_small, 1);
+                        expected.active_bytes.decrease(is_small, size);
+                        expected.requested_bytes.decrease(is_small, requested);
+                    }
+                }
+                assert_eq!(counted, expected);
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn both_pools_have_the_peak_that_they_had_at_one_time() {
+        let mut counters = Counters::default();
+        counters.increase(true, 10);
+        counters.decrease(true, 10);
+        counters.increase(false, 4);
+        counters.increase(true, 1);
+        assert_eq!((counters.small.peak, counters.large.peak), (10, 4));
+        assert_eq!(counters.all(), Counter { current: 5, peak: 10, allocated: 15 });
+        counters.reset_peaks();
+        counters.increase(true, 2);
+        assert_eq!(counters.all(), Counter { current: 7, peak: 7, allocated: 17 });
     }
 
     #[test]

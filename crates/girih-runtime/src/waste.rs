@@ -140,7 +140,7 @@ mod tests {
         let mut device = SimDevice::new(1 << 40);
         let mut policy = Caching::new(Config::parse(settings).unwrap());
         let mut log = ();
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         let blocks: Vec<_> =
             requests.iter().map(|&r| policy.allocate(&mut env, r).unwrap().block).collect();
         for &index in frees {
@@ -148,7 +148,7 @@ mod tests {
         }
         let waste = waste(&policy, from);
         let live = (0..requests.len()).filter(|k| !frees.contains(k)).map(|k| requests[k].size);
-        let reserved = policy.stats().reserved_bytes.all.current;
+        let reserved = policy.stats().reserved_bytes.all().current;
         assert_eq!(waste.total() + live.sum::<u64>(), reserved, "every byte has one cause");
         waste
     }

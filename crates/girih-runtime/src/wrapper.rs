@@ -221,7 +221,7 @@ mod tests {
         policy.create_pool(pool);
         policy.set_limit(Some(1 << 29));
         let request = Request { size: 3 << 20, stream, pool };
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         let granted = policy.allocate(&mut env, request).unwrap();
         let checkpoint = policy.checkpoint(pool).unwrap();
         let restored = policy.restore(&mut env, &checkpoint).unwrap();
@@ -233,16 +233,16 @@ mod tests {
         policy.mark(&mut env, &mark).unwrap();
         assert!(policy.has_room(&request), "what was freed would serve it");
         assert_eq!((policy.pool_users(pool), policy.limit(1 << 30)), (1, Some(1 << 29)));
-        assert_eq!(policy.reserved_of_pool(pool).unwrap().all.current, 20 << 20);
+        assert_eq!(policy.reserved_of_pool(pool).unwrap().all().current, 20 << 20);
         policy.release_pool(&mut env, pool).unwrap();
         assert!(policy.has_pool(pool), "it holds a segment");
         policy.empty_pool(&mut env, PoolId::DEFAULT).unwrap();
         assert!(!policy.has_pool(pool), "nothing is left of it");
         policy.empty_cache(&mut env).unwrap();
         policy.check().unwrap();
-        assert_eq!(policy.stats().reserved_bytes.all.current, 0);
+        assert_eq!(policy.stats().reserved_bytes.all().current, 0);
         policy.reset_peak_stats();
-        assert_eq!(policy.stats().reserved_bytes.all.peak, 0);
+        assert_eq!(policy.stats().reserved_bytes.all().peak, 0);
         assert_eq!(counted.operations, 9, "each operation has come by");
         assert!(log.iter().any(|event| event.action == Action::SegmentFree));
     }
@@ -366,7 +366,7 @@ mod tests {
         let mut nest = Counted { inner: Box::new(&mut by_reference), operations: 0 };
         let policy: &mut dyn Policy = &mut nest;
         let (mut device, mut log) = (SimDevice::new(1 << 30), ());
-        let mut env = Env { device: &mut device, log: &mut log };
+        let mut env = Env::new(&mut device, &mut log);
         let (pool, stream, block) = (PoolId(1), StreamId(0), BlockId(7));
         let request = Request { size: 1, stream, pool };
         let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };

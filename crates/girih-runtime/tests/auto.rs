@@ -25,7 +25,7 @@ fn recording(name: &str, times: usize) -> Trace {
 fn reserved(trace: &Trace, allocator: Allocator) -> u64 {
     let setup = Setup { check_order: true, ..Setup::default() };
     let simulation = simulate(trace, &Lifetimes::of(trace), allocator, &setup);
-    simulation.expect("a simulation").stats.reserved_bytes.all.peak
+    simulation.expect("a simulation").stats.reserved_bytes.all().peak
 }
 
 /// Runs a trace under `auto`.
@@ -47,7 +47,7 @@ fn lake() -> Lake {
 /// the second has next to nothing idle.
 fn assert_learns(trace: &Trace, planning: Planning, least: f64) {
     let mut first = launch(trace, lake(), planning);
-    let held = first.stats().reserved_bytes.all.peak;
+    let held = first.stats().reserved_bytes.all().peak;
     let [stitch, expandable] =
         [Allocator::Stitch, Allocator::Expandable].map(|a| reserved(trace, a));
     assert!(held * 400 <= stitch * 401, "{held} bytes are held, by stitching {stitch}");
@@ -60,7 +60,7 @@ fn assert_learns(trace: &Trace, planning: Planning, least: f64) {
     assert!((following.miss_bytes - following.refused_bytes) * 250 <= bytes, "{following:?}");
     assert!(following.miss_bytes * 50 <= bytes, "{following:?}");
     let stats = second.stats();
-    let peaks = [stats.allocated_bytes.all.peak, stats.reserved_bytes.all.peak];
+    let peaks = [stats.allocated_bytes.all().peak, stats.reserved_bytes.all().peak];
     let efficiency = peaks[0] as f64 / peaks[1] as f64;
     assert!(efficiency >= least, "{efficiency:.4} of what was held was in use");
 }
@@ -115,7 +115,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Auto, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.policy, &mut env);
         self.policy.check().expect("a sound policy");
         result
@@ -320,8 +320,8 @@ fn what_the_step_before_still_holds_is_no_reason_to_hold_more() {
         machine.plan();
     }
     let stats = machine.policy.stats();
-    assert!(stats.reserved_bytes.all.current <= 260 << 20, "{:?}", stats.reserved_bytes.all);
-    assert!(stats.reserved_bytes.all.peak <= 260 << 20, "{:?}", stats.reserved_bytes.all);
+    assert!(stats.reserved_bytes.all().current <= 260 << 20, "{:?}", stats.reserved_bytes.all());
+    assert!(stats.reserved_bytes.all().peak <= 260 << 20, "{:?}", stats.reserved_bytes.all());
 }
 
 #[test]

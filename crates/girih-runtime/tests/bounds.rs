@@ -36,7 +36,7 @@ impl<P: Policy> Machine<P> {
         &mut self,
         call: impl FnOnce(&mut P, &mut Env<'_>) -> Result<T, E>,
     ) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.policy, &mut env);
         self.policy.check().unwrap_or_else(|error| panic!("{}: {error}", self.what));
         result.unwrap_or_else(|error| panic!("{}: {error:?}", self.what))

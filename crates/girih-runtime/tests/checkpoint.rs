@@ -38,7 +38,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(self.policy.as_mut(), &mut env);
         self.policy.check().expect("a sound policy");
         result
@@ -121,8 +121,8 @@ impl Machine {
         }
         self.with(|policy, env| policy.release_pool(env, POOL)).expect("a pool");
         self.with(|policy, env| policy.empty_cache(env)).expect("nothing fails");
-        assert_eq!(self.policy.stats().reserved_bytes.all.current, 0);
-        assert_eq!(self.policy.stats().allocation.all.current, 0);
+        assert_eq!(self.policy.stats().reserved_bytes.all().current, 0);
+        assert_eq!(self.policy.stats().allocation.all().current, 0);
     }
 }
 

@@ -84,7 +84,7 @@ fn a_plan_of_one_order_serves_another() {
             let all = following.hit_bytes + following.miss_bytes;
             // A step's first requests tell its kind, and have no place yet.
             assert!(following.hit_bytes * 100 >= all * 97, "{shape:?} {seed}: {following:?}");
-            let [held, free] = [&planned, &stitch].map(|it| it.stats.reserved_bytes.all.peak);
+            let [held, free] = [&planned, &stitch].map(|it| it.stats.reserved_bytes.all().peak);
             assert!(held <= free, "{shape:?} {seed}: {held} held, {free} without a plan");
             let late = &planned.iterations[4..];
             let cost: f64 = late.iter().map(|calls| calls.sum().microseconds).sum();
@@ -96,7 +96,8 @@ fn a_plan_of_one_order_serves_another() {
 #[test]
 fn a_second_launch_begins_with_all_kinds() {
     for shape in &SHAPES {
-        let trace = buckets(shape, 1);
+        // Long enough to see all kinds, and that their plan fits.
+        let trace = buckets(&Buckets { steps: 4 * shape.steps, ..*shape }, 1);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
         let kept = launch::first(&trace, &lives, &iterations, &Setup::default());
@@ -107,7 +108,7 @@ fn a_second_launch_begins_with_all_kinds() {
         let other = buckets(shape, 9);
         let [again, stitch] =
             [Allocator::Again, Allocator::Stitch].map(|of| run(&other, of, &setup));
-        let held = [&again, &stitch].map(|it| it.stats.reserved_bytes.all.peak);
+        let held = [&again, &stitch].map(|it| it.stats.reserved_bytes.all().peak);
         assert!(held[0] <= held[1], "{shape:?}: {held:?}");
     }
 }

@@ -79,7 +79,7 @@ impl Program {
     }
 
     fn step(&mut self, op: Op) {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let pick = |pick: u16, live: &[BlockId]| usize::from(pick) % live.len().max(1);
         match op {
             Op::Alloc { size, stream, pool } => {
@@ -209,7 +209,7 @@ fn second_half_replays_alike(
     }
     let late = replay_late(&trace, &config);
     tally.made += 1;
-    assert_eq!(late.earlier.reserved(), stats.reserved_bytes.all.current, "reserved at the cut");
+    assert_eq!(late.earlier.reserved(), stats.reserved_bytes.all().current, "reserved at the cut");
     if late.adopted.as_ref().is_some_and(|adopted| adopted.assumed > 0) {
         return Ok(());
     }
@@ -220,16 +220,16 @@ fn second_half_replays_alike(
     let replayed = late.policy.stats();
     let recorded = program.policy.stats();
     assert_eq!(late.replayed.segment_events, recorded_segment_events(&trace));
-    assert_eq!(replayed.reserved_bytes.all.peak, recorded.reserved_bytes.all.peak);
-    assert_eq!(recorded_reserved_peak(&trace), Some(recorded.reserved_bytes.all.peak));
+    assert_eq!(replayed.reserved_bytes.all().peak, recorded.reserved_bytes.all().peak);
+    assert_eq!(recorded_reserved_peak(&trace), Some(recorded.reserved_bytes.all().peak));
     for (mine, theirs) in [
         (replayed.allocated_bytes, recorded.allocated_bytes),
         (replayed.active_bytes, recorded.active_bytes),
         (replayed.requested_bytes, recorded.requested_bytes),
         (replayed.inactive_split_bytes, recorded.inactive_split_bytes),
     ] {
-        assert_eq!(mine.all.current, theirs.all.current);
-        assert_eq!(mine.all.peak, theirs.all.peak);
+        assert_eq!(mine.all().current, theirs.all().current);
+        assert_eq!(mine.all().peak, theirs.all().peak);
     }
     if !expandable {
         let end = look(&program.policy, expandable);
@@ -336,7 +336,7 @@ fn a_recording_that_lost_its_first_half_replays_as_it_was() {
             let late = replay_late(&trace, &config);
             let recorded = recorded_segment_events(&trace);
             assert_eq!(late.replayed.segment_events, recorded, "{name} from event {at}");
-            let peak = late.policy.stats().reserved_bytes.all.peak;
+            let peak = late.policy.stats().reserved_bytes.all().peak;
             assert_eq!(Some(peak), recorded_reserved_peak(&trace), "{name} from event {at}");
         }
     }
@@ -364,7 +364,7 @@ fn late_recordings_without_segments_take_and_give_segments_as_they_did() {
         let recorded = recorded_segment_events(&trace);
         let unaided = replay_late(&trace, &Config::default());
         assert_eq!(unaided.replayed.segment_events, recorded, "{name}");
-        assert_eq!(unaided.policy.stats().reserved_bytes.all.peak, unaided_peak, "{name}");
+        assert_eq!(unaided.policy.stats().reserved_bytes.all().peak, unaided_peak, "{name}");
         let requests = trace.events.iter().filter(|event| event.action == Action::Alloc);
         let places = requests.zip(&unaided.given);
         let same = places.filter(|(event, given)| event.address == **given).count();
@@ -374,7 +374,7 @@ fn late_recordings_without_segments_take_and_give_segments_as_they_did() {
         trace.recorded.reserved_peak = reported;
         let aided = replay_late(&trace, &Config::default());
         assert_eq!(aided.replayed.segment_events, recorded, "{name}");
-        assert_eq!(Some(aided.policy.stats().reserved_bytes.all.peak), reported, "{name}");
+        assert_eq!(Some(aided.policy.stats().reserved_bytes.all().peak), reported, "{name}");
     }
 }
 

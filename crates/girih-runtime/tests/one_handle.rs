@@ -31,7 +31,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         let result = call(&mut *self.policy, &mut env);
         self.policy.check().expect("a sound policy");
         result
@@ -70,7 +70,7 @@ impl Machine {
     }
 
     fn reserved(&self) -> u64 {
-        self.policy.stats().reserved_bytes.all.current
+        self.policy.stats().reserved_bytes.all().current
     }
 }
 

@@ -121,7 +121,7 @@ fn run(trace: &Trace, plan: &Arc<Plan>, options: Options<'_>) -> (Lake, Replayed
 
 fn efficiency(policy: &Lake) -> f64 {
     let stats = policy.stats();
-    stats.allocated_bytes.all.peak as f64 / stats.reserved_bytes.all.peak as f64
+    stats.allocated_bytes.all().peak as f64 / stats.reserved_bytes.all().peak as f64
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn hits(trace: &Trace, plan: &Arc<Plan>, ends: [u32; 2]) -> ([u64; 2], u64) {
     let hits = ends.map(|end| {
         let until = Some(Tick(end - 1));
         let lake = run(trace, plan, Options { until, ..Options::default() }).0;
-        held = lake.stats().reserved_bytes.all.peak;
+        held = lake.stats().reserved_bytes.all().peak;
         lake.following().hits
     });
     (hits, held)

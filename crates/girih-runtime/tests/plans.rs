@@ -46,7 +46,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Lake, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         let result = call(&mut self.lake, &mut env);
         Policy::check(&self.lake).expect("a sound lake");
         result
@@ -89,7 +89,7 @@ impl Machine {
     }
 
     fn held(&self) -> u64 {
-        Policy::stats(&self.lake).reserved_bytes.all.current
+        Policy::stats(&self.lake).reserved_bytes.all().current
     }
 
     /// Bytes that are free in pages of which nothing is in use.

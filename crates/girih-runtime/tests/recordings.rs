@@ -42,7 +42,7 @@ fn run(trace: &Trace, allocator: Allocator) -> Simulation {
 const PAGE: u64 = 16 << 20;
 
 fn reserved(simulation: &Simulation) -> u64 {
-    simulation.stats.reserved_bytes.all.peak
+    simulation.stats.reserved_bytes.all().peak
 }
 
 #[test]

@@ -23,11 +23,11 @@ const LEAST: f64 = 0.995;
 const PAGE: u64 = 16 << 20;
 
 fn reserved(simulation: &Simulation) -> u64 {
-    simulation.stats.reserved_bytes.all.peak
+    simulation.stats.reserved_bytes.all().peak
 }
 
 fn peaks(simulation: &Simulation) -> (u64, u64) {
-    (simulation.stats.allocated_bytes.all.peak, reserved(simulation))
+    (simulation.stats.allocated_bytes.all().peak, reserved(simulation))
 }
 
 /// The share of the bytes that were given their place.
@@ -161,7 +161,7 @@ fn what_is_held_where_the_rest_begins_counts_for_it() {
     let end = Tick(trace.events.len() as u32 - 1);
     let setup = Setup { rest: Some(end), ..Setup::default() };
     let rest = run(&trace, Allocator::Stitch, &setup);
-    let held = rest.stats.reserved_bytes.all;
+    let held = rest.stats.reserved_bytes.all();
     assert!(held.peak > 0 && held.peak == held.current, "{held:?}");
     // From the first event on the rest is the whole.
     let [all, whole] = [Some(Tick(0)), None]

@@ -63,5 +63,5 @@ fn gmlake_keeps_no_more_stitched_blocks_than_it_may_however_often_it_splits() {
     setup.gmlake.fragmentation_limit = 2 * MIB;
     let simulation = simulate(&trace, &lives, Allocator::Gmlake, &setup).expect("it ends");
     assert_eq!(simulation.replayed.failed, 0);
-    assert_eq!(simulation.stats.reserved_bytes.all.peak, whole);
+    assert_eq!(simulation.stats.reserved_bytes.all().peak, whole);
 }

@@ -40,19 +40,19 @@ impl Program {
         self.time_us += passed;
         let mark =
             Mark { before: 0, time_us: self.time_us, kind: MarkKind::Step, name: String::new() };
-        let mut env = Env { device: &mut self.device, log: &mut log };
+        let mut env = Env::new(&mut self.device, &mut log);
         Policy::mark(&mut self.lake, &mut env, &mark).expect("no fault");
         for _ in 0..60 {
             let size = (2 + self.random(98)) * MIB + self.random(MIB);
             let at = (self.live.len() == 40).then(|| self.random(40) as usize);
-            let mut env = Env { device: &mut self.device, log: &mut log };
+            let mut env = Env::new(&mut self.device, &mut log);
             if let Some(at) = at {
                 Policy::free(&mut self.lake, &mut env, self.live.swap_remove(at)).expect("in use");
             }
             let request = Request { size, stream: StreamId(0), pool: PoolId::DEFAULT };
             let granted = Policy::allocate(&mut self.lake, &mut env, request).expect("memory");
             self.live.push(granted.block);
-            self.in_use = Policy::stats(&self.lake).allocated_bytes.all.current;
+            self.in_use = Policy::stats(&self.lake).allocated_bytes.all().current;
             self.most = self.most.max(self.in_use);
         }
         self.lake.check().expect("a sound policy");
@@ -64,7 +64,7 @@ impl Program {
 
     /// The most that was held by the most that was in use.
     fn held(&self) -> f64 {
-        Policy::stats(&self.lake).reserved_bytes.all.peak as f64 / self.most as f64
+        Policy::stats(&self.lake).reserved_bytes.all().peak as f64 / self.most as f64
     }
 
     /// Views of the last ten of a hundred steps.

@@ -18,7 +18,7 @@ mod unlocked;
 mod view;
 
 use girih_runtime::Address;
-use girih_trace::MarkKind;
+use girih_trace::{MarkKind, PoolId};
 
 pub(crate) use self::memory::check_fraction;
 pub use self::pools::HeapCheckpoint;
@@ -69,7 +69,8 @@ impl Heap {
     #[inline]
     pub fn allocate(&self, size: u64, stream: u64, pool: (u64, u64)) -> Outcome<Address> {
         let given = self.with(|state| match pool {
-            (0, 0) => state.allocate(size, stream, pool),
+            // Nearly all: its id need not be looked for.
+            (0, 0) => state.allocate(size, stream, PoolId::DEFAULT),
             _ => state.allocate_in_pool(size, stream, pool),
         });
         match given {

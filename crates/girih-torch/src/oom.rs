@@ -78,9 +78,9 @@ pub(crate) fn explain(
         request,
         needed,
         limit,
-        allocated: stats.allocated_bytes.all.current,
+        allocated: stats.allocated_bytes.all().current,
         in_private_pools: in_private_pools(policy),
-        reserved: stats.reserved_bytes.all.current,
+        reserved: stats.reserved_bytes.all().current,
         waste: look(policy, request, scene.config),
         largest: largest_free(policy),
         scene,
@@ -325,7 +325,7 @@ mod tests {
         let mut device = SimDevice::new(256 * MIB);
         let config = Config::parse(settings).unwrap();
         let mut policy = Caching::new(config.clone());
-        let mut env = Env { device: &mut device, log: &mut () };
+        let mut env = Env { device: &mut device, log: &mut (), listens: false };
         let request = |mib: u64, stream: u16| Request {
             size: mib * MIB,
             stream: StreamId(stream),

@@ -158,8 +158,8 @@ fn row(name: &str, simulation: &Simulation, has_plan: bool, setup: &Setup) -> Ve
     let hits = hit_share(simulation).filter(|_| has_plan && ["again", "learnt"].contains(&name));
     let mut row = vec![
         name.to_owned(),
-        bytes(stats.allocated_bytes.all.peak),
-        bytes(stats.reserved_bytes.all.peak),
+        bytes(stats.allocated_bytes.all().peak),
+        bytes(stats.reserved_bytes.all().peak),
         share(efficiency(simulation)),
         count(calls.0),
         milliseconds(calls.1),
@@ -249,8 +249,8 @@ impl JsonRest {
         let (device_calls, device_microseconds) = rest_calls(simulation);
         JsonRest {
             allocator,
-            allocated_peak: stats.allocated_bytes.all.peak,
-            reserved_peak: stats.reserved_bytes.all.peak,
+            allocated_peak: stats.allocated_bytes.all().peak,
+            reserved_peak: stats.reserved_bytes.all().peak,
             efficiency: efficiency(simulation),
             device_calls,
             device_microseconds,

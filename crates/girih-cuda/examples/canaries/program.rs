@@ -134,7 +134,7 @@ impl Program {
         &mut self,
         operation: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Result<Option<T>, String> {
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         match operation(&mut *self.policy, &mut env) {
             Ok(value) => Ok(Some(value)),
             Err(AllocError::OutOfMemory { .. }) => Ok(None),
@@ -314,7 +314,7 @@ impl Program {
         self.policy.check()?;
         let stats = self.policy.stats();
         let left = [stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes];
-        if left.iter().any(|bytes| bytes.all.current != 0) {
+        if left.iter().any(|bytes| bytes.all().current != 0) {
             return Err(format!("the counters are not back at nothing: {left:?}"));
         }
         match self.device.left() {

@@ -157,11 +157,11 @@ fn a_caching_policy_makes_no_driver_call_in_steady_state() {
         let mut blocks = Vec::new();
         for size in [512, 4 << 20, 70 << 20, 300 << 20] {
             let request = Request { size, stream, pool: PoolId::DEFAULT };
-            let mut env = Env { device: &mut device, log: &mut log };
+            let mut env = Env::new(&mut device, &mut log);
             blocks.push(policy.allocate(&mut env, request).expect("there is room").block);
         }
         for block in blocks {
-            let mut env = Env { device: &mut device, log: &mut log };
+            let mut env = Env::new(&mut device, &mut log);
             policy.free(&mut env, block).expect("it is in use");
         }
         let calls = device.calls().total();

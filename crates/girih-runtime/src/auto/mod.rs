@@ -290,7 +290,7 @@ impl Wrapper for Auto {
             return operation(&mut self.lake, env);
         }
         let mut tee = self.recorder.tee(env.log);
-        let mut env = Env { device: env.device, log: &mut tee };
+        let mut env = Env::new(env.device, &mut tee);
         operation(&mut self.lake, &mut env)
     }
 
@@ -304,21 +304,28 @@ impl Wrapper for Auto {
                 self.find_way(env);
             }
         }
-        let granted = self.run(env, |lake, env| Policy::allocate(lake, env, request))?;
-        if let Some((_, shadow)) = &mut self.next
+        let granted = if self.recorder.is_on() {
+            self.run(env, |lake, env| Policy::allocate(lake, env, request))
+        } else {
+            // The same without a recorder. `Policy::allocate` would be a call.
+            Wrapper::allocate(&mut self.lake, env, request)
+        };
+        if let (Some((_, shadow)), Ok(granted)) = (&mut self.next, &granted)
             && request.pool == PoolId::DEFAULT
         {
             shadow.see(&request, granted.block);
         }
-        Ok(granted)
+        granted
     }
 
     fn free(&mut self, env: &mut Env<'_>, block: BlockId) -> Result<(), AllocError> {
-        self.run(env, |lake, env| Policy::free(lake, env, block))?;
         if let Some((_, shadow)) = &mut self.next {
             shadow.free(block);
         }
-        Ok(())
+        if self.recorder.is_on() {
+            return self.run(env, |lake, env| Policy::free(lake, env, block));
+        }
+        Wrapper::free(&mut self.lake, env, block)
     }
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {

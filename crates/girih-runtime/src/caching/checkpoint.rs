@@ -146,8 +146,7 @@ impl Caching {
     fn free_at_once(&mut self, env: &mut Env<'_>, id: BlockId) {
         let Block { address, size, requested, home, .. } = self.blocks[id];
         self.blocks[id].allocated = false;
-        self.stats.allocation.decrease(home.is_small(), 1);
-        self.stats.allocated_bytes.decrease(home.is_small(), size);
+        self.stats.count_free(home.is_small(), size);
         if size >= self.config.max_split_size {
             self.stats.oversize_allocations.decrease(1);
         }
@@ -196,12 +195,7 @@ impl Caching {
 
     fn count_carved(&mut self, env: &mut Env<'_>, id: BlockId) {
         let Block { address, size, requested, home, .. } = self.blocks[id];
-        let is_small = home.is_small();
-        self.stats.allocation.increase(is_small, 1);
-        self.stats.allocated_bytes.increase(is_small, size);
-        self.stats.active.increase(is_small, 1);
-        self.stats.active_bytes.increase(is_small, size);
-        self.stats.requested_bytes.increase(is_small, requested);
+        self.stats.count_allocation(home.is_small(), size, requested);
         if size >= self.config.max_split_size {
             self.stats.oversize_allocations.increase(1);
         }

@@ -268,8 +268,7 @@ impl Policy for Caching {
         }
         self.blocks[id].allocated = false;
         let (pool, is_small) = (self.pools.owner(home.pool).id, home.is_small());
-        self.stats.allocation.decrease(is_small, 1);
-        self.stats.allocated_bytes.decrease(is_small, size);
+        self.stats.count_free(is_small, size);
         env.log(Action::FreeRequested, address, requested, home.stream, pool);
         if size >= self.config.max_split_size {
             self.stats.oversize_allocations.decrease(1);

@@ -161,14 +161,9 @@ impl Caching {
         block.allocated = true;
         block.requested = requested;
         let (address, size, is_small) = (block.address, block.size, block.home.is_small());
-        let stats = &mut self.stats;
-        stats.allocation.increase(is_small, 1);
-        stats.allocated_bytes.increase(is_small, size);
-        stats.active.increase(is_small, 1);
-        stats.active_bytes.increase(is_small, size);
-        stats.requested_bytes.increase(is_small, requested);
+        self.stats.count_allocation(is_small, size, requested);
         if size >= self.config.max_split_size {
-            stats.oversize_allocations.increase(1);
+            self.stats.oversize_allocations.increase(1);
         }
         Granted { block: id, address, size }
     }
@@ -233,9 +228,7 @@ impl Caching {
                 stats.inactive_split_bytes.decrease(is_small, gained);
             }
         }
-        stats.active.decrease(is_small, 1);
-        stats.active_bytes.decrease(is_small, size);
-        stats.requested_bytes.decrease(is_small, requested);
+        stats.count_complete(is_small, size, requested);
     }
 
     /// Merges a mapped block with its free mapped neighbours and puts it on its shelf, in the place

@@ -31,7 +31,7 @@ impl Caching {
 
     /// Bytes held of the device: segments and mapped pages (`total_allocated_memory`).
     pub(super) fn held(&self) -> u64 {
-        self.stats.reserved_bytes.all.current
+        self.stats.reserved_bytes.all().current
     }
 
     /// The way of a request that no free block serves. Returns a block that is in no free set.
@@ -89,6 +89,7 @@ impl Caching {
     }
 
     /// The error of a request that failed. Logs and counts nothing.
+    #[cold]
     pub(super) fn out_of_memory(
         &self,
         env: &mut Env<'_>,

@@ -232,7 +232,7 @@ impl Caching {
             let held = self.blocks.iter().map(|(_, block)| block);
             let held = held.filter(|block| block.mapped && of_pool(block));
             let counted: u64 = held.map(|block| block.size).sum();
-            let kept = self.pools.reserved(owner.id).map_or(0, |kept| kept.all.current);
+            let kept = self.pools.reserved(owner.id).map_or(0, |kept| kept.all().current);
             if kept != counted {
                 return Err(format!("{:?} holds {counted} bytes, {kept} are kept", owner.id));
             }

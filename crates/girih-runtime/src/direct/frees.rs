@@ -95,8 +95,7 @@ impl Direct {
         block.state = BlockState::PendingFree;
         let (is_small, size) = (block.is_small(), block.size);
         let &mut Block { address, requested, stream, .. } = block;
-        self.beside.stats.allocation.decrease(is_small, 1);
-        self.beside.stats.allocated_bytes.decrease(is_small, size);
+        self.beside.stats.count_free(is_small, size);
         env.log(Action::FreeRequested, address, requested, stream, PoolId::DEFAULT);
     }
 
@@ -108,9 +107,7 @@ impl Direct {
         env.log(Action::FreeCompleted, address, requested, stream, PoolId::DEFAULT);
         env.log(Action::SegmentFree, address, size, stream, PoolId::DEFAULT);
         let stats = &mut self.beside.stats;
-        stats.active.decrease(is_small, 1);
-        stats.active_bytes.decrease(is_small, size);
-        stats.requested_bytes.decrease(is_small, requested);
+        stats.count_complete(is_small, size, requested);
         stats.segment.decrease(is_small, 1);
         stats.reserved_bytes.decrease(is_small, size);
         stats.num_device_free += 1;

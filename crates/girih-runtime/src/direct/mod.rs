@@ -80,15 +80,9 @@ impl Direct {
         env.log(Action::SegmentAlloc, address, size, stream, pool);
         env.log(Action::Alloc, address, requested, stream, pool);
         let stats = &mut self.beside.stats;
-        for counter in [&mut stats.segment, &mut stats.allocation, &mut stats.active] {
-            counter.increase(is_small, 1);
-        }
-        for bytes in
-            [&mut stats.reserved_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes]
-        {
-            bytes.increase(is_small, size);
-        }
-        stats.requested_bytes.increase(is_small, requested);
+        stats.segment.increase(is_small, 1);
+        stats.reserved_bytes.increase(is_small, size);
+        stats.count_allocation(is_small, size, requested);
         stats.num_device_alloc += 1;
         Granted { block: self.blocks.add(block), address, size }
     }

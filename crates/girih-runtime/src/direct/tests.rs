@@ -35,7 +35,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Direct, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.policy, &mut env);
         self.policy.check().unwrap();
         result
@@ -66,7 +66,7 @@ impl Machine {
     }
 
     fn reserved(&self) -> u64 {
-        self.policy.stats().reserved_bytes.all.current
+        self.policy.stats().reserved_bytes.all().current
     }
 
     /// Calls of the device by which events are recorded or asked for, or something waits, or memory
@@ -166,7 +166,7 @@ fn before_a_request_is_refused_streams_are_waited_for() {
             assert_eq!(machine.reserved(), 60 * MIB);
             machine.alloc(80 * MIB, pool);
             let stats = machine.policy.stats();
-            assert_eq!((stats.num_ooms, stats.reserved_bytes.all.current), (0, 80 * MIB));
+            assert_eq!((stats.num_ooms, stats.reserved_bytes.all().current), (0, 80 * MIB));
             assert!(stats.num_alloc_retries > 0);
         }
     }
@@ -222,7 +222,7 @@ fn a_private_pool_is_brought_back_to_its_checkpoint() {
     assert_eq!(restored.freed, [(later.block, later.address)]);
     let addresses: Vec<Address> = restored.allocated.iter().map(|block| block.address).collect();
     assert_eq!(addresses, [recorded.address]);
-    assert_eq!(machine.policy.stats().allocated_bytes.all.current, 6 * MIB);
+    assert_eq!(machine.policy.stats().allocated_bytes.all().current, 6 * MIB);
     machine.free(outside);
     machine.free(restored.allocated[0]);
 }
@@ -249,7 +249,7 @@ fn in_a_capture_nothing_goes_back_and_no_event_is_recorded_or_asked() {
     assert!(machine.ask(GIB, NONE).is_err());
     assert_eq!(machine.calls_that_a_capture_forbids(), before);
     assert_eq!(machine.reserved(), 100 * MIB + 512);
-    assert_eq!(machine.policy.stats().allocation.all.current, 0);
+    assert_eq!(machine.policy.stats().allocation.all().current, 0);
     machine.policy.end_pool(POOL, true);
     machine.with(Policy::process_events).unwrap();
     // Only the side stream, and the pool of the graph, hold anything yet.

@@ -80,8 +80,7 @@ impl Gmlake {
         let grant = &mut self.grants[id];
         grant.state = BlockState::PendingFree;
         let &mut Grant { address, size, requested, stream, .. } = grant;
-        self.beside.stats.allocation.decrease(false, 1);
-        self.beside.stats.allocated_bytes.decrease(false, size);
+        self.beside.stats.count_free(false, size);
         env.log(Action::FreeRequested, address, requested, stream, PoolId::DEFAULT);
     }
 
@@ -90,9 +89,6 @@ impl Gmlake {
         let Grant { place, address, size, requested, stream, .. } = self.grants.remove(id);
         self.pools.give_back(place);
         env.log(Action::FreeCompleted, address, requested, stream, PoolId::DEFAULT);
-        let stats = &mut self.beside.stats;
-        stats.active.decrease(false, 1);
-        stats.active_bytes.decrease(false, size);
-        stats.requested_bytes.decrease(false, requested);
+        self.beside.stats.count_complete(false, size, requested);
     }
 }

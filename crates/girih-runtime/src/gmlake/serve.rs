@@ -152,14 +152,7 @@ impl Gmlake {
         let block = self.grants.add(grant);
         self.pools.take(place, block);
         env.log(Action::Alloc, address, requested, stream, pool);
-        let stats = &mut self.beside.stats;
-        for counter in [&mut stats.allocation, &mut stats.active] {
-            counter.increase(false, 1);
-        }
-        for bytes in [&mut stats.allocated_bytes, &mut stats.active_bytes] {
-            bytes.increase(false, size);
-        }
-        stats.requested_bytes.increase(false, requested);
+        self.beside.stats.count_allocation(false, size, requested);
         Granted { block, address, size }
     }
 }

@@ -240,6 +240,6 @@ impl Simulated for Gmlake {
 
     /// What was requested: blocks are whole handles, and what a request leaves of them nobody uses.
     fn used_peak(&self, stats: &Stats) -> u64 {
-        stats.requested_bytes.all.peak
+        stats.requested_bytes.all().peak
     }
 }

@@ -260,7 +260,7 @@ impl Bench {
         let calls = self.device.totals().since(&before);
         Ok(StepReport {
             step,
-            reserved: self.policy.stats().reserved_bytes.all.current,
+            reserved: self.policy.stats().reserved_bytes.all().current,
             calls: calls.called().map(|(call, total)| (call, total.calls)).collect(),
             segments: self.layout(),
         })
@@ -276,7 +276,7 @@ impl Bench {
     }
 
     fn allocate(&mut self, size: u64) -> Result<(), Failure> {
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         let request = Request { size, stream: StreamId(0), pool: POOL };
         let Granted { block, .. } = self.policy.allocate(&mut env, request)?;
         self.blocks.push(Some(block));
@@ -286,7 +286,7 @@ impl Bench {
     fn free(&mut self, number: usize) -> Result<(), Failure> {
         let place = self.blocks.get_mut(number).ok_or(Failure::NotInUse(number))?;
         let block = place.take().ok_or(Failure::NotInUse(number))?;
-        let mut env = Env { device: &mut self.device, log: &mut () };
+        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
         Ok(self.policy.free(&mut env, block)?)
     }
 

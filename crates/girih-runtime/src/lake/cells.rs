@@ -137,14 +137,20 @@ impl Bits {
     /// Sets the bits of the span. False, and nothing is set, if one of them is.
     #[inline]
     pub(super) fn take(&mut self, span: Span) -> bool {
-        let ends = span.ends();
-        if let (low, None) = ends {
-            // Most blocks touch few cells.
-            let word = &mut self.0[low.0];
-            let is_free = *word & low.1 == 0;
-            *word |= if is_free { low.1 } else { 0 };
-            return is_free;
+        let (low, high) = span.ends();
+        if high.is_some() {
+            return self.take_words(span);
         }
+        // Most blocks touch few cells.
+        let word = &mut self.0[low.0];
+        let is_free = *word & low.1 == 0;
+        *word |= if is_free { low.1 } else { 0 };
+        is_free
+    }
+
+    /// The same of cells whose bits lie in several words.
+    #[inline(never)]
+    fn take_words(&mut self, span: Span) -> bool {
         if self.is_any(span) {
             return false;
         }
@@ -160,8 +166,11 @@ impl Bits {
         let (low, high) = span.ends();
         fill(&mut self.0[low.0], low.1);
         if let Some(high) = high {
-            self.0[low.0 + 1..high.0].fill(if set { u64::MAX } else { 0 });
             fill(&mut self.0[high.0], high.1);
+            // Mostly there is nothing in between, and a call to fill it would cost more than all of this.
+            if low.0 + 1 < high.0 {
+                self.0[low.0 + 1..high.0].fill(if set { u64::MAX } else { 0 });
+            }
         }
     }
 

@@ -19,10 +19,10 @@ use girih_trace::{MarkKind, StreamId};
 
 use super::block::{Block, Home};
 use super::cells::Span;
-use super::places::Places;
+use super::places::{Places, Reserved};
 use super::views::Part;
 use super::window::Window;
-use super::{Follower, Lake, Search};
+use super::{EntryId, Follower, Lake, Search};
 use crate::chain::NIL;
 use crate::device::Address;
 use crate::order::Stamp;
@@ -271,16 +271,43 @@ impl Lake {
     }
 
     /// The place of a request as a block, if it has one that is free.
-    #[inline]
+    ///
+    /// In a run that repeats and has one stream, nearly all places are had as written here: the entry is the
+    /// expected one, its place is free, and of the size that it always had. All else is another function, so
+    /// that what it needs is not kept ready each time.
+    #[inline(always)]
     pub(super) fn take_place(
         &mut self,
         env: &mut Env<'_>,
         request: &Request,
         size: u64,
     ) -> Option<BlockId> {
-        let Followed { follower, places, window, .. } = &mut **self.followed.as_mut()?;
+        let Followed { follower, places, window, lost, .. } = &mut **self.followed.as_mut()?;
         window.last_uses.see(request.stream, window.cell_count(), &mut self.order);
         let entry = follower.follow(request.size, request.stream);
+        if let Some(entry) = entry
+            && let Some(&Reserved { offset, span, fence, .. }) = places.whole(entry, size)
+            && window.last_uses.is_trivial()
+            && window.take(span)
+        {
+            self.following.note(true, request.size);
+            *lost = 0;
+            let block = Block::in_place(window.address(offset), size, span, window);
+            return Some(self.heap.blocks.insert(Block { fence, ..block }));
+        }
+        self.take_place_of(env, request, size, entry)
+    }
+
+    /// The same of any entry, in any order of streams, and if it must be claimed.
+    #[inline(never)]
+    fn take_place_of(
+        &mut self,
+        env: &mut Env<'_>,
+        request: &Request,
+        size: u64,
+        entry: Option<EntryId>,
+    ) -> Option<BlockId> {
+        let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
         let spot = entry.and_then(|entry| places.spot(entry, size, window.cells()));
         let taken = spot.filter(|spot| window.take(spot.span));
         let taken = taken.or_else(|| spot.filter(|spot| self.claim_place(env, spot.span, size)));

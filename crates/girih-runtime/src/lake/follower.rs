@@ -48,6 +48,8 @@ struct Expected {
     accepts: (u64, u64),
     stream: StreamId,
     next: u32,
+    /// An interlude may come before the next one.
+    leads_aside: bool,
 }
 
 impl Expected {
@@ -133,7 +135,9 @@ impl Follower {
             };
             for (index, entry) in (span.start..).zip(&sequence.entries) {
                 let next = if index + 1 == span.end { after } else { index + 1 };
-                entries.push(Expected { accepts: range(entry), stream: entry.stream, next });
+                let leads_aside = interludes.binary_search_by_key(&next, |&(at, _)| at).is_ok();
+                let (accepts, stream) = (range(entry), entry.stream);
+                entries.push(Expected { accepts, stream, next, leads_aside });
             }
         }
         let grams = grams(&entries, &sequences);
@@ -152,13 +156,30 @@ impl Follower {
     }
 
     /// The entry whose place this request has, if it has one. Takes a step along the plan.
+    #[inline]
     pub fn follow(&mut self, size: u64, stream: StreamId) -> Option<EntryId> {
         self.recent.rotate_left(1);
         self.recent[IN_STEP as usize - 1] = size;
-        let kept_up = match self.alternatives.is_empty() {
-            true => None,
-            false => self.step_alternatives(size, stream),
-        };
+        if self.alternatives.is_empty()
+            && let Some(expected) = self.entries.get(self.position as usize)
+            && expected.is(size, stream)
+        {
+            let found = self.position;
+            if expected.leads_aside {
+                self.arrive(expected.next);
+            } else {
+                self.position = expected.next;
+            }
+            self.odd = 0;
+            return Some(EntryId(found));
+        }
+        self.follow_odd(size, stream)
+    }
+
+    /// The same of a request that is odd, or comes while there is an alternative.
+    #[inline(never)]
+    fn follow_odd(&mut self, size: u64, stream: StreamId) -> Option<EntryId> {
+        let kept_up = self.step_alternatives(size, stream);
         if let Some(expected) = self.entries.get(self.position as usize)
             && expected.is(size, stream)
         {

@@ -9,8 +9,10 @@
 use girih_trace::{Action, PoolId, StreamId};
 
 use super::Lake;
+use super::block::Block;
 use super::views::Part;
 use crate::device::{Device, DeviceError};
+use crate::order::Stamp;
 use crate::policy::{AllocError, BlockId, Env};
 use crate::wrapper::Wrapper;
 
@@ -25,55 +27,77 @@ impl Lake {
     }
 
     /// Takes back a block of the lake.
+    #[inline]
     pub(super) fn free_own(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
-        let block = *self.heap.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
-        let is_deferred = block.shared && (self.is_capturing() || self.is_captured(env, id)?);
-        if block.shared && !is_deferred {
+        let block = self.heap.blocks.allocated(id).ok_or(AllocError::UnknownBlock(id))?;
+        if block.shared {
+            return self.free_shared(env, id);
+        }
+        self.let_go(env, id);
+        self.complete(env, id);
+        Ok(())
+    }
+
+    /// The same of a block that other streams use.
+    #[cold]
+    #[inline(never)]
+    fn free_shared(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), AllocError> {
+        let is_deferred = self.is_capturing() || self.is_captured(env, id)?;
+        if !is_deferred {
             self.record_events(env.device, id)?;
         }
-        self.heap.blocks[id].allocated = false;
-        let split = self.beside.inner().config().max_split_size;
-        let stats = &mut self.beside.stats;
-        stats.allocation.decrease(block.is_small(), 1);
-        stats.allocated_bytes.decrease(block.is_small(), block.size);
-        if block.size >= split {
-            stats.oversize_allocations.decrease(1);
-        }
-        let (pool, stream) = (PoolId::DEFAULT, block.user);
-        env.log(Action::FreeRequested, block.address, block.requested, stream, pool);
+        self.let_go(env, id);
         if is_deferred {
             self.deferred.push(id);
-        } else if !block.shared {
-            self.complete(env, id);
         }
         Ok(())
+    }
+
+    /// The program uses a block no more.
+    #[inline]
+    fn let_go(&mut self, env: &mut Env<'_>, id: BlockId) {
+        let block = &mut self.heap.blocks[id];
+        block.allocated = false;
+        let &mut Block { address, size, requested, user, .. } = block;
+        let is_small = block.is_small();
+        let split = self.beside.inner().config().max_split_size;
+        let stats = &mut self.beside.stats;
+        stats.count_free(is_small, size);
+        if size >= split {
+            stats.oversize_allocations.decrease(1);
+        }
+        env.log(Action::FreeRequested, address, requested, user, PoolId::DEFAULT);
     }
 
     /// Makes the bytes of a freed block free. The block is gone afterwards, or another.
     #[inline]
     fn complete(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let block = self.heap.blocks[id];
-        let (pool, stream) = (PoolId::DEFAULT, block.user);
-        env.log(Action::FreeCompleted, block.address, block.requested, stream, pool);
+        let block = &mut self.heap.blocks[id];
         let freed = self.order.free();
-        self.heap.blocks[id].requested = freed;
-        if block.planned {
+        let requested = std::mem::replace(&mut block.requested, freed);
+        let &mut Block { address, size, user, planned, .. } = block;
+        let is_small = block.is_small();
+        env.log(Action::FreeCompleted, address, requested, user, PoolId::DEFAULT);
+        if planned {
             self.leave_place(id, freed);
-        } else if block.is_stitched() {
-            self.return_view(id);
         } else {
-            if stream != block.home.stream {
-                self.order.want();
-                let part = Part { address: block.address, size: block.size };
-                self.stain(part, block.home.stream, Some(stream), freed);
-            }
-            self.heap.shelve(id);
+            self.return_bytes(id, freed);
         }
-        self.in_use -= block.size;
-        let stats = &mut self.beside.stats;
-        stats.active.decrease(block.is_small(), 1);
-        stats.active_bytes.decrease(block.is_small(), block.size);
-        stats.requested_bytes.decrease(block.is_small(), block.requested);
+        self.in_use -= size;
+        self.beside.stats.count_complete(is_small, size, requested);
+    }
+
+    /// Gives the bytes of a block that has no place in a window back to whom they are of.
+    fn return_bytes(&mut self, id: BlockId, freed: Stamp) {
+        let Block { address, size, user, home, .. } = self.heap.blocks[id];
+        if self.heap.blocks[id].is_stitched() {
+            return self.return_view(id);
+        }
+        if user != home.stream {
+            self.order.want();
+            self.stain(Part { address, size }, home.stream, Some(user), freed);
+        }
+        self.heap.shelve(id);
     }
 
     /// True if a graph is being captured from another stream of a block, begun by whomever: no event may be

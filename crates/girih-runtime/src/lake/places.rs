@@ -145,6 +145,13 @@ impl Places {
         &self.places[entry.0 as usize]
     }
 
+    /// The place of an entry if a block of `size` bytes takes all of it and shares it with no other: no room
+    /// to fill, no cells to look for.
+    #[inline]
+    pub(super) fn whole(&self, entry: super::EntryId, size: u64) -> Option<&Reserved> {
+        Some(self.get(entry)).filter(|place| size == place.bytes && place.room == ALONE)
+    }
+
     /// Where a block of `size` bytes goes that is asked for as an entry; none if it has no place, or one that
     /// is too small.
     #[inline]

@@ -92,7 +92,7 @@ impl Lake {
             self.take_back_places();
             return Ok(granted);
         }
-        let after = self.beside.stats.reserved_bytes.all.current.saturating_add(search.size);
+        let after = self.beside.stats.reserved_bytes.all().current.saturating_add(search.size);
         if self.beside.inner().config().throw_on_cudamalloc_oom
             && after > env.device.memory_info().total
         {

@@ -35,7 +35,7 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut self.log };
+        let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.lake, &mut env);
         Policy::check(&self.lake).unwrap();
         result
@@ -72,7 +72,7 @@ impl Machine {
     }
 
     fn reserved(&self) -> u64 {
-        self.stats().reserved_bytes.all.current
+        self.stats().reserved_bytes.all().current
     }
 
     /// A block that its stream uses.

@@ -84,7 +84,7 @@ impl Simulated for Learner {
     }
 
     fn learning(&self) -> Option<Learning> {
-        let peaks = |of: &Stats| (of.allocated_bytes.all.peak, of.reserved_bytes.all.peak);
+        let peaks = |of: &Stats| (of.allocated_bytes.all().peak, of.reserved_bytes.all().peak);
         let now = Policy::stats(&self.auto);
         Some(Learning {
             switches: self.auto.switches().to_vec(),

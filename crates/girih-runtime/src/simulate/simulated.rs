@@ -54,7 +54,7 @@ pub(crate) trait Simulated: Policy {
 
     /// Of these counters, the most bytes that were of use at once.
     fn used_peak(&self, stats: &Stats) -> u64 {
-        stats.allocated_bytes.all.peak
+        stats.allocated_bytes.all().peak
     }
 
     /// How well a plan was followed; None of a policy that follows none.

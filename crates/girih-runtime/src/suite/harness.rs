@@ -345,7 +345,7 @@ impl<S: Stage> Harness<S> {
             return;
         }
         let result = {
-            let mut env = Env { device: self.stage.device(), log: &mut self.log };
+            let mut env = Env::new(self.stage.device(), &mut self.log);
             self.policy.restore(&mut env, &checkpoint)
         };
         let restored = match result {
@@ -380,10 +380,10 @@ impl<S: Stage> Harness<S> {
     /// Empties the cache: what goes back is what was said to be releasable, if nothing waits.
     fn empty_cache(&mut self) {
         let stats = self.policy.stats();
-        let waits = stats.active.all.current > stats.allocation.all.current;
-        let (reserved, releasable) = (stats.reserved_bytes.all.current, self.policy.releasable());
+        let waits = stats.active.all().current > stats.allocation.all().current;
+        let (reserved, releasable) = (stats.reserved_bytes.all().current, self.policy.releasable());
         let is_done = self.call(|policy, env| policy.empty_cache(env)).is_some();
-        let left = self.policy.stats().reserved_bytes.all.current;
+        let left = self.policy.stats().reserved_bytes.all().current;
         if is_done && !waits && releasable > 0 && left != reserved - releasable {
             self.fail(&format!(
                 "{releasable} of {reserved} bytes were releasable, and {left} are left"
@@ -396,7 +396,7 @@ impl<S: Stage> Harness<S> {
         &mut self,
         operation: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Option<T> {
-        let mut env = Env { device: self.stage.device(), log: &mut self.log };
+        let mut env = Env::new(self.stage.device(), &mut self.log);
         match operation(self.policy.as_mut(), &mut env) {
             Ok(value) => Some(value),
             Err(AllocError::OutOfMemory { .. }) => None,
@@ -474,12 +474,12 @@ impl<S: Stage> Harness<S> {
         if let Err(error) = self.policy.check() {
             self.fail(&error);
         }
-        let allocated = self.policy.stats().allocated_bytes.all.current;
+        let allocated = self.policy.stats().allocated_bytes.all().current;
         let given: u64 = self.live.iter().map(|live| live.granted.size).sum();
         if allocated != given {
             self.fail(&format!("{allocated} bytes allocated, {given} given"));
         }
-        let reserved = self.policy.stats().reserved_bytes.all.current;
+        let reserved = self.policy.stats().reserved_bytes.all().current;
         let mut visible = 0;
         let mut last = 0;
         self.policy.visit(&mut |segment, blocks| {
@@ -543,7 +543,7 @@ impl<S: Stage> Harness<S> {
             ("inactive_split_bytes", stats.inactive_split_bytes),
             ("requested_bytes", stats.requested_bytes),
         ] {
-            let present = [counters.all.current, counters.small.current, counters.large.current];
+            let present = [counters.all().current, counters.small.current, counters.large.current];
             if present != [0; 3] {
                 self.fail(&format!("{name} is {present:?} when everything is freed"));
             }

@@ -160,7 +160,7 @@ pub fn refuses_what_is_not_in_use(make: Make<'_>) {
     let block = harness.live[0].granted.block;
     harness.free(0);
     let Harness { stage, policy, log, .. } = &mut harness;
-    let mut env = Env { device: stage, log };
+    let mut env = Env::new(stage, log);
     for id in [block, BlockId(u32::MAX), BlockId(7_777)] {
         assert_eq!(policy.free(&mut env, id), Err(AllocError::UnknownBlock(id)));
         let recorded = policy.record_stream(&mut env, id, StreamId(1));

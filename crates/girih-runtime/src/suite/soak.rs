@@ -113,7 +113,7 @@ pub fn soak(soak: &Soak, policy: Box<dyn Policy>) -> Soaked {
             harness.stage.inject(Fault::nth(call));
             harness.fault = Some(call);
         }
-        let held = harness.policy.stats().allocated_bytes.all.current;
+        let held = harness.policy.stats().allocated_bytes.all().current;
         let op = if index % STEP == 0 { Op::Step } else { chance.op(held > aim) };
         let before = harness.live.len();
         harness.step(index, op);
@@ -125,7 +125,7 @@ pub fn soak(soak: &Soak, policy: Box<dyn Policy>) -> Soaked {
         }
     }
     let stats = harness.policy.stats();
-    let (peak, stitches) = (stats.reserved_bytes.all.peak, stats.num_stitches);
+    let (peak, stitches) = (stats.reserved_bytes.all().peak, stats.num_stitches);
     harness.finish();
     Soaked { faults, failed: asked - given, peak, stitches, calls: harness.stage.calls() }
 }

@@ -30,7 +30,7 @@ fn run<P: Stitcher>(world: &mut World<P>, kind: Kind, seed: u64, what: &str) -> 
     assert_eq!(world.device.live(), LiveObjects::default(), "{what}");
     assert_eq!((world.reserved(), world.shadow.held()), (0, 0), "{what}");
     let active = world.lake.stats().active_bytes;
-    assert_eq!((active.all.current, active.large.current), (0, 0), "{what}");
+    assert_eq!((active.all().current, active.large.current), (0, 0), "{what}");
     seen
 }
 

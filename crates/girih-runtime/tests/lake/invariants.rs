@@ -270,8 +270,8 @@ fn every_counter_comes_back_to_zero<P: Stitcher>() {
         let Stats { segment, active, allocated_bytes, reserved_bytes, requested_bytes, .. } =
             world.lake.stats();
         for counters in [segment, active, allocated_bytes, reserved_bytes, requested_bytes] {
-            assert_eq!(counters.all.current, 0, "seed {seed}");
-            assert_eq!(counters.all.freed(), counters.all.allocated, "seed {seed}");
+            assert_eq!(counters.all().current, 0, "seed {seed}");
+            assert_eq!(counters.all().freed(), counters.all().allocated, "seed {seed}");
         }
     }
 }

@@ -61,7 +61,7 @@ impl<P: Policy> World<P> {
         operation: impl FnOnce(&mut P, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let mut device = Watched { device: &mut self.device, shadow: &mut self.shadow };
-        let mut env = Env { device: &mut device, log: &mut self.log };
+        let mut env = Env::new(&mut device, &mut self.log);
         let result = operation(&mut self.lake, &mut env);
         self.lake.check().unwrap();
         assert_eq!(self.shadow.misuses, [], "what is refused is owed, and no error tells of it");
@@ -162,7 +162,7 @@ impl<P: Policy> World<P> {
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.lake.stats().reserved_bytes.all.current
+        self.lake.stats().reserved_bytes.all().current
     }
 
     /// Bytes of views that were unmapped so far. For expandable segments.

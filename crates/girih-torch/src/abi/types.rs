@@ -138,7 +138,7 @@ impl Stat {
     /// The counters of both pools, of small and of large requests.
     pub(crate) fn all_of(counters: &Counters, baseline: &Counters) -> [Stat; 3] {
         [
-            Stat::of(&counters.all, &baseline.all),
+            Stat::of(&counters.all(), &baseline.all()),
             Stat::of(&counters.small, &baseline.small),
             Stat::of(&counters.large, &baseline.large),
         ]

@@ -77,7 +77,7 @@ impl Heap {
             let info = state.device.memory_info();
             let policy = state.engine.policy();
             let allowed = policy.limit(info.total).unwrap_or(info.total);
-            let reserved = policy.stats().reserved_bytes.all.current;
+            let reserved = policy.stats().reserved_bytes.all().current;
             let obtainable = info.free.min(allowed.saturating_sub(reserved));
             Ok(obtainable.max(oom::largest_free(policy)))
         })

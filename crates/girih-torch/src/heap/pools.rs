@@ -39,7 +39,9 @@ impl State {
         stream: u64,
         pool: (u64, u64),
     ) -> Outcome<Address> {
-        let Some(&source) = self.sources.get(&pool) else {
+        let source = self.sources.get(&pool).copied();
+        let pool = self.pool(pool)?;
+        let Some(source) = source else {
             return self.allocate(size, stream, pool);
         };
         self.device.take_from(Some(source));

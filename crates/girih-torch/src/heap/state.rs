@@ -123,7 +123,7 @@ impl State {
 
     /// The policy and what it works in.
     pub(crate) fn parts(&mut self) -> (&mut dyn Policy, Env<'_>) {
-        let env = Env { device: &mut *self.device, log: &mut self.journal };
+        let env = Env::new(&mut *self.device, &mut self.journal);
         (self.engine.policy_mut(), env)
     }
 
@@ -199,14 +199,9 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn allocate(
-        &mut self,
-        size: u64,
-        stream: u64,
-        pool: (u64, u64),
-    ) -> Outcome<Address> {
-        let request = Request { size, stream: self.stream(stream)?, pool: self.pool(pool)? };
-        let mut env = Env { device: &mut *self.device, log: &mut self.journal };
+    pub(super) fn allocate(&mut self, size: u64, stream: u64, pool: PoolId) -> Outcome<Address> {
+        let request = Request { size, stream: self.stream(stream)?, pool };
+        let mut env = Env::new(&mut *self.device, &mut self.journal);
         match self.engine.allocate(&mut env, request) {
             Ok(granted) => Ok(self.enter(granted)),
             Err(error) => Err(self.explain(request, error)),
@@ -236,7 +231,7 @@ impl State {
     #[inline]
     pub(super) fn free(&mut self, address: Address) -> Outcome<bool> {
         let Some((place, block)) = self.blocks.find(address) else { return Ok(false) };
-        let mut env = Env { device: &mut *self.device, log: &mut self.journal };
+        let mut env = Env::new(&mut *self.device, &mut self.journal);
         self.engine.free(&mut env, block)?;
         self.blocks.remove(place);
         Ok(true)
@@ -316,7 +311,7 @@ impl State {
     /// See [`Heap::check`](super::Heap::check).
     pub(super) fn check(&self) -> Result<(), String> {
         self.engine.policy().check()?;
-        let blocks = self.engine.policy().stats().allocation.all.current;
+        let blocks = self.engine.policy().stats().allocation.all().current;
         if blocks != self.blocks.len() as u64 {
             return Err(format!("{blocks} blocks are in use, {} are known", self.blocks.len()));
         }

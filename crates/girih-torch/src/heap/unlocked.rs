@@ -87,7 +87,7 @@ impl State {
         };
         let request = Request { size: left.size, stream, pool };
         let taken = taken.map(|address| (address, left.segment));
-        let mut env = Env { device: &mut *self.device, log: &mut self.journal };
+        let mut env = Env::new(&mut *self.device, &mut self.journal);
         match self.engine.go_on(&mut env, request, taken) {
             Ok(granted) => Ok(self.enter(granted)),
             Err(error) => Err(self.explain(request, error)),
@@ -97,6 +97,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use girih_trace::PoolId;
+
     use super::*;
     use crate::settings::Settings;
 
@@ -106,7 +108,7 @@ mod tests {
         let settings = Settings::parse(settings).expect("right settings");
         let heap = Heap::new(0, &settings).expect("a simulated device");
         let is_left = || {
-            let given = heap.with(|state| state.allocate(30 << 20, 0, (0, 0)));
+            let given = heap.with(|state| state.allocate(30 << 20, 0, PoolId::DEFAULT));
             matches!(given.as_ref().map_err(|error| &**error), Err(HeapError::SegmentLeft(_)))
         };
         assert!(!is_left());
