@@ -8,6 +8,8 @@
 //!   model building, step 0     step 1         step 2         eval        step 3
 //! ```
 //!
+//! An iteration may be of another kind than the steady one, in its place: a *variant*.
+//!
 //! Each of these is a [`Sequence`] of [`Entry`]s in the order of the requests. An entry's place is
 //! an offset in the arena, which all sequences share, an offset in the persistent region, where
 //! what lives across iterations is stacked, or [`Place::Outside`]: the fallback serves it. A plan is
@@ -207,6 +209,11 @@ impl Plan {
             (least.saturating_add(entry.size_min), most.saturating_add(entry.size_max))
         });
         most.saturating_sub(least) > most / VARIES
+    }
+
+    /// True if it has iterations of several kinds.
+    pub fn has_kinds(&self) -> bool {
+        self.sequences.iter().any(|sequence| matches!(sequence.role, Role::Variant(_)))
     }
 
     /// True if `auto` follows it: one of iterations that differ is no help where the next differ from those, and one of

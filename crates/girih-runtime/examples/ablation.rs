@@ -162,6 +162,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             ("misfit", auto::Options { misfit: of(usual.misfit), ..usual }),
             ("misfits_max", auto::Options { misfits_max: of_few(usual.misfits_max), ..usual }),
             ("proof", auto::Options { proof: of_few(usual.proof), ..usual }),
+            (
+                "proof_of_kinds",
+                auto::Options { proof_of_kinds: of_few(usual.proof_of_kinds), ..usual },
+            ),
             ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
             ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
             ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),

@@ -105,7 +105,7 @@ impl Iterations {
             return Some((first + inner).min(last - 1));
         }
         let pairs = members.windows(2).filter(|pair| pair[0] + 1 == pair[1]);
-        pairs.map(|pair| pair[0]).last().or(members.iter().rev().nth(1).copied())
+        pairs.map(|pair| pair[0]).next_back().or(members.iter().rev().nth(1).copied())
     }
 }
 

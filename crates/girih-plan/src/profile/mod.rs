@@ -145,12 +145,15 @@ impl<'a> Profile<'a> {
         let steady = iterations.model().map(|model| {
             let is_run = iterations.steady == members.first().copied().zip(members.last().copied());
             let first = if is_run { members[0] } else { first_of_kinds(iterations, lives) };
+            // What the ring is made of must be within.
+            let first = first.min(model);
             let last = members[members.len() - 1];
             let places = iterations.list[model].requests.len() as u32;
             Steady { first, last, model, places }
         });
         let mut is_member = vec![false; iterations.list.len()];
-        members.into_iter().for_each(|number| is_member[number] = true);
+        let first = steady.map_or(0, |steady: Steady| steady.first);
+        members.into_iter().filter(|&k| k >= first).for_each(|number| is_member[number] = true);
         let count = lives.requests.len();
         let mut profile = Profile {
             trace,

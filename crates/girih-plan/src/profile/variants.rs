@@ -42,8 +42,8 @@ struct Left {
 }
 
 impl Profile<'_> {
-    /// The variants of a ring that is laid out in so many rounds and bytes: of each kind one for each round, the largest kinds
-    /// first and after them what came once: of a program that has kinds it may well be one of them.
+    /// The variants of a ring that is laid out in so many rounds and bytes: of each kind one for each round, the
+    /// largest kinds first and after them what came once: of a program that has kinds it may well be one of them.
     pub(super) fn variants(
         &self,
         steady: Steady,

@@ -12,7 +12,8 @@
 //! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
 //!   made of all.
 //! - *Shadowed*: a shadow goes along the plan. An iteration *fits* if at most one byte in [`Options::misfit`] that was
-//!   asked for has no place in it. After [`Options::proof`] in a row that fit the plan is kept for the next launch.
+//!   asked for has no place in it. After [`Options::proof`] in a row that fit, of a plan of several kinds
+//!   [`Options::proof_of_kinds`], the plan is kept for the next launch.
 //! - *Followed*: the lake gives its places, and iterations fit or not as before.
 //!
 //! With a plan, iterations are recorded only for a while ([`Options::watched`]) after one that did not fit. Those that
@@ -45,6 +46,8 @@ pub struct Options {
     pub misfits_max: u32,
     /// A plan is kept once so many iterations in a row did.
     pub proof: u32,
+    /// The same of a plan of several kinds, which come in any order.
+    pub proof_of_kinds: u32,
     /// Iterations that may join the recording, after a plan was taken up and after one that did not fit.
     pub watched: u32,
     /// A plan is held back for so many iterations at most.
@@ -56,9 +59,10 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            misfit: 200,
+            misfit: 50,
             misfits_max: 2,
-            proof: 8,
+            proof: 3,
+            proof_of_kinds: 8,
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
@@ -120,6 +124,8 @@ pub(super) struct Judge {
     misfits: u32,
     /// The plan is known to fit.
     is_proven: bool,
+    /// Iterations in a row that show it.
+    proof: u32,
     /// Iterations that may still join the recording.
     watched: u32,
     /// Iterations that did not fit have joined the recording.
@@ -153,6 +159,7 @@ impl Judge {
             fits: 0,
             misfits: 0,
             is_proven: kept.is_some(),
+            proof: options.proof,
             watched: options.watched,
             has_misfits: false,
             not_before: if kept.is_some() { iteration } else { options.first_try },
@@ -201,8 +208,7 @@ impl Judge {
         self.boundary.is_none() && self.requests >= self.not_before
     }
 
-    /// True if a plan is to be followed: something repeats in it, and it is reliable; more iterations may show that
-    /// what varies is of a few kinds. Without marks the same must have
+    /// True if a plan is to be followed: something repeats in it. Without marks the same must have
     /// been found when the recording was much shorter, for microbatches repeat as well as steps do;
     /// or it takes the place of a plan whose iteration is no longer.
     pub(super) fn trusts(&mut self, plan: &Plan, present: Option<&Arc<Plan>>) -> bool {
@@ -210,11 +216,10 @@ impl Judge {
             self.found = None;
             return false;
         }
-        if !plan.is_reliable() {
-            return false;
-        }
         self.iteration = (plan.iteration_requests() as u64).max(1);
         (self.fits, self.misfits, self.is_proven) = (0, 0, false);
+        let Options { proof, proof_of_kinds, .. } = self.options;
+        self.proof = if plan.has_kinds() { proof_of_kinds } else { proof };
         if self.is_marked() {
             return true;
         }
@@ -323,7 +328,7 @@ impl Judge {
             (self.fits, self.misfits) = (0, self.misfits + 1);
             self.watched = self.options.watched;
         }
-        let is_proven = self.fits == self.options.proof && !self.is_proven;
+        let is_proven = self.fits == self.proof && !self.is_proven;
         self.is_proven |= is_proven;
         let drops_plan = self.misfits >= self.options.misfits_max;
         if drops_plan {

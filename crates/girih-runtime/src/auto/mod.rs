@@ -299,10 +299,8 @@ impl Wrapper for Auto {
     }
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
-        if request.pool == PoolId::DEFAULT {
-            if self.judge.note() {
-                self.find_way(env);
-            }
+        if request.pool == PoolId::DEFAULT && self.judge.note() {
+            self.find_way(env);
         }
         let granted = if self.recorder.is_on() {
             self.run(env, |lake, env| Policy::allocate(lake, env, request))

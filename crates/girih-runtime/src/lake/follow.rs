@@ -212,8 +212,7 @@ impl Lake {
 
     /// Bytes that a plan of so many bytes of places is trusted with while it is followed from the first request on.
     fn foreseen(&self, plan: &Plan, bytes: u64) -> u64 {
-        let trusted = self.with_slack(plan.in_use.min(bytes));
-        if plan.is_tight() { trusted.max(bytes) } else { trusted }
+        self.with_slack(if plan.is_tight() { bytes } else { plan.in_use.min(bytes) })
     }
 
     /// The first block of the segment of a home.

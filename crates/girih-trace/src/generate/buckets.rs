@@ -51,6 +51,11 @@ pub fn buckets(shape: &Buckets, seed: u64) -> Trace {
         let next = alloc(&mut builder, share(activations / 4));
         batch.replace(next).into_iter().for_each(|old| builder.free(old));
         gradients.drain(..).for_each(|old| builder.free(old));
+        // An image that is smaller is made so in more passes.
+        for _ in 0..kinds - kind {
+            let resized = alloc(&mut builder, share(activations / 2));
+            builder.free(resized);
+        }
         let mut kept = Vec::new();
         for _ in 0..layers {
             let wide = alloc(&mut builder, share(2 * activations));
