@@ -20,9 +20,8 @@ use girih_trace::{MarkKind, StreamId};
 /// Every offset and every granted size is a multiple of this, as in PyTorch (`kMinBlockSize`).
 pub const ALIGNMENT: u64 = 512;
 
-/// The places of a tight plan are less than what was in use by one byte in so many at most, and more by one in so
-/// many.
-const TIGHT: (u64, u64) = (100, 333);
+/// The places of a tight plan differ from what was in use by one byte in so many at most.
+const TIGHT: u64 = 100;
 
 /// Iterations differ in sizes if one byte in so many is asked for in some and not in others.
 const VARIES: u64 = 512;
@@ -192,13 +191,11 @@ impl Plan {
         all
     }
 
-    /// True if its places are what was in use at once where it was made: at most one byte in 333 more, so that it
-    /// needs no more than would be held without it, and one in 100 less, so that it leaves little to others.
+    /// True if its places are what was in use at once where it was made, to one byte in 100: it neither needs more
+    /// nor leaves much to others.
     pub fn is_tight(&self) -> bool {
         let places = self.arena_bytes.saturating_add(self.persistent_bytes);
-        let (least, most) =
-            (self.in_use - self.in_use / TIGHT.0, self.in_use + self.in_use / TIGHT.1);
-        (least..=most).contains(&places)
+        places.abs_diff(self.in_use) <= self.in_use / TIGHT
     }
 
     /// True if the iterations that it was made of differ in sizes, by more than one byte in 512: the next may

@@ -12,8 +12,6 @@
 //! stream, and there to stay or not. Small ones, which come and go with a batch's labels or a logged
 //! number, are left out as PyTorch's allocator leaves them out of its large pool.
 
-use std::ops::Range;
-
 use rustc_hash::FxHashMap;
 
 use crate::align::Key;
@@ -22,9 +20,6 @@ use crate::iterations::{Iteration, Iterations, model_iteration};
 
 /// Requests above this are large. Bytes; PyTorch's `kSmallSize`.
 pub const SMALL_MAX: u64 = 1 << 20;
-
-/// Two kinds have about as many requests if one has at most one in so many more.
-const AS_MANY: usize = 16;
 
 /// What is compared of a request: its bytes, its stream, and whether it is ever freed.
 type Large = (u64, StreamId, bool);
@@ -70,28 +65,16 @@ fn live(keys: &[Key]) -> Vec<u64> {
 }
 
 impl Iterations {
-    /// The iterations that a plan's steady one is made of, in order: the steady run; or those of the largest kind, if
-    /// half of all iterations are of one kind or another, and the run is shorter than that or differs in sizes.
-    /// Empty if nothing repeats.
+    /// The iterations that a plan's steady one is made of, in order: the steady run; or those of the largest kind,
+    /// if more iterations than the run's, and half of all, are of one kind or another. Empty if nothing repeats.
     pub fn members(&self) -> Vec<usize> {
         let run = self.steady.map_or(0..0, |(first, last)| first..last + 1);
         let of_kinds = self.kinds.iter().map(Vec::len).sum::<usize>();
-        let has_kinds = of_kinds * 2 >= self.list.len()
-            && (of_kinds > run.len() || self.differs_in_sizes(run.clone()));
+        let has_kinds = of_kinds > run.len() && of_kinds * 2 >= self.list.len();
         match self.kinds.first().filter(|_| has_kinds) {
             Some(kind) => kind.clone(),
             None => run.collect(),
         }
-    }
-
-    /// True if two kinds of a run have about as many requests: they differ in sizes. Where one has more, something
-    /// comes in between.
-    fn differs_in_sizes(&self, run: Range<usize>) -> bool {
-        let in_run = |kind: &&Vec<usize>| kind.iter().any(|k| run.contains(k));
-        let counts = self.kinds.iter().filter(in_run).map(|kind| self.list[kind[0]].requests.len());
-        let mut counts: Vec<usize> = counts.collect();
-        counts.sort_unstable();
-        counts.windows(2).any(|pair| (pair[1] - pair[0]) * AS_MANY <= pair[1])
     }
 
     /// The one of the [`Iterations::members`] that stands for all: the requests of a plan's steady iteration

@@ -52,7 +52,7 @@ pub fn buckets(shape: &Buckets, seed: u64) -> Trace {
         batch.replace(next).into_iter().for_each(|old| builder.free(old));
         gradients.drain(..).for_each(|old| builder.free(old));
         // An image that is smaller is made so in more passes.
-        for _ in 0..kinds - kind {
+        for _ in 0..2 * layers * (kinds - 1 - kind) {
             let resized = alloc(&mut builder, share(activations / 2));
             builder.free(resized);
         }
