@@ -1,8 +1,8 @@
 //! What a plan says of itself: that its peak, its bound and its proof are those of its places.
 //!
 //! A reader of a plan shows these numbers to people and compares plans by them, so they are counted
-//! again from the entries. They speak of the steady iteration with what comes in between, but not of iterations of other kinds; of the
-//! whole sequence in a plan in which nothing repeats:
+//! again from the entries. They speak of the steady iteration with what comes in between, but not of
+//! iterations of other kinds; of the whole sequence in a plan in which nothing repeats:
 //!
 //! - The peak is the highest end of a place in the arena.
 //! - The bound is the most that is alive at once. Time stands still for the ring while an interlude

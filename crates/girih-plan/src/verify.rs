@@ -6,6 +6,7 @@
 //! ranges, indices, interludes beside the ring (`joint`), and what the plan says of itself (`claims`).
 
 use girih_trace::bounds::HELD_MAX;
+use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use crate::check::{self, Violation};
@@ -233,32 +234,30 @@ fn idle_end(plan: &Plan) -> Option<String> {
     })
 }
 
-/// Places of the persistent region overlap nowhere; but of two kinds of iterations, and of two rounds, they may be
-/// the same.
+/// Places of the persistent region do not overlap. The same place may come again: in another sequence or round, and
+/// in the opening once the entry that had it is gone.
 fn verify_persistent(plan: &Plan) -> Result<(), PlanError> {
-    let places_of = |sequence: &Sequence| {
-        let places = sequence.entries.iter().filter_map(|entry| match entry.place {
-            Place::Persistent(offset) => Some((offset, granted(entry.size_max))),
-            _ => None,
-        });
-        places.collect::<Vec<(u64, u64)>>()
-    };
-    let (mut of_all, mut of_kinds) = (Vec::new(), Vec::new());
+    let mut places = Vec::new();
     for sequence in &plan.sequences {
-        let places = places_of(sequence);
-        match sequence.role {
-            Role::Variant(_) | Role::Steady => {
-                of_kinds.extend(places);
+        let rounds = if sequence.role == Role::Steady { plan.rounds.max(1) as usize } else { 1 };
+        for round in sequence.entries.chunks(sequence.entries.len().div_ceil(rounds).max(1)) {
+            // Until when each place is taken.
+            let mut taken = FxHashMap::default();
+            for (index, entry) in (0..).zip(round) {
+                let Place::Persistent(offset) = entry.place else { continue };
+                let until = if sequence.role == Role::Opening { entry.until } else { u32::MAX };
+                let size = granted(entry.size_max);
+                if taken.insert(offset, until).is_some_and(|until| until > index) {
+                    return Err(PlanError::Persistent { offset, size, end: offset + size });
+                }
+                places.push((offset, size));
             }
-            Role::Opening | Role::Interlude(_) => of_all.extend(places),
         }
     }
-    of_kinds.sort_unstable();
-    of_kinds.dedup();
-    of_all.extend(of_kinds);
-    of_all.sort_unstable();
+    places.sort_unstable();
+    places.dedup();
     let mut end = 0;
-    for (offset, size) in of_all {
+    for (offset, size) in places {
         if offset < end {
             return Err(PlanError::Persistent { offset, size, end });
         }

@@ -271,20 +271,34 @@ fn is_right_around_interludes(plan: &Plan, ring: &[Entry]) -> bool {
     })
 }
 
+/// Any two places of the persistent region are apart; or they are the same, and of two sequences, of two rounds, or
+/// in the opening one after the other.
 fn are_persistent_places_apart(plan: &Plan) -> bool {
-    let is_kind = |role| matches!(role, Role::Steady | Role::Variant(_));
-    let places: Vec<(bool, u128, u128)> = (plan.sequences.iter())
-        .flat_map(|sequence| sequence.entries.iter().map(move |entry| (sequence.role, entry)))
-        .filter_map(|(role, entry)| match entry.place {
-            Place::Persistent(offset) => {
-                Some((is_kind(role), offset.into(), u128::from(offset) + size(entry)))
+    let mut places: Vec<(usize, usize, Entry, (u128, u128))> = Vec::new();
+    for (number, sequence) in plan.sequences.iter().enumerate() {
+        for (index, entry) in sequence.entries.iter().enumerate() {
+            if let Place::Persistent(offset) = entry.place {
+                let bytes = (offset.into(), u128::from(offset) + size(entry));
+                places.push((number, index, *entry, bytes));
             }
-            _ => None,
+        }
+    }
+    let again = |a: &(usize, usize, Entry, _), b: &(usize, usize, Entry, _)| {
+        let sequence = &plan.sequences[a.0];
+        let round = sequence.entries.len().div_ceil(plan.rounds.max(1) as usize).max(1);
+        a.0 != b.0
+            || match sequence.role {
+                Role::Opening => a.2.until as usize <= b.1,
+                Role::Steady => a.1 / round != b.1 / round,
+                Role::Interlude(_) | Role::Variant(_) => false,
+            }
+    };
+    (0..places.len()).all(|b| {
+        (0..b).all(|a| {
+            let (a, b) = (&places[a], &places[b]);
+            b.3.1 <= a.3.0 || a.3.1 <= b.3.0 || (a.3 == b.3 && again(a, b))
         })
-        .collect();
-    let apart =
-        |a: (bool, u128, u128), b: (bool, u128, u128)| b.2 <= a.1 || a.2 <= b.1 || (a.0 && a == b);
-    (0..places.len()).all(|b| (0..b).all(|a| apart(places[a], places[b])))
+    })
 }
 
 /// The peak and the bound, by trial of every tick of the sequences that they speak of.

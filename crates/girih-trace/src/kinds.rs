@@ -77,13 +77,18 @@ impl Iterations {
         }
     }
 
+    /// True if the [`Iterations::members`] are the steady run.
+    pub fn is_run(&self) -> bool {
+        let members = self.members();
+        self.steady.is_some_and(|(first, last)| members.iter().copied().eq(first..=last))
+    }
+
     /// The one of the [`Iterations::members`] that stands for all: the requests of a plan's steady iteration
     /// are its. Another iteration comes after it, which tells when what it leaves is freed; one of them if
     /// there is such a pair.
     pub fn model(&self) -> Option<usize> {
         let members = self.members();
-        let (&first, &last) = members.first().zip(members.last())?;
-        if self.steady == Some((first, last)) {
+        if let Some((first, last)) = self.steady.filter(|_| self.is_run()) {
             let inner = model_iteration(&self.list[first..=last]).unwrap_or(0);
             return Some((first + inner).min(last - 1));
         }

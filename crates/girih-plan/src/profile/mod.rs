@@ -143,10 +143,11 @@ impl<'a> Profile<'a> {
     fn new(trace: &'a Trace, lives: &'a Lifetimes, iterations: &'a Iterations) -> Self {
         let members = iterations.members();
         let steady = iterations.model().map(|model| {
-            let is_run = iterations.steady == members.first().copied().zip(members.last().copied());
-            let first = if is_run { members[0] } else { first_of_kinds(iterations, lives) };
-            // What the ring is made of must be within.
-            let first = first.min(model);
+            let first = match iterations.is_run() {
+                true => members[0],
+                // What the ring is made of must be within.
+                false => first_of_kinds(iterations, lives).min(model),
+            };
             let last = members[members.len() - 1];
             let places = iterations.list[model].requests.len() as u32;
             Steady { first, last, model, places }
@@ -218,18 +219,18 @@ impl<'a> Profile<'a> {
         solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
     ) -> Result<Plan, ProblemError> {
         let mut envelope = self.envelope(steady);
-        let is_run = steady.last + 1 - steady.first == self.members();
-        let lasting = if is_run { FxHashSet::default() } else { self.lasting(steady) };
-        let mut kept = Kept::new(lasting, 0);
-        // What outlives two iterations has no end on the ring.
-        let mut here = Vec::new();
-        for (place, entry) in envelope.iter_mut().enumerate() {
-            let until = if entry.until == 0 { u32::MAX } else { entry.until };
-            if kept.is_here(&Entry { until, ..*entry }, steady.places) {
-                entry.until = 0;
-                here.push(place);
-            }
-        }
+        let lasting = match self.iterations.is_run() {
+            true => FxHashSet::default(),
+            false => self.lasting(steady),
+        };
+        let mut kept = Kept::new(lasting);
+        let is_here: Vec<bool> =
+            envelope.iter().map(|entry| kept.is_here(entry, steady.places)).collect();
+        let here = envelope.iter_mut().zip(is_here).filter(|&(_, is_here)| is_here);
+        kept.place(here.map(|(entry, _)| {
+            entry.until = 0;
+            entry
+        }));
         let (mut ring, rounds) = unroll(envelope);
         let mut interludes = self.interludes(steady);
         let drafts = if self.has_rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
@@ -248,18 +249,13 @@ impl<'a> Profile<'a> {
         let rooms = drafts.iter().zip(shared);
         let rooms: Vec<Room> =
             rooms.map(|(draft, &offset)| Room { offset, bytes: draft.bytes }).collect();
-        let (opening, persistent_bytes) = self.opening(steady, &ring, &rooms, height);
+        let opening;
+        (opening, kept.end) = self.opening(steady, &ring, &rooms, (height, kept.end));
         let model = &self.iterations.list[steady.model];
         let boundaries = self.boundaries(&model.requests, &model.ticks);
         let rounds_of = (0..rounds).flat_map(|round| {
             boundaries.iter().map(move |&(entry, kind)| (entry + round * steady.places, kind))
         });
-        kept.end = persistent_bytes;
-        for round in ring.chunks_mut(steady.places as usize) {
-            here.iter().for_each(|&place| round[place].until = u32::MAX);
-            kept.place(round);
-            here.iter().for_each(|&place| round[place].until = 0);
-        }
         let variants = self.variants(steady, &ring, (rounds, height), &mut kept);
         let ring = Sequence { role: Role::Steady, boundaries: rounds_of.collect(), entries: ring };
         let interludes = interludes.into_iter().map(|interlude| Sequence {

@@ -11,6 +11,8 @@
 //! in the way when the iteration begins. What is there to stay is stacked in the persistent region,
 //! in the order of birth. The rest is put into gaps, the largest first, or stays outside.
 
+use rustc_hash::FxHashMap;
+
 use super::steady::Steady;
 use super::{NO_PLACE, Profile};
 use crate::fill::Fill;
@@ -42,19 +44,19 @@ struct Opening<'p> {
 }
 
 impl Profile<'_> {
-    /// The opening before `ring`, which is laid out in `arena` bytes with `rooms`, and the bytes of
-    /// the persistent region.
+    /// The opening before `ring`, which is laid out in `arena` bytes with `rooms` and in `persistent` bytes of the
+    /// persistent region, and the bytes of that with what the opening puts there.
     pub(super) fn opening(
         &self,
         steady: Steady,
         ring: &[Entry],
         rooms: &[Room],
-        arena: u64,
+        (arena, persistent): (u64, u64),
     ) -> (Sequence, u64) {
         let first = &self.iterations.list[steady.first];
         let (count, next) = (first.requests.start, first.requests.end);
         let opening = Opening { profile: self, steady, ring, rooms, count, next };
-        let (entries, persistent) = opening.entries(arena);
+        let (entries, persistent) = opening.entries(arena, persistent);
         let boundaries = self.boundaries(&(0..count), &(0..first.ticks.start));
         (Sequence { role: Role::Opening, entries, boundaries }, persistent)
     }
@@ -62,9 +64,10 @@ impl Profile<'_> {
 
 impl Opening<'_> {
     /// An entry for each request, and the bytes of the persistent region.
-    fn entries(&self, arena: u64) -> (Vec<Entry>, u64) {
+    fn entries(&self, arena: u64, mut persistent: u64) -> (Vec<Entry>, u64) {
         let (mut fill, places, has_room) = self.fill();
-        let mut persistent = 0;
+        // Until when places of the ring in the persistent region are taken.
+        let mut kept: FxHashMap<u64, u32> = FxHashMap::default();
         let mut homeless = Vec::new();
         let mut entries = Vec::with_capacity(self.count as usize);
         for index in 0..self.count {
@@ -76,7 +79,13 @@ impl Opening<'_> {
                 && match place {
                     Place::Arena(offset) => fill.take(places[index as usize], offset),
                     Place::Room(number) => has_room[number as usize],
-                    Place::Persistent(_) | Place::Outside => false,
+                    Place::Persistent(offset) => {
+                        let taken = kept.entry(offset).or_insert(0);
+                        let is_free = *taken <= index;
+                        *taken = if is_free { self.end(index) } else { *taken };
+                        is_free
+                    }
+                    Place::Outside => false,
                 }
             {
                 (entry.size_max, entry.place) = (size_max, place);
@@ -227,6 +236,9 @@ impl Opening<'_> {
             && (!crosses || entry.until as usize > (round + 1) * places);
         match entry.place {
             Place::Arena(_) if is_home => Some((entry.place, entry.size_max)),
+            Place::Persistent(_) if self.size(index) <= entry.size_max && iteration.is_some() => {
+                Some((entry.place, entry.size_max))
+            }
             Place::Room(_) if is_home && iteration.is_some() && back == 1 => {
                 Some((entry.place, entry.size_max))
             }

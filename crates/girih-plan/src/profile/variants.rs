@@ -55,7 +55,7 @@ impl Profile<'_> {
         let mut sequences = Vec::new();
         let (mut count, mut total) = (0, 0);
         let kinds = &self.iterations.kinds;
-        let has_kinds = self.members() < steady.last + 1 - steady.first;
+        let has_kinds = !self.iterations.is_run();
         // The last one leaves what the recording does not show the end of.
         let once = (steady.first..list.len().saturating_sub(1))
             .filter(|k| has_kinds && kinds.iter().all(|kind| !kind.contains(k)))
@@ -70,7 +70,11 @@ impl Profile<'_> {
                 break;
             }
             let mut envelope = self.envelope_of(&others);
-            kept.place(&mut envelope);
+            let count = envelope.len() as u32;
+            let is_lasting: Vec<bool> =
+                envelope.iter().map(|it| it.until > 0 && kept.is_here(it, count)).collect();
+            let all = envelope.iter_mut().zip(is_lasting);
+            kept.place(all.filter(|&(_, is_lasting)| is_lasting).map(|(entry, _)| entry));
             let found = self.found(run);
             let ticks =
                 list.iter().find(|it| it.requests == *run).map_or(0..0, |it| it.ticks.clone());
@@ -158,25 +162,22 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Places for what is `lasting`, which begin at `end` bytes of the persistent region.
-    pub(super) fn new(lasting: FxHashSet<(u64, StreamId)>, end: u64) -> Kept {
-        Kept { lasting, places: FxHashMap::default(), end }
+    /// Places for what is `lasting`, which begin with the persistent region.
+    pub(super) fn new(lasting: FxHashSet<(u64, StreamId)>) -> Kept {
+        Kept { lasting, places: FxHashMap::default(), end: 0 }
     }
 
-    /// True for an entry of an iteration of so many entries that has its place here.
+    /// True for an entry of an iteration of so many entries that has its place here: one that outlives it. On the
+    /// ring what outlives two rounds has no end (`until` 0).
     pub(super) fn is_here(&self, entry: &Entry, count: u32) -> bool {
         let key = (granted(entry.size_max), entry.stream);
-        entry.until > count && self.lasting.contains(&key)
+        (entry.until > count || entry.until == 0) && self.lasting.contains(&key)
     }
 
-    /// Gives the entries of an iteration that are here their places, the first of a size the first of the size.
-    pub(super) fn place(&mut self, entries: &mut [Entry]) {
-        let count = entries.len() as u32;
+    /// Gives these entries of one iteration their places, the first of a size the first of the size.
+    pub(super) fn place<'e>(&mut self, entries: impl Iterator<Item = &'e mut Entry>) {
         let mut taken: FxHashMap<(u64, StreamId), usize> = FxHashMap::default();
         for entry in entries {
-            if !self.is_here(entry, count) {
-                continue;
-            }
             let key = (granted(entry.size_max), entry.stream);
             let places = self.places.entry(key).or_default();
             let number = taken.entry(key).or_insert(0);

@@ -1,8 +1,8 @@
 //! Seeded generators of traces, for tests, fuzzing and benchmarks.
 //!
-//! [`training`] makes traces like those of Megatron-LM, [`buckets()`] such as have steps of several kinds; [`recording`] makes arbitrary valid ones,
-//! with streams, pools, deferred frees, segments, stacks and marks, small enough to look at. Both
-//! are functions of their arguments alone: one seed, one trace, on every machine.
+//! [`training`] makes traces like those of Megatron-LM, [`buckets()`] such as have steps of several kinds;
+//! [`recording`] makes arbitrary valid ones, with streams, pools, deferred frees, segments, stacks and marks,
+//! small enough to look at. All are functions of their arguments alone: one seed, one trace, on every machine.
 //!
 //! [`recording`] draws its decisions from a [`Chance`]: numbers from a seed ([`Rng`]) or bytes
 //! from a fuzzer ([`Bytes`]), so that one generator serves property tests and fuzz targets.
