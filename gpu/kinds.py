@@ -2,13 +2,16 @@
 
     python gpu/kinds.py --seeds 1,2,3 --cards 4 -o kinds.json
     python gpu/kinds.py detector speech --only native,stitch --steps 30
+    python gpu/kinds.py --seeds 2,3 --share 3             # bytes alone
 
 The programs are those of `workloads/kinds/`, the allocators those of `modes.py`. Each program with
 each seed has a card to itself for all its allocators, one after the other; `--cards` runs as many
-at once. Columns: peaks in MiB; reserved memory relative to `stitch`; step times relative to native,
-of the steps after the tenth: the median of the ratios step by step, the means, the slowest of each;
-retries; driver calls for memory in those steps, by Girih's count or else by PyTorch's; and the
-share of those steps that the driver took for them, in percent, as Girih times it.
+at once. With `--share` so many programs have a card together: bytes are the same then, times say
+nothing and are left out. Columns: peaks in MiB; reserved memory relative to `stitch`; step times
+relative to native, of the steps after the tenth: the median of the ratios step by step, the means,
+the slowest of each; retries; driver calls for memory in those steps, by Girih's count or else by
+PyTorch's; and the share of those steps that the driver took for them, in percent, as Girih times
+it.
 """
 
 import argparse
@@ -72,8 +75,8 @@ def result(runs: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
     return next((run["ranks"]["0"] for run in runs if run["mode"] == mode and "ranks" in run), None)
 
 
-def rows(name: str, seed: int, runs: list[dict[str, Any]]) -> list[str]:
-    """The table's lines of one program with one seed."""
+def rows(name: str, seed: int, runs: list[dict[str, Any]], is_alone: bool) -> list[str]:
+    """The table's lines of one program with one seed, with times if it had its card alone."""
     native, stitch = result(runs, "native"), result(runs, "stitch")
     lines = []
     for run in runs:
@@ -84,7 +87,7 @@ def rows(name: str, seed: int, runs: list[dict[str, Any]]) -> list[str]:
         seen = run["ranks"]["0"]
         space = f"{seen['reserved_peak'] / stitch['reserved_peak']:8.4f}" if stitch else f"{'-':>8}"
         times = [f"{'-':>8}"] * 3
-        if native:
+        if native and is_alone:
             mine, base = settled_steps(seen), settled_steps(native)
             ratios = [
                 modes.step_ratio(seen, native),
@@ -93,7 +96,8 @@ def rows(name: str, seed: int, runs: list[dict[str, Any]]) -> list[str]:
             ]
             times = [f"{ratio:8.4f}" for ratio in ratios]
         peaks = f"{seen['allocated_peak'] / MIB:10.0f} {seen['reserved_peak'] / MIB:10.0f}"
-        counts = f"{seen['retries']:>5} {driver_calls(seen):>8} {driver_share(seen):>7}"
+        share = driver_share(seen) if is_alone else "-"
+        counts = f"{seen['retries']:>5} {driver_calls(seen):>8} {share:>7}"
         lines.append(f"{begin} {peaks} {space} {' '.join(times)} {counts}")
     return lines
 
@@ -107,6 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1", help="separated by commas")
     parser.add_argument("--only", default="native,expandable,stitch,auto,again")
     parser.add_argument("--cards", type=int, default=1, help="programs at once, one on each")
+    parser.add_argument("--share", type=int, default=1, help="programs at once on each card")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
@@ -129,14 +134,17 @@ def main() -> int:
     arguments = parse()
     context = multiprocessing.get_context("spawn")
     cards = context.Queue()
-    for card in arguments.card_names:
+    for card in arguments.card_names * arguments.share:
         cards.put(card)
     only = arguments.only.split(",")
     kept: list[dict[str, Any]] = []
     failed = False
     print(HEAD, flush=True)
     with concurrent.futures.ProcessPoolExecutor(
-        arguments.cards, mp_context=context, initializer=take_card, initargs=(cards,)
+        arguments.cards * arguments.share,
+        mp_context=context,
+        initializer=take_card,
+        initargs=(cards,),
     ) as workers:
         tasks = {}
         for seed in map(int, arguments.seeds.split(",")):
@@ -154,9 +162,11 @@ def main() -> int:
             name, seed, launch = tasks[task]
             runs = task.result()
             failed |= any("error" in run for run in runs)
-            print("\n".join(rows(name, seed, runs)), flush=True)
+            is_alone = arguments.share == 1
+            print("\n".join(rows(name, seed, runs, is_alone)), flush=True)
             # Whatever ends this program, what was measured by then is kept.
-            kept.append({"program": name, "seed": seed, **modes.summary(runs, launch)})
+            measured = {"program": name, "seed": seed, "share": arguments.share}
+            kept.append({**measured, **modes.summary(runs, launch)})
             if arguments.output:
                 arguments.output.write_text(json.dumps({"programs": kept}, indent=1) + "\n")
     return int(failed)

@@ -313,6 +313,10 @@ impl Device for CudaDevice {
         self.granularity
     }
 
+    fn maps_twice(&self) -> bool {
+        true
+    }
+
     fn prices(&self) -> Prices {
         self.times.prices()
     }

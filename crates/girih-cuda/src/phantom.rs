@@ -125,6 +125,10 @@ impl Device for Phantom {
         self.device.granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.prices()
     }

@@ -14,7 +14,7 @@ use girih_trace::{MarkKind, StreamId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::plan::{Entry, Place, Plan, Role, Room, Sequence};
+use crate::plan::{Entry, Place, Plan, Role, Room, Sequence, Trial};
 use crate::verify::{PlanError, verify};
 
 /// What `format` must say.
@@ -83,6 +83,9 @@ struct WirePlan {
     requests: u64,
     iterations: u32,
     rounds: u32,
+    /// What the run held with the plan and without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trial: Option<(u64, u64)>,
     /// Offset and bytes of each room.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rooms: Vec<(u64, u64)>,
@@ -162,6 +165,7 @@ fn to_wire(plan: &Plan) -> WirePlan {
         requests: plan.requests,
         iterations: plan.iterations,
         rounds: plan.rounds,
+        trial: plan.trial.map(|trial| (trial.with, trial.without)),
         rooms: plan.rooms.iter().map(|room| (room.offset, room.bytes)).collect(),
         sequences: plan.sequences.iter().map(sequence_to_wire).collect(),
     }
@@ -207,6 +211,7 @@ fn from_wire(wire: WirePlan) -> Result<Plan, PlanFileError> {
         requests: wire.requests,
         iterations: wire.iterations,
         rounds: wire.rounds,
+        trial: wire.trial.map(|(with, without)| Trial { with, without }),
         rooms: wire.rooms.into_iter().map(|(offset, bytes)| Room { offset, bytes }).collect(),
         sequences: sequences
             .map(|(index, sequence)| {

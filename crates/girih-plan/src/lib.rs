@@ -36,7 +36,7 @@ pub mod waits;
 pub use firstfit::Order;
 pub use gaps::Fit;
 pub use plan::{
-    ALIGNMENT, Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, Tenancy, granted,
+    ALIGNMENT, Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence, Tenancy, Trial, granted,
     granted_in_room,
 };
 pub use planner::Planner;

@@ -128,6 +128,15 @@ pub struct Sequence {
     pub boundaries: Vec<(u32, MarkKind)>,
 }
 
+/// What a run held at most, in a replay with a plan that was made of it and in one without. Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trial {
+    /// With the plan.
+    pub with: u64,
+    /// With stitching alone.
+    pub without: u64,
+}
+
 /// A plan for one device of a run. The default one is of nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
@@ -156,6 +165,8 @@ pub struct Plan {
     pub rounds: u32,
     /// Parts of the arena that several entries share.
     pub rooms: Vec<Room>,
+    /// What it gave in the run that it was made of; None if it was not tried.
+    pub trial: Option<Trial>,
     /// The sequences: an opening if the trace had one, then the steady one if there is one, then
     /// the interludes.
     pub sequences: Vec<Sequence>,
@@ -213,10 +224,15 @@ impl Plan {
         self.sequences.iter().any(|sequence| matches!(sequence.role, Role::Variant(_)))
     }
 
+    /// True unless the run that it was made of holds more with it than without. Nobody follows one that does not help.
+    pub fn helps(&self) -> bool {
+        self.trial.is_none_or(|trial| trial.with <= trial.without)
+    }
+
     /// True if `auto` follows it: one of iterations that differ is no help where the next differ from those, and one of
     /// a part of what is in use is in the way of the rest.
     pub fn is_reliable(&self) -> bool {
-        self.is_tight() && !self.varies()
+        self.is_tight() && !self.varies() && self.helps()
     }
 
     /// Requests of one steady iteration; of the opening where nothing repeats.

@@ -263,6 +263,7 @@ mod tests {
             requests: 0,
             iterations: 2,
             rounds: 1,
+            trial: None,
             rooms: Vec::new(),
             sequences: vec![Sequence { role: Role::Steady, entries, boundaries: Vec::new() }],
         }

@@ -256,6 +256,7 @@ fn a_plan_of_one_place_larger_than_any_device_is_refused_however_right_it_is() {
         requests: 1,
         iterations: 2,
         rounds: 1,
+        trial: None,
         rooms: Vec::new(),
         sequences: vec![Sequence {
             role: Role::Steady,

@@ -108,6 +108,10 @@ pub trait Device {
     /// every NVIDIA GPU so far.
     fn granularity(&self) -> u64;
 
+    /// True if a handle can be mapped at several addresses at once, as every NVIDIA GPU allows. Where it cannot, holes
+    /// are not stitched.
+    fn maps_twice(&self) -> bool;
+
     /// What a page costs, as measured by now or by a list.
     fn prices(&self) -> Prices;
 

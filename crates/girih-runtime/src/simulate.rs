@@ -7,6 +7,7 @@ pub mod launch;
 pub(crate) mod learner;
 pub(crate) mod planned;
 mod simulated;
+pub mod trial;
 
 use std::sync::Arc;
 

@@ -27,6 +27,7 @@ fn plan(sizes: &[u64], in_use: u64) -> Arc<Plan> {
         arena_bytes: offset,
         persistent_bytes: 0,
         in_use,
+        trial: None,
         rooms: Vec::new(),
         sequences: vec![sequence],
         ..suite::reckless_plan(1)

@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use girih_plan::{Budget, Plan, ProblemError, file, profile, solve};
+use girih_runtime::simulate::Setup;
+use girih_runtime::simulate::trial::tried;
 use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
 use serde::Serialize;
 
@@ -177,13 +179,14 @@ fn used(device: i32) -> Result<&'static Heap, String> {
     heaps::existing(device).ok_or_else(|| format!("device {device} was not used yet"))
 }
 
-/// A plan of a trace.
+/// A plan of a trace, tried there.
 fn make_plan(trace: &Trace) -> Result<Plan, ProblemError> {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
-    profile::plan(trace, &lives, &iterations, |problem| {
+    let plan = profile::plan(trace, &lives, &iterations, |problem| {
         solve(problem, Budget::interactive(problem.buffers.len()))
-    })
+    })?;
+    Ok(tried(plan, trace, &lives, &Setup::default()))
 }
 
 /// Writes a plan file whole or not at all. The plan is verified first.

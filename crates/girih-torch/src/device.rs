@@ -206,6 +206,10 @@ impl Device for Simulated {
         self.device.granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.prices()
     }

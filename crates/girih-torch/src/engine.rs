@@ -78,7 +78,17 @@ impl Engine {
             Mode::Plan => {
                 let path = plan_path(settings, gpu);
                 match read_plan(&path, room) {
-                    Ok(plan) => learning(Some(plan)),
+                    Ok(plan) => {
+                        if !plan.helps() {
+                            warnings.push(format!(
+                                "device {ordinal}: the plan {} is not followed: the run that it was \
+                                 made of holds more with it than without. The run goes on in the \
+                                 mode `auto`.",
+                                path.display()
+                            ));
+                        }
+                        learning(Some(plan))
+                    }
                     Err(error) => {
                         warnings.push(format!(
                             "device {ordinal}: the plan {} is not followed: {error}. The run goes \

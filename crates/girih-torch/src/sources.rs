@@ -98,6 +98,10 @@ impl Device for Sourced {
         self.device.granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.prices()
     }

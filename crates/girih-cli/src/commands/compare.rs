@@ -16,7 +16,7 @@ use super::earlier::earlier_sentence;
 use super::learn::{JsonOutOfSample, OutOfSample, Share, learn};
 use super::row::{
     JsonRow, WhatIf, again_sentence, columns, learning_sentence, recorded_peak, stop_sentence,
-    table_row,
+    table_row, unhelpful_sentence,
 };
 use super::write_json;
 use crate::Answer;
@@ -92,13 +92,18 @@ struct JsonRecording {
 struct JsonKept {
     tight: bool,
     varies: bool,
+    helps: bool,
     followed: bool,
 }
 
 impl JsonKept {
     fn new(plan: &Plan) -> JsonKept {
-        let (tight, varies, followed) = (plan.is_tight(), plan.varies(), plan.is_reliable());
-        JsonKept { tight, varies, followed }
+        JsonKept {
+            tight: plan.is_tight(),
+            varies: plan.varies(),
+            helps: plan.helps(),
+            followed: plan.is_reliable(),
+        }
     }
 }
 
@@ -148,7 +153,7 @@ fn compare(
     let loaded = source.load()?;
     let mut setup = args.what_if.setup(&loaded)?;
     progress.say(format!("{shown}: planning"));
-    setup.plan = Some(args.what_if.plan(&loaded)?);
+    setup.plan = Some(args.what_if.plan(&loaded, &setup)?);
     progress.say(format!("{shown}: a first launch"));
     setup.kept = WhatIf::kept(&loaded, &setup)?;
     let mut rows = Vec::with_capacity(COMPARED.len());
@@ -212,6 +217,9 @@ impl Comparison {
             writeln!(out, "\n{}", learning_sentence(learning))?;
         }
         writeln!(out, "{}", again_sentence(self.setup.kept.as_deref()))?;
+        if let Some(sentence) = unhelpful_sentence(self.setup.plan.as_deref()) {
+            writeln!(out, "{sentence}")?;
+        }
         if let Some(learnt) = &self.learnt {
             write!(out, "\n{}", learnt.text(&self.setup))?;
         }

@@ -196,6 +196,7 @@ struct JsonLearntPlan {
     iteration_requests: usize,
     tight: bool,
     varies: bool,
+    helps: bool,
     followed_by_auto: bool,
 }
 
@@ -226,6 +227,7 @@ impl JsonOutOfSample {
             iteration_requests: plan.iteration_requests(),
             tight: plan.is_tight(),
             varies: plan.varies(),
+            helps: plan.helps(),
             followed_by_auto: plan.is_reliable(),
         });
         JsonOutOfSample {

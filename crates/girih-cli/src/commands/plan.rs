@@ -10,7 +10,9 @@ use clap::Args;
 use girih_plan::bound::Bound;
 use girih_plan::csv::{self, Table};
 use girih_plan::strategy::Hints;
-use girih_plan::{Outcome, Problem, Wait, check, file, waits};
+use girih_plan::{Outcome, Problem, Trial, Wait, check, file, waits};
+use girih_runtime::simulate::Setup;
+use girih_runtime::simulate::trial::tried;
 use girih_trace::compress::{Input, Limits};
 use serde::Serialize;
 
@@ -76,6 +78,18 @@ struct Json {
     /// Ctrl-C ended the search.
     cut_short: bool,
     seconds: f64,
+    /// What the recording holds with the plan and without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trial: Option<JsonTrial>,
+}
+
+/// Bytes that a recording holds at most in a replay.
+#[derive(Serialize)]
+struct JsonTrial {
+    with: u64,
+    without: u64,
+    /// Whether anyone follows the plan.
+    helps: bool,
 }
 
 /// A wait. Entries are indices in the steady sequence.
@@ -186,6 +200,10 @@ fn plan_recording(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyh
         })
     });
     let plan = plan.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
+    progress.say("trying the plan");
+    let plan = tried(plan, trace, lives, &Setup::default());
+    let trial =
+        plan.trial.map(|Trial { with, without }| JsonTrial { with, without, helps: plan.helps() });
     let (certificate, attempts, (least, exact_nodes)) = made.expect("the planner is asked once");
     if let Some(output) = output {
         output.write(|writer| Ok(file::write(&plan, writer)?))?;
@@ -210,6 +228,7 @@ fn plan_recording(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyh
         rounds: plan.rounds,
         cut_short: args.effort.was_cut_short(),
         seconds,
+        trial,
     })
 }
 
@@ -248,6 +267,7 @@ fn plan_csv(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Re
         rounds: 1,
         cut_short: args.effort.was_cut_short(),
         seconds,
+        trial: None,
     })
 }
 
@@ -289,6 +309,11 @@ fn print(
     ];
     write!(out, "{}", table(&[&result.name, ""], &rows))?;
     writeln!(out, "\n{verdict} ({}, {:.3} s)", result.planner, result.seconds)?;
+    if let Some(JsonTrial { with, without, helps }) = result.trial {
+        let (with, without) = (bytes(with), bytes(without));
+        let verdict = if helps { "" } else { ": it is no help, and nobody follows it" };
+        writeln!(out, "the recording holds {with} with it, {without} without{verdict}")?;
+    }
     if result.cut_short {
         writeln!(out, "Ctrl-C cut the search short: this is the best that was found until then")?;
     }

@@ -8,7 +8,7 @@ use girih_runtime::simulate::{Allocator, Property, simulate};
 use super::earlier::earlier_sentence;
 use super::row::{
     JsonRow, WhatIf, again_sentence, allocator_names, columns, compared_with_recording,
-    learning_sentence, mapping_work, recorded_peak, stop_sentence, table_row,
+    learning_sentence, mapping_work, recorded_peak, stop_sentence, table_row, unhelpful_sentence,
 };
 use super::write_json;
 use crate::Answer;
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let allocator = args.allocator;
     if allocator.is(Property::Plan) {
         progress.say("planning");
-        setup.plan = Some(args.what_if.plan(&loaded)?);
+        setup.plan = Some(args.what_if.plan(&loaded, &setup)?);
     }
     if allocator == Allocator::Again {
         progress.say("a first launch");
@@ -69,7 +69,9 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     } else if let Some(learning) = &simulation.learning {
         writeln!(out, "{}", learning_sentence(learning))?;
     }
-    if let Some(following) = simulation.following {
+    if let Some(sentence) = unhelpful_sentence(setup.plan.as_deref()) {
+        writeln!(out, "{sentence}")?;
+    } else if let Some(following) = simulation.following {
         writeln!(
             out,
             "followed the plan: {} hits ({}), {} misses ({})",

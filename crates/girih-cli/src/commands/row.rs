@@ -16,6 +16,7 @@ use girih_runtime::replay::{
     Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
 };
 use girih_runtime::sim::CallTotals;
+use girih_runtime::simulate::trial::tried;
 use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation, launch};
 use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
@@ -80,8 +81,8 @@ impl WhatIf {
 
     /// The plan that was named, or one made from the recording. Says so if the plan that was named is of
     /// another recording.
-    pub(crate) fn plan(&self, loaded: &Loaded) -> anyhow::Result<Arc<Plan>> {
-        let Some(path) = &self.plan else { return Ok(Arc::new(make_plan(loaded)?)) };
+    pub(crate) fn plan(&self, loaded: &Loaded, setup: &Setup) -> anyhow::Result<Arc<Plan>> {
+        let Some(path) = &self.plan else { return make_plan(loaded, setup).map(Arc::new) };
         let shown = shown_input(path);
         let read = file::read(BufReader::new(files::open(path)?));
         let plan = read.with_context(|| format!("cannot read {shown}"))?;
@@ -130,9 +131,10 @@ fn recorded_conf(trace: &Trace) -> String {
     }
 }
 
-/// Makes a plan of the recording.
-fn make_plan(loaded: &Loaded) -> anyhow::Result<Plan> {
-    planned(loaded, |problem| Budget::interactive(problem.buffers.len()))
+/// Makes a plan of the recording, and tries it there.
+fn make_plan(loaded: &Loaded, setup: &Setup) -> anyhow::Result<Plan> {
+    let plan = planned(loaded, |problem| Budget::interactive(problem.buffers.len()))?;
+    Ok(tried(plan, &loaded.trace, &loaded.lives, setup))
 }
 
 /// Makes a plan of the recording with a given budget.
@@ -476,8 +478,23 @@ pub(crate) fn again_sentence(kept: Option<&Plan>) -> String {
     }
 }
 
+/// Why nobody follows a plan; None for one that helps.
+pub(crate) fn unhelpful(plan: &Plan) -> Option<String> {
+    let trial = plan.trial.filter(|_| !plan.helps())?;
+    let (with, without) = (bytes(trial.with), bytes(trial.without));
+    Some(format!("the run that it was made of holds {with} with it, and {without} without"))
+}
+
+/// A sentence on a plan that nobody follows; None for one that helps.
+pub(crate) fn unhelpful_sentence(plan: Option<&Plan>) -> Option<String> {
+    plan.and_then(unhelpful).map(|why| format!("planned does not follow its plan: {why}"))
+}
+
 /// Why `auto` does not follow a plan of an earlier launch; None if it does.
 pub(crate) fn unreliable(plan: &Plan) -> Option<String> {
+    if let Some(why) = unhelpful(plan) {
+        return Some(why);
+    }
     if plan.varies() {
         return Some("its iterations differ in sizes".to_owned());
     }

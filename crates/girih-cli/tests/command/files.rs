@@ -81,6 +81,7 @@ fn plan_of_one_place(bytes: u64) -> String {
         requests: 1,
         iterations: 2,
         rounds: 1,
+        trial: None,
         rooms: Vec::new(),
         sequences: vec![steady],
     };

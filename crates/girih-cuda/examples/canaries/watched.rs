@@ -62,6 +62,10 @@ impl Device for Watched {
         self.device.granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.prices()
     }

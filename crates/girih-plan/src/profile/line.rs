@@ -42,6 +42,7 @@ impl Profile<'_> {
             requests: self.lives.born().len() as u64,
             iterations: 0,
             rounds: 1,
+            trial: None,
             rooms: Vec::new(),
             sequences: vec![Sequence { role: Role::Opening, entries, boundaries }],
         })

@@ -269,6 +269,7 @@ impl<'a> Profile<'a> {
             persistent_bytes: kept.end,
             lower_bound: outcome.bound.bytes,
             in_use: self.lives.peak(granted).0,
+            trial: None,
             peak: height,
             proven: outcome.is_proven(),
             planner: outcome.solution.planner.to_owned(),

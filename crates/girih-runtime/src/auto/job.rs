@@ -4,6 +4,8 @@ use girih_plan::{Budget, Plan, profile, solve, verify};
 use girih_trace::{Iterations, Lifetimes, Source, Tick, Trace};
 
 use super::recording::Recording;
+use crate::simulate::Setup;
+use crate::simulate::trial::tried;
 
 /// The live bytes at the beginnings of two iterations that are alike differ by at most one part in
 /// so many of the peak.
@@ -41,7 +43,8 @@ pub fn learn(trace: &Trace, lives: &Lifetimes) -> Plan {
         solve(problem, Budget::interactive(problem.buffers.len()))
     });
     // No plan, or one that is wrong, is no reason to disturb the run.
-    plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_default()
+    let plan = plan.ok().filter(|plan| verify(plan).is_ok()).unwrap_or_default();
+    tried(plan, trace, lives, &Setup::default())
 }
 
 /// True if there are steady iterations to plan. Where they were found in the sequence alone they

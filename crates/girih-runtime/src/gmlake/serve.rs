@@ -58,8 +58,11 @@ impl Gmlake {
     }
 
     /// Makes room for a stitched block of `size` bytes ([`Gmlake::free_stitches`]). False if those that
-    /// cannot be given up are too many.
+    /// cannot be given up are too many, or the device maps a handle at one address alone.
     fn may_stitch(&mut self, env: &mut Env<'_>, size: u64) -> Result<bool, DeviceError> {
+        if !env.device.maps_twice() {
+            return Ok(false);
+        }
         if !self.pools.has_room_for_stitch(size) {
             self.free_stitches(env, size)?;
         }

@@ -182,6 +182,8 @@ pub struct Lake {
     following: Following,
     /// Bytes of which pages are multiples: the device's granularity, once it was asked for memory.
     granule: u64,
+    /// The device maps a handle at several addresses, once it was asked for memory.
+    maps_twice: bool,
     /// Serves the private pools. Its default pool stays empty.
     beside: Beside,
 }
@@ -211,6 +213,7 @@ impl Lake {
             first_plan: None,
             following: Following::default(),
             granule: 2 << 20,
+            maps_twice: true,
             beside: Beside::new(pools),
         }
     }

@@ -86,7 +86,7 @@ impl Lake {
     ) -> Result<Granted, AllocError> {
         // What is refused again stays owed, and nothing is mapped over it.
         let _ = self.limbo.settle(env.device);
-        self.granule = env.device.granularity();
+        (self.granule, self.maps_twice) = (env.device.granularity(), env.device.maps_twice());
         if let Some(block) = self.take(env, search)? {
             let granted = self.give(env, block, &request);
             self.take_back_places();
@@ -122,6 +122,7 @@ impl Lake {
     fn take(&mut self, env: &mut Env<'_>, search: &Search) -> Result<Option<BlockId>, DeviceError> {
         // A graph would have a view's addresses for ever, be it one that nobody has told of.
         let may_stitch = !search.home.is_small
+            && self.maps_twice
             && !self.is_capturing()
             && !env.device.is_capturing(search.home.stream).unwrap_or(true);
         if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
@@ -223,7 +224,7 @@ impl Lake {
 
     /// True if what is held is enough for a view.
     pub(super) fn could_stitch(&self, search: &Search) -> bool {
-        let may_stitch = !search.home.is_small && !self.is_capturing();
+        let may_stitch = !search.home.is_small && self.maps_twice && !self.is_capturing();
         may_stitch && (self.find_view(search).is_some() || self.gather(search).1 == 0)
     }
 

@@ -118,6 +118,17 @@ fn what_lies_in_holes_serves_a_request_that_fits_none_of_them() {
 }
 
 #[test]
+fn a_device_that_maps_a_handle_once_is_grown_instead() {
+    let mut machine = stitching(64 * GIB);
+    machine.device.map_once();
+    holes(&mut machine, 20);
+    let held = machine.reserved();
+    machine.used(800 * MIB, MAIN);
+    assert_eq!(machine.reserved(), held + 800 * MIB);
+    assert_eq!(machine.stats().num_stitches, 0);
+}
+
+#[test]
 fn what_is_lent_is_shown_where_it_is_used() {
     let mut machine = stitching(64 * GIB);
     holes(&mut machine, 2);

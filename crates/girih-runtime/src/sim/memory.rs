@@ -54,6 +54,8 @@ pub(super) struct Memory {
     total: u64,
     used: u64,
     granularity: u64,
+    /// A handle can be mapped at several addresses.
+    pub(super) maps_twice: bool,
     ranges: BTreeMap<Address, Range>,
     handles: FxHashMap<Handle, HandleState>,
     next_allocation: Address,
@@ -74,6 +76,7 @@ impl Memory {
             total,
             used: 0,
             granularity,
+            maps_twice: true,
             ranges: BTreeMap::new(),
             handles: FxHashMap::default(),
             next_allocation: FIRST_ALLOCATION,
@@ -231,6 +234,9 @@ impl Memory {
             return misuse("map", format!("{handle:?} does not exist"));
         };
         let (size, physical) = (state.size, state.physical);
+        if state.mappings > 0 && !self.maps_twice {
+            return misuse("map", format!("{handle:?} is mapped already"));
+        }
         let end = address.saturating_add(size);
         let Some((base, mappings)) = reservation(&mut self.ranges, address, end) else {
             return misuse("map", format!("{address:#x}..{end:#x} is not within a reservation"));

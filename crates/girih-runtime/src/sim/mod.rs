@@ -62,6 +62,11 @@ impl SimDevice {
         }
     }
 
+    /// A handle can be mapped at one address at a time from now on: see [`Device::maps_twice`].
+    pub fn map_once(&mut self) {
+        self.memory.maps_twice = false;
+    }
+
     /// Gives the k-th successful [`Device::alloc`] the k-th of these addresses. Where that address
     /// is taken or misaligned, and when the list has run out, the device finds one of its own.
     pub fn script_allocs(&mut self, addresses: impl IntoIterator<Item = Address>) {
@@ -215,6 +220,10 @@ impl Device for SimDevice {
 
     fn granularity(&self) -> u64 {
         self.memory.granularity()
+    }
+
+    fn maps_twice(&self) -> bool {
+        self.memory.maps_twice
     }
 
     fn prices(&self) -> Prices {

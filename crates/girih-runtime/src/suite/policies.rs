@@ -140,6 +140,7 @@ pub fn reckless_plan(seed: u64) -> Plan {
         requests: 60,
         iterations: 2,
         rounds: 1,
+        trial: None,
         rooms: rooms.collect(),
         sequences: vec![sequence],
     }

@@ -28,6 +28,9 @@ impl Program {
             let mut device =
                 SimDevice::with_granularity(scenario.device_bytes, scenario.granularity);
             device.check_order();
+            if !scenario.maps_twice {
+                device.map_once();
+            }
             for foreign in NAMES_OF_ONE..2 * NAMES_OF_ONE {
                 device.set_foreign(StreamId(foreign));
             }

@@ -117,6 +117,8 @@ pub struct Scenario {
     pub device_bytes: u64,
     /// Bytes of which its handles are multiples.
     pub granularity: u64,
+    /// A handle can be mapped at several addresses: see [`Device::maps_twice`](crate::Device::maps_twice).
+    pub maps_twice: bool,
     /// The program keeps to what PyTorch's allocator trusts that programs do; see [`Scenario::trusted`].
     pub is_trusted: bool,
     /// The operations.
@@ -136,11 +138,13 @@ impl<'a> Arbitrary<'a> for Scenario {
         let pools = u.int_in_range(0..=2)?;
         let largest = u.int_in_range(10..=28)?;
         let devices = *u.choose(&[1, 1, 2])?;
+        let maps_twice = *u.choose(&[true, true, true, false])?;
         let mut ops = Vec::new();
         while ops.len() < MAX_OPS && !u.is_empty() {
             ops.push(arbitrary_op(u, &weights, (devices, streams), pools, largest)?);
         }
-        Ok(Scenario { devices: devices.into(), device_bytes, granularity, is_trusted: false, ops })
+        let (devices, is_trusted) = (devices.into(), false);
+        Ok(Scenario { devices, device_bytes, granularity, maps_twice, is_trusted, ops })
     }
 }
 

@@ -65,6 +65,10 @@ impl Device for Watched<'_> {
         self.device.granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.prices()
     }

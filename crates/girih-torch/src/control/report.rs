@@ -125,6 +125,8 @@ pub(super) struct PlanSummary {
     requests: u64,
     iterations: u32,
     iteration_requests: u64,
+    /// Whether anyone follows it: not if the run that it was made of holds more with it.
+    helps: bool,
 }
 
 impl PlanSummary {
@@ -143,6 +145,7 @@ impl PlanSummary {
             requests: plan.requests,
             iterations: plan.iterations,
             iteration_requests: plan.iteration_requests() as u64,
+            helps: plan.helps(),
         }
     }
 }

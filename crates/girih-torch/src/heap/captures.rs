@@ -55,6 +55,10 @@ mod tests {
             self.device.granularity()
         }
 
+        fn maps_twice(&self) -> bool {
+            self.device.maps_twice()
+        }
+
         fn prices(&self) -> Prices {
             self.device.prices()
         }
