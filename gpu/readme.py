@@ -29,7 +29,7 @@ VIRTUAL = "--pipeline 2 --interleaved --batch 32 --recompute"
 # Cards, what it is called, the command line.
 ROWS = [
     (1, "Hugging Face, GPT-2 345M, recompute", f"{HF} gpt2 --recompute --batch 64"),
-    (1, "Hugging Face, Llama-13B with LoRA, recompute", f"{HF} lora-13b --recompute"),
+    (1, "Hugging Face, Llama-13B with LoRA, recompute", f"{HF} lora-13b --recompute --steps 9"),
     (1, "Hugging Face, Llama of 8 layers, nothing recomputed", f"{HF} llama-2b --batch 16"),
     (1, "Hugging Face, Qwen MoE of 10 layers, recompute", f"{HF} qwen-moe --recompute"),
     (
@@ -40,7 +40,6 @@ ROWS = [
     (2, "DDP, GPT-2 345M, accumulation of 4", "ddp.py --batch 12 --micro 4"),
     (2, "FSDP2, Llama of 16 layers, recompute", "fsdp.py --recompute --batch 12"),
     (2, "Megatron-core, GPT-2 345M, PP 2 with virtual pipeline", f"{MEGATRON} gpt2 {VIRTUAL}"),
-    (2, "Megatron-core, Qwen1.5-MoE, EP 2", f"{MEGATRON} qwen-moe --expert 2 --batch 4"),
     (
         4,
         "Megatron-core, GPT-2 345M, TP 2 PP 2 with virtual pipeline",
