@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use girih_plan::{Budget, Place, Plan, Sequence, profile, solve, verify};
+use girih_runtime::caching::Config;
+use girih_runtime::replay::{Options, replay};
+use girih_runtime::sim::SimDevice;
 use girih_runtime::simulate::trial::tried;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
+use girih_runtime::{Lake, Policy};
 use girih_trace::generate::recording as small;
 use girih_trace::generate::{Buckets, Rng, Training, buckets, training};
 use girih_trace::{Iterations, Lifetimes, Trace};
@@ -38,22 +42,22 @@ fn reserved(simulation: &Simulation) -> u64 {
     simulation.stats.reserved_bytes.all().peak
 }
 
-/// The same plan with each place twice as far from the beginning: half of every page lies idle.
-fn spread(plan: &Plan) -> Plan {
+/// The same plan with each place so many times as far from the beginning: most of every page lies idle.
+fn spread(plan: &Plan, times: u64) -> Plan {
     let mut plan = plan.clone();
     for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
         entry.place = match entry.place {
-            Place::Arena(offset) => Place::Arena(2 * offset),
+            Place::Arena(offset) => Place::Arena(times * offset),
             other => other,
         };
     }
-    plan.rooms.iter_mut().for_each(|room| room.offset *= 2);
+    plan.rooms.iter_mut().for_each(|room| room.offset *= times);
     let end = |sequence: &Sequence| {
         plan.tenancies(sequence).iter().map(|it| it.offset + it.size).max().unwrap_or(0)
     };
     let arena_bytes = plan.sequences.iter().map(end).max().unwrap_or(0);
     let peak = plan.steady().map_or(0, end);
-    Plan { arena_bytes, peak, in_use: 2 * plan.in_use, ..plan }
+    Plan { arena_bytes, peak, in_use: times * plan.in_use, ..plan }
 }
 
 #[test]
@@ -76,7 +80,7 @@ fn a_plan_that_was_tried_holds_no_more_than_none_in_its_own_run() {
 fn nobody_follows_a_plan_that_does_not_help() {
     let trace = buckets(&SHAPE, 1);
     let good = plan_of(&trace);
-    let bad = spread(&good);
+    let bad = spread(&good, 2);
     verify(&bad).expect("wasteful, but right");
     let bad = tried_in(bad, &trace);
     let trial = bad.trial.expect("it was tried");
@@ -94,4 +98,28 @@ fn nobody_follows_a_plan_that_does_not_help() {
     assert!(
         good.helps() && reserved(&run(&trace, Allocator::Planned, &Arc::new(good))) < trial.with
     );
+}
+
+/// The most that was held of a run by a lake that follows a plan nobody has tried, and how often it gave up.
+fn followed(trace: &Trace, plan: Plan) -> (u64, u64) {
+    let mut lake = Lake::of(Config::default()).with_plan(Arc::new(plan));
+    let mut device = SimDevice::new(1 << 40);
+    let (lives, options) = (Lifetimes::of(trace), Options::default());
+    replay(trace, &lives, &mut lake, &mut device, options).expect("no fault");
+    (Policy::stats(&lake).reserved_bytes.all().peak, lake.given_up())
+}
+
+#[test]
+fn a_plan_under_which_the_rest_finds_no_whole_pages_is_given_up() {
+    // Another run of the same program, whose steps are those that the plan knows and many that it does not.
+    let steps = SHAPE.steps;
+    let trace = buckets(&Buckets { kinds: 6, ..SHAPE }, 3);
+    for times in [1, 3, 7] {
+        let plan = plan_of(&buckets(&Buckets { steps, ..SHAPE }, 1));
+        let plan = Plan { in_use: 0, ..spread(&plan, times) };
+        verify(&plan).expect("wasteful, but right");
+        let stitch = reserved(&run(&trace, Allocator::Stitch, &Arc::default()));
+        let (held, given_up) = followed(&trace, plan);
+        eprintln!("{times}: {held} {stitch} {given_up}");
+    }
 }

@@ -143,9 +143,9 @@ impl Auto {
         self.proven.take()
     }
 
-    /// How often a plan was dropped because it did not fit.
+    /// How often a plan was dropped because it did not fit, or because more was held with it.
     pub fn given_up(&self) -> u64 {
-        self.given_up
+        self.given_up + self.lake.given_up()
     }
 
     /// The changes of plans so far, the first 1,024 of them.

@@ -144,6 +144,22 @@ impl Lake {
         }
     }
 
+    /// Drops the plan if so many bytes more are held than stitching alone would hold: blocks in its places
+    /// cut the holes of the rest so finely that no page of them is whole.
+    pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
+        let Some(followed) = &self.followed else { return };
+        let bearable = self.with_slack(self.allowed(search)).max(followed.window.foreseen);
+        if self.held.saturating_add(missing) > bearable {
+            self.unfollow();
+            self.given_up += 1;
+        }
+    }
+
+    /// How often a plan was dropped because more was held with it than stitching alone would hold.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
+    }
+
     /// Nothing is held any more: the plan that is followed begins anew with the next request.
     pub(super) fn begin_anew(&mut self) {
         let plan = self.followed.as_ref().map(|followed| Arc::clone(&followed.plan));

@@ -180,6 +180,8 @@ pub struct Lake {
     /// The plan that is taken up at the first request.
     first_plan: Option<Arc<Plan>>,
     following: Following,
+    /// Plans that were dropped because more was held with them than without.
+    given_up: u64,
     /// Bytes of which pages are multiples: the device's granularity, once it was asked for memory.
     granule: u64,
     /// The device maps a handle at several addresses, once it was asked for memory.
@@ -212,6 +214,7 @@ impl Lake {
             followed: None,
             first_plan: None,
             following: Following::default(),
+            given_up: 0,
             granule: 2 << 20,
             maps_twice: true,
             beside: Beside::new(pools),

@@ -256,6 +256,7 @@ impl Lake {
             if !self.beside.allows(env, growth.missing) {
                 return Ok(None);
             }
+            self.give_up_if_strained(search, growth.missing);
             let Some(block) = self.grow(env, &lacking, growth)? else { return Ok(None) };
             if parts.is_empty() {
                 return self.take_off_shelf(env, search, block);
