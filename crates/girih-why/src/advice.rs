@@ -1,0 +1,315 @@
+//! Sentences: the verdict, what shows it, and what to do.
+//!
+//! Whatever has a number has it from the recording or from a replay.
+
+use crate::capacity::Source;
+use crate::category::Category;
+use crate::diagnosis::{Diagnosis, Told};
+use crate::replays::Fit;
+use crate::units::{bytes, count};
+use crate::verdict::Verdict;
+
+/// Shares of the activations that are tried, the largest first.
+pub const SHARES: [f64; 6] = [0.875, 0.75, 0.625, 0.5, 0.25, 0.125];
+
+/// The verdict in one sentence.
+pub fn sentence(diagnosis: &Diagnosis) -> String {
+    let Some(told) = &diagnosis.told else {
+        return "No request was refused: this run did not run out of memory.".to_owned();
+    };
+    let asked = bytes(told.refusal.size);
+    let by = told.line.as_ref().map_or_else(String::new, |line| format!(" by {line}"));
+    let (live, all) = (bytes(told.moment.live), there_was(told));
+    match diagnosis.verdict {
+        Verdict::None => String::new(),
+        Verdict::TooMuch => format!(
+            "The tensors of this run need more than there is: {live} are alive, {asked} more were asked for{by}, and \
+             {all}."
+        ),
+        Verdict::Fragmented => format!(
+            "The memory is there, but in pieces: only {live} are alive, {} lie idle, and yet no piece was large \
+             enough for the {asked} that were asked for{by}.",
+            bytes(told.idle.own)
+        ),
+        Verdict::OtherStream => format!(
+            "The memory is there, but another stream has it: {} lie idle that only requests of other streams may \
+             use, while {asked} were asked for{by}.",
+            bytes(told.idle.streams)
+        ),
+        Verdict::OtherPool => format!(
+            "The memory is there, but another pool keeps it: {} lie idle in the pools of CUDA graphs or MemPools, \
+             while {asked} were asked for{by}.",
+            bytes(told.idle.pools)
+        ),
+        Verdict::OtherProcess => format!(
+            "Something else has the card: {} of it belong to other processes or libraries, and the {} that are left \
+             do not hold the {live} of this run and the {asked} that were asked for{by}.",
+            bytes(told.others),
+            bytes(told.capacity.bytes)
+        ),
+        Verdict::Leak => leak(told),
+        Verdict::Spike => spike(told),
+    }
+}
+
+fn leak(told: &Told) -> String {
+    let Some(growth) = &told.growth else { return String::new() };
+    let by = told.growth_line.as_ref().map_or_else(String::new, |line| format!(", most by {line}"));
+    format!(
+        "Memory leaks: each step leaves {} behind that is never freed{by}; {} had piled up when {} more were refused.",
+        bytes(growth.each_step),
+        bytes(growth.bytes),
+        bytes(told.refusal.size)
+    )
+}
+
+fn spike(told: &Told) -> String {
+    let Some(spike) = &told.spike else { return String::new() };
+    let all = there_was(told);
+    if spike.is_optimizer {
+        return format!(
+            "The first step of the optimizer does not fit: its states come on top of weights and gradients, {} until \
+             it was refused, at {}; {all}.",
+            bytes(spike.bytes),
+            spike.line
+        );
+    }
+    format!(
+        "One line makes a spike: {} asks for {} more than in any step before; {all}.",
+        spike.line,
+        bytes(spike.bytes)
+    )
+}
+
+fn there_was(told: &Told) -> String {
+    let capacity = &told.capacity;
+    match capacity.source {
+        Source::Device => format!("the device has {} for it", bytes(capacity.bytes)),
+        Source::Given => format!("it may have {}", bytes(capacity.bytes)),
+        Source::Limit => format!(
+            "a limit of between {} and {} stops it",
+            bytes(capacity.bytes),
+            bytes(capacity.most)
+        ),
+    }
+}
+
+/// What shows the verdict.
+pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
+    let mut said = Vec::new();
+    if let Some(told) = &diagnosis.told {
+        say_told(told, &mut said);
+        let steps = diagnosis.steps.len();
+        if steps > 1 {
+            said.push(format!("It was refused in step {} of this recording, counted from 0.", steps - 1));
+        }
+    }
+    if diagnosis.refused > 1 {
+        said.push(format!(
+            "{} requests were refused in all; this is about {}.",
+            diagnosis.refused, "the last, unless --error names another"
+        ));
+    }
+    if let Some(contradiction) = &diagnosis.contradiction {
+        said.push(format!("What was held before the recording began cannot be told: {contradiction}."));
+    } else if diagnosis.is_cut {
+        said.push(
+            "The recording lacks its beginning: what was held then is told by its final segments, or by what was \
+             touched later."
+                .to_owned(),
+        );
+    }
+    if !diagnosis.has_stacks {
+        said.push("No call stacks were recorded, so no lines can be named.".to_owned());
+    }
+    said
+}
+
+fn say_told(told: &Told, said: &mut Vec<String>) {
+    let Told { moment, capacity, idle, .. } = told;
+    let free = told.refusal.device_free.unwrap_or(0);
+    said.push(format!(
+        "Reserved {}: {} alive, {} idle; the device had {} free.",
+        bytes(moment.reserved),
+        bytes(moment.live),
+        bytes(moment.idle()),
+        bytes(free)
+    ));
+    let own = moment.owners.iter().filter(|(owner, _)| {
+        owner.stream == told.refusal.stream && owner.pool == told.refusal.pool
+    });
+    if let Some((_, own)) = own.max_by_key(|(_, holding)| holding.reserved)
+        && own.idle > 0
+    {
+        said.push(format!(
+            "Idle for this request: {} in {} pieces, the largest {}.",
+            bytes(own.idle),
+            count(own.pieces),
+            bytes(own.largest)
+        ));
+    }
+    if idle.streams + idle.pools > 0 {
+        said.push(format!(
+            "Idle for others: {} of other streams, {} of other pools.",
+            bytes(idle.streams),
+            bytes(idle.pools)
+        ));
+    }
+    if capacity.source == Source::Limit {
+        said.push(format!(
+            "The device had enough; a limit of this process refused (set_per_process_memory_fraction), between {} \
+             and {}.",
+            bytes(capacity.bytes),
+            bytes(capacity.most)
+        ));
+    }
+    if let (Some(card), true) = (capacity.card, told.others > 0) {
+        said.push(format!(
+            "Of the card's {} others have {}.",
+            bytes(card),
+            bytes(told.others)
+        ));
+    }
+    let categories: Vec<String> = (told.categories.iter())
+        .map(|group| format!("{} {}", group.place, bytes(group.bytes)))
+        .collect();
+    if !categories.is_empty() {
+        said.push(format!("Alive by what it is for: {}.", categories.join(", ")));
+    }
+}
+
+/// What to do, the best first.
+pub fn advice(diagnosis: &Diagnosis) -> Vec<String> {
+    let Some(told) = &diagnosis.told else { return Vec::new() };
+    let mut said = Vec::new();
+    match diagnosis.verdict {
+        Verdict::None => {}
+        Verdict::Fragmented | Verdict::OtherStream | Verdict::OtherPool => {
+            say_settings(told, &mut said);
+            say_owner(diagnosis.verdict, &mut said);
+        }
+        Verdict::OtherProcess => {
+            said.push(format!(
+                "End what else uses the card (nvidia-smi lists it), or take another card: this request lacks {}.",
+                bytes(lacking(told))
+            ));
+            say_smaller(told, &mut said);
+            say_settings(told, &mut said);
+        }
+        Verdict::Leak => say_leak(told, &mut said),
+        Verdict::Spike => {
+            say_spike(told, &mut said);
+            say_settings(told, &mut said);
+        }
+        Verdict::TooMuch => {
+            say_smaller(told, &mut said);
+            say_activations(told, &mut said);
+            say_settings(told, &mut said);
+        }
+    }
+    said
+}
+
+fn lacking(told: &Told) -> u64 {
+    (told.moment.granted + told.refusal.size).saturating_sub(told.capacity.bytes)
+}
+
+/// Of Girih's modes and PyTorch's settings those that fit, the one with the most to spare of each.
+fn say_settings(told: &Told, said: &mut Vec<String>) {
+    let mut fitting: Vec<&Fit> = told.would_fit.iter().filter(|fit| fit.fits).collect();
+    fitting.sort_by_key(|fit| std::cmp::Reverse(fit.spare));
+    let is_girihs = |fit: &&&Fit| matches!(fit.setting.name, "stitch" | "planned");
+    let best = [
+        fitting.iter().find(|fit| !is_girihs(fit)).copied(),
+        fitting.iter().find(is_girihs).copied(),
+    ];
+    for fit in best.into_iter().flatten() {
+        let Some(how) = fit.setting.how() else { continue };
+        let spare = bytes(fit.spare.unwrap_or(0));
+        said.push(format!("{how}: would have served this request, with {spare} to spare."));
+    }
+    if fitting.is_empty() {
+        said.push(format!(
+            "No setting of the allocator would have served this request: {} are needed and there are {}.",
+            bytes(told.moment.granted + told.refusal.size),
+            bytes(told.capacity.bytes)
+        ));
+    }
+}
+
+fn say_owner(verdict: Verdict, said: &mut Vec<String>) {
+    match verdict {
+        Verdict::OtherStream => said.push(
+            "Or allocate on one stream: make the tensors on the stream that frees them, and let the other stream use \
+             them (Tensor.record_stream)."
+                .to_owned(),
+        ),
+        Verdict::OtherPool => said.push(
+            "Or give the pool back: drop graphs that are not needed and call torch.cuda.empty_cache(), or let graphs \
+             share one pool (torch.cuda.graph_pool_handle)."
+                .to_owned(),
+        ),
+        _ => {}
+    }
+}
+
+fn say_leak(told: &Told, said: &mut Vec<String>) {
+    let Some(growth) = &told.growth else { return };
+    let line = told.growth_line.as_deref().unwrap_or("what is kept (no stacks were recorded)");
+    said.push(format!(
+        "Let go of what a step keeps: tensors made by {line}. A sum of losses needs loss.item() or loss.detach(); a \
+         list of outputs needs .detach().cpu(); without training, torch.no_grad()."
+    ));
+    let idle = told.moment.idle() + told.refusal.device_free.unwrap_or(0);
+    said.push(format!(
+        "No setting helps for long: without one wasted byte there would be room for {} steps more.",
+        count(idle / growth.each_step.max(1))
+    ));
+}
+
+fn say_spike(told: &Told, said: &mut Vec<String>) {
+    let Some(spike) = &told.spike else { return };
+    if spike.is_optimizer {
+        said.push(format!(
+            "Have states that are smaller (8-bit, or sharded over ranks), or without their temporaries: \
+             foreach=False. They were {} when one was refused.",
+            bytes(spike.bytes.saturating_sub(told.refusal.size))
+        ));
+    } else {
+        said.push(format!(
+            "Do the work of {} in parts, each of less than {}.",
+            spike.line,
+            bytes(spike.bytes.saturating_sub(lacking(told)))
+        ));
+    }
+}
+
+fn say_smaller(told: &Told, said: &mut Vec<String>) {
+    if let Some(share) = told.smaller {
+        said.push(format!(
+            "Take a batch of {} % of this one: with activations so much smaller the run gets past this request (by \
+             replay).",
+            share * 100.0
+        ));
+    }
+}
+
+fn say_activations(told: &Told, said: &mut Vec<String>) {
+    let of = |category: Category| {
+        let group = told.categories.iter().find(|group| group.category == category);
+        group.map_or(0, |group| group.bytes)
+    };
+    let activations = of(Category::Activations);
+    if activations > 0 {
+        said.push(format!(
+            "Recompute activations (torch.utils.checkpoint), or have them on the host \
+             (torch.autograd.graph.save_on_cpu): {} are alive, {} are lacking.",
+            bytes(activations),
+            bytes(lacking(told))
+        ));
+    }
+    let states = of(Category::Optimizer);
+    if states > activations {
+        said.push(format!("Shard or shrink the states of the optimizer: {}.", bytes(states)));
+    }
+}
