@@ -104,9 +104,9 @@ pub fn read_sentence(text: &str) -> Option<Known> {
     let sentence = &sentence[..sentence.find("If reserved but").unwrap_or(sentence.len())];
     let card = size_at(&sentence[TOTAL.len()..])?;
     let before = |words: &str| {
-        let at = sentence.find(words)?;
-        let start = sentence[..at].rfind(|c: char| !c.is_ascii_digit() && !". GMKiBbytes".contains(c));
-        size_at(sentence[start.map_or(0, |start| start + 1)..at].trim())
+        let mut before = sentence[..sentence.find(words)?].split_whitespace().rev();
+        let (unit, number) = (before.next()?, before.next()?);
+        size_at(&format!("{number} {unit}"))
     };
     let own = sentence.find("this process has ").and_then(|at| size_at(&sentence[at + 17..]));
     let mut others = None;

@@ -45,6 +45,16 @@ pub struct Question {
     pub at: At,
     /// What they are put together by.
     pub by: By,
+    /// True if only the tensors are asked for, and nothing is to be replayed.
+    pub is_listing: bool,
+}
+
+impl Question {
+    /// The same question without what takes replays.
+    #[must_use]
+    pub fn without_replays(self) -> Question {
+        Question { is_listing: true, ..self }
+    }
 }
 
 /// A recording and what was understood of it.
@@ -199,8 +209,10 @@ pub fn diagnose(
         (At::Peak, _) | (At::Error, None) => moment::alive(lives, Tick(peak_at.0 + 1)),
     };
     let told = match refusal {
-        Some(refusal) => Some(looked.tell(refusal, &question.known, was_recorded, replay)?),
-        None => None,
+        Some(refusal) if !question.is_listing => {
+            Some(looked.tell(refusal, &question.known, was_recorded, replay)?)
+        }
+        _ => None,
     };
     Ok(Diagnosis {
         verdict: told.as_ref().map_or(Verdict::None, |(verdict, _)| *verdict),

@@ -87,36 +87,57 @@ impl Run<'_> {
     /// A line that asks for more than it did in any earlier step.
     fn beyond_earlier_steps(&self, refusal: &Refusal, alive: &[u32]) -> Option<Spike> {
         let (&last, earlier) = self.starts.split_last()?;
-        let first = *earlier.first()?;
-        let (peak, peak_at) = self.peak_between(first, last);
-        let live: u64 = self.sum(alive);
-        let needed = live + refusal.size;
+        let (peak, _) = self.peak_between(*earlier.first()?, last);
+        let needed = self.sum(alive) + refusal.size;
         let excess = needed.checked_sub(peak).filter(|&excess| excess > 0)?;
         let mut now: FxHashMap<&str, u64> = FxHashMap::default();
         for &index in alive {
-            if let Some(line) = self.line(index) {
-                *now.entry(line).or_default() += self.lives.requests[index as usize].size;
+            let life = &self.lives.requests[index as usize];
+            let is_of_this_step = life.birth >= last && index as usize >= self.lives.older;
+            if let Some(line) = self.line(index).filter(|_| is_of_this_step) {
+                *now.entry(line).or_default() += life.size;
             }
         }
-        let asking = self.stacks.get(refusal.stack).map(|told| told.line.as_str());
-        if let Some(line) = asking {
-            *now.entry(line).or_default() += refusal.size;
+        if let Some(told) = self.stacks.get(refusal.stack) {
+            *now.entry(&told.line).or_default() += refusal.size;
         }
-        let mut before: FxHashMap<&str, u64> = FxHashMap::default();
-        for index in crate::moment::alive(self.lives, Tick(peak_at.0 + 1)) {
-            if let Some(line) = self.line(index) {
-                *before.entry(line).or_default() += self.lives.requests[index as usize].size;
-            }
-        }
-        let grown = |line: &str, now: u64| now.saturating_sub(before.get(line).copied().unwrap_or(0));
-        let most = now.iter().map(|(&line, &bytes)| (grown(line, bytes), line));
-        let (bytes, line) = most.max()?;
-        let was = before.get(line).copied().unwrap_or(0);
+        let before = self.most_of_each_line(last);
+        let was = |line: &str| before.get(line).copied().unwrap_or(0);
+        let grown = now.iter().map(|(&line, &bytes)| (bytes.saturating_sub(was(line)), line));
+        let (bytes, line) = grown.max()?;
         // Beyond the growth of everything: twice as much as all of it has grown.
         let stands_out = u128::from(now[line]) * u128::from(peak.max(1))
-            > 2 * u128::from(was) * u128::from(needed);
+            > 2 * u128::from(was(line)) * u128::from(needed);
         let is_most = 2 * bytes >= excess;
         (is_most && stands_out).then(|| Spike { bytes, line: line.to_owned(), is_optimizer: false })
+    }
+
+    /// The most that each line had alive at once before a tick of what it had asked for in the step.
+    fn most_of_each_line(&self, end: Tick) -> FxHashMap<&str, u64> {
+        let mut most: FxHashMap<&str, u64> = FxHashMap::default();
+        let mut live: FxHashMap<&str, u64> = FxHashMap::default();
+        let mut step = 0;
+        for index in 0..end.index().min(self.lives.request_of.len()) {
+            if self.starts.get(step).is_some_and(|start| start.index() <= index) {
+                step += 1;
+                live.clear();
+            }
+            let request = self.lives.request_of[index];
+            if request == Lifetimes::NONE || (request as usize) < self.lives.older {
+                continue;
+            }
+            let Some(line) = self.line(request) else { continue };
+            let life = &self.lives.requests[request as usize];
+            let now = live.entry(line).or_default();
+            if life.birth.index() == index {
+                *now += life.size;
+                let most = most.entry(line).or_default();
+                *most = (*most).max(*now);
+            } else if life.death.index() == index {
+                *now = now.saturating_sub(life.size);
+            }
+        }
+        most
     }
 
     fn sum(&self, requests: &[u32]) -> u64 {

@@ -6,7 +6,8 @@
 //!
 //! Idle memory nearly always suffices for one request more, for the refused one is mostly small beside what lies in
 //! pieces. It is to blame only if the run would have gone on: if it has needed as much before and got it, or if so much
-//! lies idle that it cannot be what every run has ([`USUAL_IDLE`]).
+//! lies idle that it cannot be what every run has ([`USUAL_IDLE`]). Where it needs a little more than ever before, idle
+//! memory is weighed against what made it so.
 
 use girih_plan::granted;
 
@@ -70,6 +71,17 @@ pub const USUAL_IDLE: u64 = 8;
 
 /// Up to one part in so many of the card is what a process may have beside PyTorch's allocator: its context, NCCL.
 const USUAL_BESIDE: u64 = 20;
+
+/// Whether idle memory is to blame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Blame {
+    /// No: what is alive needs more, or soon would.
+    Not,
+    /// If nothing else made more difference.
+    Perhaps,
+    /// The run has got through with as much before, or more lies idle than ever should.
+    Surely,
+}
 
 /// What is known of a refusal.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +152,18 @@ impl Facts<'_> {
         let lacking = self.needed().saturating_sub(self.capacity.bytes);
         let suffices = |bytes: u64| if bytes > 0 && bytes >= lacking { bytes } else { 0 };
         let growth = self.growth.map_or(0, |growth| growth.bytes);
-        let spike = self.spike.map_or(0, |spike| spike.bytes);
-        let idle = self.idle_to_blame();
+        let blame = self.blame();
+        let idle = match blame {
+            Blame::Not => Idle::default(),
+            _ => Idle::of(self.refusal, self.moment),
+        };
+        // A leak outweighs what lies idle in any run.
+        let all_idle = Idle::of(self.refusal, self.moment).all();
+        let unusual = all_idle.saturating_sub(self.capacity.bytes / USUAL_IDLE);
+        let serves = growth >= granted(self.refusal.size).max(lacking);
+        let idle = if serves && growth > unusual { Idle::default() } else { idle };
+        // What was there anyway makes no spike.
+        let spike = self.spike.filter(|_| blame != Blame::Surely).map_or(0, |spike| spike.bytes);
         [
             (Verdict::Spike, suffices(spike)),
             (Verdict::Fragmented, idle.own),
@@ -152,13 +174,20 @@ impl Facts<'_> {
         ]
     }
 
-    /// The idle bytes, if they are to blame; else none.
-    fn idle_to_blame(&self) -> Idle {
-        let idle = Idle::of(self.refusal, self.moment);
-        let is_there = self.needed() <= self.capacity.bytes;
-        let was_enough = self.earlier_peak.is_some_and(|peak| self.needed() <= peak);
-        let is_unusual = idle.all() > self.capacity.bytes / USUAL_IDLE;
-        if is_there && (was_enough || is_unusual) { idle } else { Idle::default() }
+    /// Whether what lies idle is to blame.
+    fn blame(&self) -> Blame {
+        let (needed, all) = (self.needed(), self.capacity.bytes);
+        let idle = Idle::of(self.refusal, self.moment).all();
+        let was_enough = |peak: u64| needed <= peak;
+        if needed > all {
+            Blame::Not
+        } else if idle > all / USUAL_IDLE || self.earlier_peak.is_some_and(was_enough) {
+            Blame::Surely
+        } else if self.earlier_peak.is_some_and(|peak| was_enough(peak + peak / USUAL_IDLE)) {
+            Blame::Perhaps
+        } else {
+            Blame::Not
+        }
     }
 
     /// Bytes that others have of the card, if they are more than a process has beside its tensors.
