@@ -1,8 +1,9 @@
-//! The commit that the command is built from, for `girih --version`. Without git, or outside of a repository, there is
-//! none, and the version stands alone.
+//! The commit that the command is built from, for `girih --version`. Without git, or outside of a
+//! repository, there is none, and the version stands alone.
 
 use std::process::Command;
 
+#[expect(clippy::disallowed_methods, reason = "a build is told so by who packs it")]
 fn main() {
     println!("cargo::rerun-if-env-changed=GIRIH_COMMIT");
     let named = std::env::var("GIRIH_COMMIT").ok().filter(|commit| !commit.is_empty());

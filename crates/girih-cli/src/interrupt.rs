@@ -1,7 +1,8 @@
-//! Ctrl-C: a command says that it was cut short, leaves nothing on the terminal, and exits with 130.
+//! Ctrl-C: a command says that it was cut short, leaves nothing on the terminal, and exits with
+//! 130.
 //!
-//! A search that has something to show for its time so far asks for the first Ctrl-C and ends by itself; a second one
-//! ends the command.
+//! A search that has something to show for its time so far asks for the first Ctrl-C and ends by
+//! itself; a second one ends the command.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,8 +1,9 @@
-//! A recording of a run that never was: a program through a policy on a simulated device, recorded as PyTorch would.
+//! A recording of a run that never was: a program through a policy on a simulated device, recorded
+//! as PyTorch would.
 //!
-//! A replay says what became of a run; this says what a snapshot of it would have held: each event with its address,
-//! what was taken and given back, the request that was refused, and at the end every segment with its blocks. It ends
-//! with the first request that is refused.
+//! A replay says what became of a run; this says what a snapshot of it would have held: each event
+//! with its address, what was taken and given back, the request that was refused, and at the end
+//! every segment with its blocks. It ends with the first request that is refused.
 
 use girih_trace::trace::Origin;
 use girih_trace::{Action, Block, BlockState, Event, Lifetimes, Segment, StackId, Trace};
@@ -11,9 +12,9 @@ use rustc_hash::FxHashMap;
 use crate::policy::{AllocError, Backing, BlockId, Env, Policy, Request};
 use crate::sim::SimDevice;
 
-/// Records `program` under `policy`, which holds nothing, on `device`, up to the first request that is refused. Of what
-/// `unwinds` picks (indices of the lifetimes of `program`) the program lets go after that, as when the error leaves
-/// functions.
+/// Records `program` under `policy`, which holds nothing, on `device`, up to the first request that
+/// is refused. Of what `unwinds` picks (indices of the lifetimes of `program`) the program lets go
+/// after that, as when the error leaves functions.
 ///
 /// Frees are done when they are asked for: no other stream is waited for.
 ///
@@ -138,7 +139,8 @@ mod tests {
         let mut device = SimDevice::new(1 << 40);
         let recorded = record(&program, &mut policy, &mut device, &|_| false).expect("it fits");
         let lives = Lifetimes::of(&recorded);
-        let again = simulate(&recorded, &lives, Allocator::Native, &Setup::default()).expect("it fits");
+        let again =
+            simulate(&recorded, &lives, Allocator::Native, &Setup::default()).expect("it fits");
         let taken = crate::replay::recorded_segment_events(&recorded);
         assert!(!taken.is_empty());
         assert_eq!(again.replayed.segment_events, taken);
@@ -156,7 +158,8 @@ mod tests {
         };
         let mut policy = Caching::new(Config::default());
         let mut device = SimDevice::new(64 << 20);
-        let recorded = record(&program, &mut policy, &mut device, &|index| index == 1).expect("runs");
+        let recorded =
+            record(&program, &mut policy, &mut device, &|index| index == 1).expect("runs");
         let actions: Vec<Action> = recorded.events.iter().map(|event| event.action).collect();
         let (taken, given) = (Action::SegmentAlloc, Action::Alloc);
         let freed = [Action::FreeRequested, Action::FreeCompleted];

@@ -1,4 +1,5 @@
-//! How many verdicts are right on generated runs of these seeds: `cargo run --release --example judge -- 101 131`.
+//! How many verdicts are right on generated runs of these seeds: `cargo run --release --example
+//! judge -- 101 131`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -20,7 +21,8 @@ fn main() {
             } else {
                 let told = said.told.expect("it died");
                 println!(
-                    "  {} as {:?}: capacity {} MiB, live {}, idle {:?}, asked {}, leak {:?}, spike {:?}, steps {}",
+                    "  {} as {:?}: capacity {} MiB, live {}, idle {:?}, asked {}, leak {:?}, \
+                     spike {:?}, steps {}",
                     dead.seed,
                     said.verdict,
                     told.capacity.bytes >> 20,

@@ -10,7 +10,7 @@ use crate::units::{bytes, count};
 use crate::verdict::Verdict;
 
 /// Shares of the activations that are tried, the largest first.
-pub const SHARES: [f64; 6] = [0.875, 0.75, 0.625, 0.5, 0.25, 0.125];
+pub const SHARES: [f64; 9] = [0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125];
 
 /// The verdict in one sentence.
 pub fn sentence(diagnosis: &Diagnosis) -> String {
@@ -23,27 +23,30 @@ pub fn sentence(diagnosis: &Diagnosis) -> String {
     match diagnosis.verdict {
         Verdict::None => String::new(),
         Verdict::TooMuch => format!(
-            "The tensors of this run need more than there is: {live} are alive, {asked} more were asked for{by}, and \
-             {all}."
+            "The tensors of this run need more than there is: {live} are alive, {asked} more were \
+             asked for{by}, and {all}."
         ),
         Verdict::Fragmented => format!(
-            "The memory is there, but in pieces: only {live} are alive, {} lie idle, and yet no piece was large \
-             enough for the {asked} that were asked for{by}.",
-            bytes(told.idle.own)
+            "The memory is there, but in pieces: only {live} are alive, {} lie idle and {} are \
+             free on the device, and yet no piece was large enough for the {asked} that were \
+             asked for{by}.",
+            bytes(told.idle.own),
+            bytes(told.capacity.bytes.saturating_sub(told.moment.reserved))
         ),
         Verdict::OtherStream => format!(
-            "The memory is there, but another stream has it: {} lie idle that only requests of other streams may \
-             use, while {asked} were asked for{by}.",
+            "The memory is there, but another stream has it: {} lie idle that only requests of \
+             other streams may use, while {asked} were asked for{by}.",
             bytes(told.idle.streams)
         ),
         Verdict::OtherPool => format!(
-            "The memory is there, but another pool keeps it: {} lie idle in the pools of CUDA graphs or MemPools, \
-             while {asked} were asked for{by}.",
+            "The memory is there, but another pool keeps it: {} lie idle in the pools of CUDA \
+             graphs or MemPools, while {asked} were asked for{by}.",
             bytes(told.idle.pools)
         ),
         Verdict::OtherProcess => format!(
-            "Something else has the card: {} of it belong to other processes or libraries, and the {} that are left \
-             do not hold the {live} of this run and the {asked} that were asked for{by}.",
+            "Something else has the card: {} of it belong to other processes or libraries, and \
+             the {} that are left do not hold the {live} of this run and the {asked} that were \
+             asked for{by}.",
             bytes(told.others),
             bytes(told.capacity.bytes)
         ),
@@ -56,7 +59,8 @@ fn leak(told: &Told) -> String {
     let Some(growth) = &told.growth else { return String::new() };
     let by = told.growth_line.as_ref().map_or_else(String::new, |line| format!(", most by {line}"));
     format!(
-        "Memory leaks: each step leaves {} behind that is never freed{by}; {} had piled up when {} more were refused.",
+        "Memory leaks: each step leaves {} behind that is never freed{by}; {} had piled up when \
+         {} more were refused.",
         bytes(growth.each_step),
         bytes(growth.bytes),
         bytes(told.refusal.size)
@@ -68,8 +72,8 @@ fn spike(told: &Told) -> String {
     let all = there_was(told);
     if spike.is_optimizer {
         return format!(
-            "The first step of the optimizer does not fit: its states come on top of weights and gradients, {} until \
-             it was refused, at {}; {all}.",
+            "The first step of the optimizer does not fit: its states come on top of weights and \
+             gradients, {} until it was refused, at {}; {all}.",
             bytes(spike.bytes),
             spike.line
         );
@@ -101,7 +105,10 @@ pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
         say_told(told, &mut said);
         let steps = diagnosis.steps.len();
         if steps > 1 {
-            said.push(format!("It was refused in step {} of this recording, counted from 0.", steps - 1));
+            said.push(format!(
+                "It was refused in step {} of this recording, counted from 0.",
+                steps - 1
+            ));
         }
     }
     if diagnosis.refused > 1 {
@@ -111,11 +118,13 @@ pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
         ));
     }
     if let Some(contradiction) = &diagnosis.contradiction {
-        said.push(format!("What was held before the recording began cannot be told: {contradiction}."));
+        said.push(format!(
+            "What was held before the recording began cannot be told: {contradiction}."
+        ));
     } else if diagnosis.is_cut {
         said.push(
-            "The recording lacks its beginning: what was held then is told by its final segments, or by what was \
-             touched later."
+            "The recording lacks its beginning: what was held then is told by its final segments, \
+             or by what was touched later."
                 .to_owned(),
         );
     }
@@ -157,18 +166,14 @@ fn say_told(told: &Told, said: &mut Vec<String>) {
     }
     if capacity.source == Source::Limit {
         said.push(format!(
-            "The device had enough; a limit of this process refused (set_per_process_memory_fraction), between {} \
-             and {}.",
+            "The device had enough; a limit of this process refused \
+             (set_per_process_memory_fraction), between {} and {}.",
             bytes(capacity.bytes),
             bytes(capacity.most)
         ));
     }
     if let (Some(card), true) = (capacity.card, told.others > 0) {
-        said.push(format!(
-            "Of the card's {} others have {}.",
-            bytes(card),
-            bytes(told.others)
-        ));
+        said.push(format!("Of the card's {} others have {}.", bytes(card), bytes(told.others)));
     }
     let categories: Vec<String> = (told.categories.iter())
         .map(|group| format!("{} {}", group.place, bytes(group.bytes)))
@@ -190,8 +195,9 @@ pub fn advice(diagnosis: &Diagnosis) -> Vec<String> {
         }
         Verdict::OtherProcess => {
             said.push(format!(
-                "End what else uses the card (nvidia-smi lists it), or take another card: this request lacks {}.",
-                bytes(lacking(told))
+                "End what else uses the card (nvidia-smi lists it), or take another card: {} of \
+                 it would be this run's.",
+                bytes(told.others)
             ));
             say_smaller(told, &mut said);
             say_settings(told, &mut said);
@@ -230,7 +236,8 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
     }
     if fitting.is_empty() {
         said.push(format!(
-            "No setting of the allocator would have served this request: {} are needed and there are {}.",
+            "No setting of the allocator would have served this request: {} are needed and there \
+             are {}.",
             bytes(told.moment.granted + told.refusal.size),
             bytes(told.capacity.bytes)
         ));
@@ -240,13 +247,14 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
 fn say_owner(verdict: Verdict, said: &mut Vec<String>) {
     match verdict {
         Verdict::OtherStream => said.push(
-            "Or allocate on one stream: make the tensors on the stream that frees them, and let the other stream use \
-             them (Tensor.record_stream)."
+            "Or allocate on one stream: make the tensors on the stream that frees them, and let \
+             the other stream use them (Tensor.record_stream)."
                 .to_owned(),
         ),
         Verdict::OtherPool => said.push(
-            "Or give the pool back: drop graphs that are not needed and call torch.cuda.empty_cache(), or let graphs \
-             share one pool (torch.cuda.graph_pool_handle)."
+            "Or give the pool back: drop graphs that are not needed and call \
+             torch.cuda.empty_cache(), or let graphs share one pool \
+             (torch.cuda.graph_pool_handle)."
                 .to_owned(),
         ),
         _ => {}
@@ -257,8 +265,9 @@ fn say_leak(told: &Told, said: &mut Vec<String>) {
     let Some(growth) = &told.growth else { return };
     let line = told.growth_line.as_deref().unwrap_or("what is kept (no stacks were recorded)");
     said.push(format!(
-        "Let go of what a step keeps: tensors made by {line}. A sum of losses needs loss.item() or loss.detach(); a \
-         list of outputs needs .detach().cpu(); without training, torch.no_grad()."
+        "Let go of what a step keeps: tensors made by {line}. A sum of losses needs loss.item() \
+         or loss.detach(); a list of outputs needs .detach().cpu(); without training, \
+         torch.no_grad()."
     ));
     let idle = told.moment.idle() + told.refusal.device_free.unwrap_or(0);
     said.push(format!(
@@ -271,8 +280,8 @@ fn say_spike(told: &Told, said: &mut Vec<String>) {
     let Some(spike) = &told.spike else { return };
     if spike.is_optimizer {
         said.push(format!(
-            "Have states that are smaller (8-bit, or sharded over ranks), or without their temporaries: \
-             foreach=False. They were {} when one was refused.",
+            "Have states that are smaller (8-bit, or sharded over ranks), or without their \
+             temporaries: foreach=False. They were {} when one was refused.",
             bytes(spike.bytes.saturating_sub(told.refusal.size))
         ));
     } else {
@@ -287,8 +296,8 @@ fn say_spike(told: &Told, said: &mut Vec<String>) {
 fn say_smaller(told: &Told, said: &mut Vec<String>) {
     if let Some(share) = told.smaller {
         said.push(format!(
-            "Take a batch of {} % of this one: with activations so much smaller the run gets past this request (by \
-             replay).",
+            "Take a batch of {} % of this one: with activations so much smaller the run gets past \
+             this request by replay, and leaves room for the layers that were still to come.",
             share * 100.0
         ));
     }

@@ -5,10 +5,11 @@
 //!  capacity                                                       |<------ for PyTorch ->|
 //! ```
 //!
-//! A snapshot has what was free when the request failed, and what was reserved: together they are the capacity. Where
-//! enough was free and the request failed all the same, a limit refused it (`set_per_process_memory_fraction`), which
-//! lies between the most that was ever reserved and what this request would have needed. How large the card is no
-//! snapshot says; the text of the error does.
+//! A snapshot has what was free when the request failed, and what was reserved: together they are
+//! the capacity. Where enough was free and the request failed all the same, a limit refused it
+//! (`set_per_process_memory_fraction`), which lies between the most that was ever reserved and what
+//! this request would have needed. How large the card is no snapshot says; the text of the error
+//! does.
 
 use girih_plan::granted;
 
@@ -54,8 +55,8 @@ pub struct Capacity {
     pub others: Option<u64>,
 }
 
-/// Bytes of a CUDA context and of libraries, that a process has beside PyTorch's allocator: up to this much of the
-/// card is no sign of others.
+/// Bytes of a CUDA context and of libraries, that a process has beside PyTorch's allocator: up to
+/// this much of the card is no sign of others.
 const CONTEXT: u64 = 2 << 30;
 
 /// The capacity at a refusal. `most_held` is the most that was reserved until then.
@@ -95,8 +96,8 @@ pub fn segment(size: u64) -> u64 {
     }
 }
 
-/// Reads PyTorch's own sentence about an error of memory out of whatever a program has printed; the last if there are
-/// several. None if there is none.
+/// Reads PyTorch's own sentence about an error of memory out of whatever a program has printed; the
+/// last if there are several. None if there is none.
 pub fn read_sentence(text: &str) -> Option<Known> {
     const TOTAL: &str = "has a total capacity of ";
     let at = text.rfind(TOTAL)?;
@@ -143,11 +144,12 @@ mod tests {
 
     #[test]
     fn pytorchs_sentence_says_how_large_the_card_is_and_who_has_it() {
-        let text = "step 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 \
-             has a total capacity of 80.00 GiB of which 1.50 GiB is free. Process 4711 has 60.00 GiB memory \
-             in use. Including non-PyTorch memory, this process has 18.50 GiB memory in use. Of the \
-             allocated memory 17.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but \
-             unallocated. If reserved but unallocated memory is large try setting x\n";
+        let text = "step 3\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 \
+                    GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.50 GiB is free. \
+                    Process 4711 has 60.00 GiB memory in use. Including non-PyTorch memory, this \
+                    process has 18.50 GiB memory in use. Of the allocated memory 17.00 GiB is \
+                    allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated. \
+                    If reserved but unallocated memory is large try setting x\n";
         let known = read_sentence(text).unwrap();
         let others = Some(60 * GIB);
         let own = Some(18 * GIB + GIB / 2);
@@ -157,8 +159,8 @@ mod tests {
 
     #[test]
     fn the_sentence_says_how_much_was_allowed() {
-        let text = "GPU 0 has a total capacity of 139.80 GiB of which 130.00 GiB is free. 14.00 GiB allowed; \
-             Of the allocated memory 13.00 GiB is allocated by PyTorch";
+        let text = "GPU 0 has a total capacity of 139.80 GiB of which 130.00 GiB is free. 14.00 \
+                    GiB allowed; Of the allocated memory 13.00 GiB is allocated by PyTorch";
         let known = read_sentence(text).unwrap();
         assert_eq!(known.capacity, Some(14 * GIB));
     }

@@ -1,9 +1,10 @@
 //! What a block is for: weights, gradients, states of the optimizer, activations, workspaces.
 //!
-//! A stack tells what the program was doing when it asked. What is asked for in a backward pass is a gradient if it has
-//! the size of a weight and outlives what came with it, and otherwise goes with the activations. Without stacks, the
-//! lives tell: what is older than the first step and stays are weights; what comes later, stays, and has the size of a
-//! weight is a gradient, and beyond as many gradients as weights, a state of the optimizer.
+//! A stack tells what the program was doing when it asked. What is asked for in a backward pass is
+//! a gradient if it has the size of a weight and outlives what came with it, and otherwise goes
+//! with the activations. Without stacks, the lives tell: what is older than the first step and
+//! stays are weights; what comes later, stays, and has the size of a weight is a gradient, and
+//! beyond as many gradients as weights, a state of the optimizer.
 
 use rustc_hash::FxHashMap;
 
@@ -48,23 +49,27 @@ pub struct Categories<'a> {
     stacks: &'a Stacks,
     phases: &'a Phases,
     first_step: Option<Tick>,
+    /// The moment that is asked about.
+    end: Tick,
     /// How many weights there are of each size.
     weights: FxHashMap<u64, u32>,
 }
 
 impl<'a> Categories<'a> {
-    /// `first_step` is where the first step begins, if there are steps.
+    /// `first_step` is where the first step begins, if there are steps; what comes after `end` is
+    /// no matter: an error that leaves functions frees much.
     pub fn new(
         lives: &'a Lifetimes,
         stacks: &'a Stacks,
         phases: &'a Phases,
         first_step: Option<Tick>,
+        end: Tick,
     ) -> Categories<'a> {
-        let mut all =
-            Categories { lives, stacks, phases, first_step, weights: FxHashMap::default() };
+        let weights = FxHashMap::default();
+        let mut all = Categories { lives, stacks, phases, first_step, end, weights };
         let mut weights: FxHashMap<u64, u32> = FxHashMap::default();
         for (index, life) in lives.requests.iter().enumerate() {
-            if life.death == Tick::NEVER && all.is_weight(index, life) {
+            if life.death >= end && all.is_weight(index, life) {
                 *weights.entry(life.size).or_default() += 1;
             }
         }
@@ -90,7 +95,7 @@ impl<'a> Categories<'a> {
             *so_far += 1;
             *so_far <= as_weights
         };
-        match self.stacks.get(life.stack).map_or(Doing::Unknown, |told| told.doing) {
+        match self.stacks.doing(life.stack) {
             Doing::Workspace => Category::Workspaces,
             Doing::Optimizer => Category::Optimizer,
             Doing::Forward => Category::Activations,
@@ -114,7 +119,7 @@ impl<'a> Categories<'a> {
             Some(_) => false,
             None => {
                 let is_early = self.first_step.is_some_and(|start| life.birth < start);
-                is_early && life.death == Tick::NEVER
+                is_early && life.death >= self.end
             }
         }
     }
@@ -128,7 +133,7 @@ impl<'a> Categories<'a> {
             Some(PhaseKind::Optimizer) => Category::Optimizer,
             Some(PhaseKind::Backward) if is_gradient => Category::Gradients,
             Some(PhaseKind::Forward | PhaseKind::Backward) => Category::Activations,
-            _ if life.death == Tick::NEVER && self.weights.contains_key(&life.size) => {
+            _ if life.death >= self.end && self.weights.contains_key(&life.size) => {
                 Category::Optimizer
             }
             _ => Category::Activations,

@@ -8,6 +8,7 @@ use girih_trace::{Contradiction, Earlier, Iterations, Lifetimes, Phases, Tick, T
 use thiserror::Error;
 
 use crate::advice;
+use crate::batch;
 use crate::capacity::{self, Capacity, Known};
 use crate::category::{Categories, Category};
 use crate::frames::Stacks;
@@ -18,7 +19,7 @@ use crate::refusal::{self, Refusal};
 use crate::replays::{Case, Fit, SETTINGS, Setting, own_conf};
 use crate::spike::{Run, Spike};
 use crate::steps;
-use crate::verdict::{Facts, Idle, Verdict};
+use crate::verdict::{Facts, Idle, USUAL_IDLE, Verdict};
 
 /// Which moment the tensors are listed of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -72,7 +73,9 @@ pub struct Recorded<'a> {
 #[derive(Debug, Error)]
 pub enum WhyError {
     /// There are not so many refused requests.
-    #[error("{count} requests were refused in this recording, counted from 0: there is no {wanted}")]
+    #[error(
+        "{count} requests were refused in this recording, counted from 0: there is no {wanted}"
+    )]
     NoSuchError {
         /// The one that was asked about.
         wanted: usize,
@@ -126,8 +129,8 @@ pub struct Told {
     pub would_fit: Vec<Fit>,
     /// Bytes alive of each category, those with the most first.
     pub categories: Vec<Group>,
-    /// The largest share of the activations with which the run would have fitted as it was; None if that was not
-    /// asked, or if none that was tried does.
+    /// The largest share of the activations with which the run would have fitted as it was; None if
+    /// that was not asked, or if none that was tried does.
     pub smaller: Option<f64>,
 }
 
@@ -165,7 +168,8 @@ pub fn one_by_one(case: &Case, settings: &[Setting]) -> Result<Vec<Fit>, Simulat
     settings.iter().map(|setting| case.try_setting(setting)).collect()
 }
 
-/// Answers why a run was refused memory. `replay` runs the replays ([`one_by_one`], or several at once).
+/// Answers why a run was refused memory. `replay` runs the replays ([`one_by_one`], or several at
+/// once).
 ///
 /// # Errors
 /// If there is no such error or step, or if a replay cannot be carried out.
@@ -192,7 +196,7 @@ pub fn diagnose(
     let stacks = Stacks::of(trace);
     let phases = Phases::of(trace, lives, iterations);
     let starts = steps::starts(trace, lives, iterations, &stacks, end);
-    let categories = Categories::new(lives, &stacks, &phases, starts.first().copied());
+    let categories = Categories::new(lives, &stacks, &phases, starts.first().copied(), end);
     let grouping = Grouping { trace, lives, stacks: &stacks, categories: &categories };
     let run = Run { trace, lives, stacks: &stacks, phases: &phases, starts: &starts };
     let looked = Looked { recorded, earlier: &earlier, grouping: &grouping, run: &run };
@@ -264,11 +268,12 @@ impl Looked<'_> {
             spike: spike.as_ref(),
         };
         let (verdict, others) = (facts.verdict(), facts.taken_by_others());
-        let case =
-            Case::new(trace, lives, self.earlier, &refusal, capacity.bytes, was_recorded);
+        let case = Case::new(trace, lives, self.earlier, &refusal, capacity.bytes, was_recorded);
         let would_fit = replay(&case, &SETTINGS)?;
         let smaller = match verdict {
-            Verdict::TooMuch | Verdict::OtherProcess => self.smaller(&case, &moment)?,
+            Verdict::TooMuch | Verdict::OtherProcess => {
+                self.smaller(&case, &moment, &refusal, capacity.bytes)?
+            }
             _ => None,
         };
         let growth_line = growth.as_ref().and_then(|growth| {
@@ -301,22 +306,39 @@ impl Looked<'_> {
         Some(alive.iter().map(|&at| granted(self.recorded.lives.requests[at as usize].size)).sum())
     }
 
-    /// The largest share of the activations of the last step with which the run would have fitted under PyTorch's own
-    /// allocator.
-    fn smaller(&self, case: &Case, moment: &Moment) -> Result<Option<f64>, SimulateError> {
+    /// The largest share of the activations with which the run would have got past the refused
+    /// request under PyTorch's own allocator, and through its forward pass, as far as that can be
+    /// told.
+    fn smaller(
+        &self,
+        case: &Case,
+        moment: &Moment,
+        refusal: &Refusal,
+        capacity: u64,
+    ) -> Result<Option<f64>, SimulateError> {
+        let lives = self.recorded.lives;
         let categories = self.grouping.categories.of(&moment.requests);
-        let has_activations = categories.contains(&Category::Activations);
-        if !has_activations {
+        let activations = moment.requests.iter().zip(&categories);
+        let activations = activations.filter(|(_, of)| **of == Category::Activations);
+        let now: u64 = activations.map(|(&at, _)| lives.requests[at as usize].size).sum();
+        if now == 0 {
             return Ok(None);
         }
-        let lives = self.recorded.lives;
-        let all: Vec<u32> = (0..lives.requests.len() as u32).collect();
-        let mut scaled: Vec<bool> = (self.grouping.categories.of(&all).iter())
+        let doing = self.grouping.stacks.doing(refusal.stack);
+        let stacks = self.grouping.stacks;
+        let times = batch::still_to_come(lives, stacks, &moment.requests, &categories, doing);
+        let all = (now + refusal.size) as f64 * times;
+        // Gradients come as activations go, the states of the optimizer when they are gone.
+        let rest = (moment.live - now) as f64;
+        let there_is = (capacity - capacity / USUAL_IDLE / 2) as f64;
+        let every: Vec<u32> = (0..lives.requests.len() as u32).collect();
+        let mut scaled: Vec<bool> = (self.grouping.categories.of(&every).iter())
             .map(|category| *category == Category::Activations)
             .collect();
         scaled.resize(case.refused() as usize, false);
-        let of = |index: u32| scaled.get(index as usize).copied().unwrap_or(index == case.refused());
-        for share in advice::SHARES {
+        let of =
+            |index: u32| scaled.get(index as usize).copied().unwrap_or(index == case.refused());
+        for share in advice::SHARES.into_iter().filter(|share| rest + all * share <= there_is) {
             if case.fits_with(&SETTINGS[0], &of, share)? {
                 return Ok(Some(share));
             }
@@ -332,7 +354,8 @@ impl Looked<'_> {
         let mut live = 0_u64;
         let mut now = None;
         for index in 0..end.index().min(lives.request_of.len()) {
-            if starts.get(now.map_or(0, |now| now + 1)).is_some_and(|start| start.index() <= index) {
+            if starts.get(now.map_or(0, |now| now + 1)).is_some_and(|start| start.index() <= index)
+            {
                 now = Some(now.map_or(0, |now| now + 1));
             }
             let request = lives.request_of[index];

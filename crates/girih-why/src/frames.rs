@@ -1,8 +1,10 @@
-//! Stacks as a person reads them: the first line of the program's own, and whether it is forward, backward, optimizer.
+//! Stacks as a person reads them: the first line of the program's own, and whether it is forward,
+//! backward, optimizer.
 //!
-//! A stack goes from the innermost frame outward: the allocator's C++, torch's operators, torch's Python, libraries,
-//! the program. What is the program's own is told by the path: a Python file outside of any folder of installed
-//! packages, of Python's own library, and of torch, which writes its paths without the folder that it is installed in.
+//! A stack goes from the innermost frame outward: the allocator's C++, torch's operators, torch's
+//! Python, libraries, the program. What is the program's own is told by the path: a Python file
+//! outside of any folder of installed packages, of Python's own library, and of torch, which writes
+//! its paths without the folder that it is installed in.
 
 use girih_trace::{StackId, Trace};
 
@@ -76,7 +78,8 @@ pub enum Doing {
 /// What one stack says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// The first line of the program's own; else of any Python; else the operator; `file:line function`.
+    /// The first line of the program's own; else of any Python; else the operator; `file:line
+    /// function`.
     pub line: String,
     /// The function of that line.
     pub function: String,
@@ -84,9 +87,11 @@ pub struct Told {
     pub file: String,
     /// What the program was doing.
     pub doing: Doing,
-    /// The innermost line of the program's that no module's forward has called, if there is one: where a loop is.
+    /// The innermost line of the program's that no module's forward has called, if there is one:
+    /// where a loop is.
     pub caller: Option<String>,
-    /// The line of the program's own that the caller leads to next; the caller itself if there is none.
+    /// The line of the program's own that the caller leads to next; the caller itself if there is
+    /// none.
     pub callee: Option<String>,
 }
 
@@ -115,6 +120,13 @@ impl Stacks {
     /// True if none was recorded.
     pub fn is_empty(&self) -> bool {
         self.told.is_empty()
+    }
+
+    /// What the program was doing. Where stacks were recorded and one is empty, no Python led
+    /// there: autograd's own threads run the backward pass.
+    pub fn doing(&self, stack: StackId) -> Doing {
+        let without = if self.is_empty() { Doing::Unknown } else { Doing::Backward };
+        self.get(stack).map_or(without, |told| told.doing)
     }
 
     /// What a stack says; None without one.

@@ -79,6 +79,8 @@ pub struct Grouping<'a> {
 
 /// Where there is no stack.
 const NO_STACK: &str = "no stack recorded";
+/// Where there are stacks, and this one has no Python in it.
+const BACKWARD: &str = "backward (no Python frame)";
 /// Of blocks that are older than the recording.
 const OLDER: &str = "before the recording began";
 
@@ -107,7 +109,8 @@ impl Grouping<'_> {
         }
         let mut groups: Vec<Group> = (found.into_iter())
             .map(|(group, by_category)| {
-                let most = by_category.into_iter().max_by_key(|&(category, bytes)| (bytes, category));
+                let most =
+                    by_category.into_iter().max_by_key(|&(category, bytes)| (bytes, category));
                 Group { category: most.map_or(group.category, |(category, _)| category), ..group }
             })
             .collect();
@@ -119,7 +122,10 @@ impl Grouping<'_> {
         let life = &self.lives.requests[index as usize];
         let told = self.stacks.get(life.stack);
         let is_older = (index as usize) < self.lives.older;
-        let without = || if is_older { OLDER } else { NO_STACK }.to_owned();
+        let without = || {
+            let place = if self.stacks.is_empty() { NO_STACK } else { BACKWARD };
+            if is_older { OLDER } else { place }.to_owned()
+        };
         match by {
             By::Line => told.map_or_else(without, |told| told.line.clone()),
             By::Function => told.map_or_else(without, |told| told.function.clone()),
@@ -184,7 +190,8 @@ impl Difference {
     }
 }
 
-/// What changed from one list of groups to another, the largest change first. What is equal is left out.
+/// What changed from one list of groups to another, the largest change first. What is equal is left
+/// out.
 pub fn differences(before: &[Group], after: &[Group]) -> Vec<Difference> {
     let mut found: FxHashMap<&str, Difference> = FxHashMap::default();
     for (groups, is_after) in [(before, false), (after, true)] {
@@ -200,8 +207,7 @@ pub fn differences(before: &[Group], after: &[Group]) -> Vec<Difference> {
             *side = (group.bytes, group.count);
         }
     }
-    let mut all: Vec<Difference> =
-        found.into_values().filter(|of| of.before != of.after).collect();
+    let mut all: Vec<Difference> = found.into_values().filter(|of| of.before != of.after).collect();
     all.sort_by(|a, b| {
         let by_size = b.change().unsigned_abs().cmp(&a.change().unsigned_abs());
         by_size.then_with(|| a.place.cmp(&b.place))

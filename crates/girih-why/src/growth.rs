@@ -6,9 +6,9 @@
 //!  no leak   ####                          # until the next step      ####
 //! ```
 //!
-//! What is alive at the error and was asked for in a step that is long over has outlived its step. The first step
-//! leaves states of the optimizer, which are no leak, and the last two may still need what they have. If most of the
-//! steps between left something, it grows.
+//! What is alive at the error and was asked for in a step that is long over has outlived its step.
+//! The first step leaves states of the optimizer, which are no leak, and the last two may still
+//! need what they have. If most of the steps between left something, it grows.
 
 use girih_trace::{Lifetimes, Tick};
 
@@ -28,7 +28,8 @@ pub struct Growth {
 /// Steps of which it is looked at what they left, at least: fewer show no growth.
 const STEPS_LEAST: usize = 2;
 
-/// What of the live `requests` stayed behind from the steps that begin at `starts`. None if nothing grows.
+/// What of the live `requests` stayed behind from the steps that begin at `starts`. None if nothing
+/// grows.
 pub fn find(lives: &Lifetimes, requests: &[u32], starts: &[Tick]) -> Option<Growth> {
     // The last two are the one that was refused and the one before it.
     let over = starts.len().checked_sub(2)?;
@@ -61,7 +62,8 @@ pub fn find(lives: &Lifetimes, requests: &[u32], starts: &[Tick]) -> Option<Grow
     let mut requests: Vec<u32> =
         looked_at.iter().flat_map(|(_, stayed)| stayed.iter().copied()).collect();
     let steps = looked_at.len();
-    // The step before last has left as much, once it is over, and so has the first beside its states.
+    // The step before last has left as much, once it is over, and so has the first beside its
+    // states.
     if skip == 1 {
         requests.extend(like(lives, &left[0].1, &requests));
     }

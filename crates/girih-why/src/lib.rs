@@ -1,9 +1,10 @@
 //! Why a run was refused memory.
 //!
-//! A recording of a run that died is looked at where it died: what was alive, what was held and lay idle, and whose that
-//! was; what there was to have; what stayed behind from step to step. Of the things that could have been otherwise, the
-//! one that would have made the most difference is the [`Verdict`]. Then the refused request is tried again under other
-//! settings, on a simulated device, and what fits is advised.
+//! A recording of a run that died is looked at where it died: what was alive, what was held and lay
+//! idle, and whose that was; what there was to have; what stayed behind from step to step. Of the
+//! things that could have been otherwise, the one that would have made the most difference is the
+//! [`Verdict`]. Then the refused request is tried again under other settings, on a simulated
+//! device, and what fits is advised.
 //!
 //! ```text
 //!  recording ─► refusal ─► moment, capacity ─► growth, spike, idle, others ─► verdict ─┐
@@ -13,6 +14,7 @@
 //! This crate opens no file, prints nothing, and has no thread and no clock.
 
 pub mod advice;
+pub mod batch;
 pub mod capacity;
 pub mod category;
 pub mod diagnosis;

@@ -163,11 +163,7 @@ struct Run {
 }
 
 /// What is held before the event of a tick, by address; runs of one reservation that touch are one.
-fn held(
-    trace: &Trace,
-    earlier: &Result<Earlier, Contradiction>,
-    tick: Tick,
-) -> BTreeMap<u64, Run> {
+fn held(trace: &Trace, earlier: &Result<Earlier, Contradiction>, tick: Tick) -> BTreeMap<u64, Run> {
     let mut runs: BTreeMap<u64, Run> = BTreeMap::new();
     for segment in earlier.iter().flat_map(|earlier| &earlier.segments) {
         let owner = Owner { stream: segment.stream, pool: segment.pool };
@@ -175,7 +171,8 @@ fn held(
         let is_expandable = segment.is_expandable;
         runs.insert(segment.address, Run { size, owner, is_small, is_expandable });
     }
-    // Pages of an expandable segment are mapped for the request that follows, whose size tells the pool.
+    // Pages of an expandable segment are mapped for the request that follows, whose size tells the
+    // pool.
     let mut mapped: Vec<u64> = Vec::new();
     for event in &trace.events[..tick.index().min(trace.events.len())] {
         let owner = Owner { stream: event.stream, pool: event.pool };

@@ -3,8 +3,8 @@
 use crate::report::Report;
 use crate::units::bytes;
 
-/// The order of ranks, the worst first: those that were refused, by how little was lacking for the others; then those
-/// with the most alive. Indices of `reports`.
+/// The order of ranks, the worst first: those that were refused, by how little was lacking for the
+/// others; then those with the most alive. Indices of `reports`.
 pub fn worst_first(reports: &[Report]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..reports.len()).collect();
     order.sort_by_key(|&index| {
@@ -55,16 +55,10 @@ fn differing_line(worst: &Report, least: &Report) -> Option<String> {
     let of = |report: &Report, place: &str| {
         report.lines.iter().find(|line| line.place == place).map_or(0, |line| line.bytes)
     };
-    let line = worst.lines.iter().max_by_key(|line| {
-        line.bytes.saturating_sub(of(least, &line.place))
-    })?;
+    let line =
+        worst.lines.iter().max_by_key(|line| line.bytes.saturating_sub(of(least, &line.place)))?;
     let (more, fewer) = (line.bytes, of(least, &line.place));
     (more > fewer).then(|| {
-        format!(
-            "Most of that is {}: {} against {}.",
-            line.place,
-            bytes(more),
-            bytes(fewer)
-        )
+        format!("Most of that is {}: {} against {}.", line.place, bytes(more), bytes(fewer))
     })
 }

@@ -1,8 +1,9 @@
 //! The refused request: which one the question is about.
 //!
-//! PyTorch writes an `oom` entry when a request fails, after it has given back what it could: the rounded size, and
-//! what the device had free. A trace without one may still be asked about a device of so many bytes: then the first
-//! request that PyTorch's own allocator could not serve on it is the refused one.
+//! PyTorch writes an `oom` entry when a request fails, after it has given back what it could: the
+//! rounded size, and what the device had free. A trace without one may still be asked about a
+//! device of so many bytes: then the first request that PyTorch's own allocator could not serve on
+//! it is the refused one.
 
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ pub fn recorded(trace: &Trace) -> Vec<Refusal> {
     events.filter(|(_, event)| event.action == Action::Oom).map(refusal).collect()
 }
 
-/// The first request that PyTorch's allocator, with the recorded settings, could not have served on a device of
-/// `capacity` bytes. None if it serves all.
+/// The first request that PyTorch's allocator, with the recorded settings, could not have served on
+/// a device of `capacity` bytes. None if it serves all.
 ///
 /// # Errors
 /// What [`simulate`] cannot carry out.

@@ -1,8 +1,9 @@
-//! What would have fitted: the run up to the refused request, and that request, under other settings.
+//! What would have fitted: the run up to the refused request, and that request, under other
+//! settings.
 //!
-//! Every replay is of the policy itself on a simulated device of the capacity. What the run would have asked for later
-//! nobody knows: that a setting fits says that it would have served this request, and `spare` how much of the device it
-//! had not even touched by then.
+//! Every replay is of the policy itself on a simulated device of the capacity. What the run would
+//! have asked for later nobody knows: that a setting fits says that it would have served this
+//! request, and `spare` how much of the device it had not even touched by then.
 
 use std::sync::Arc;
 
@@ -27,8 +28,9 @@ pub struct Setting {
     pub conf: &'static str,
 }
 
-/// Every setting that is tried: PyTorch's two allocators, the settings that its documentation and "When does
-/// fragmentation occur in the CUDA caching allocator?" name against fragmentation, and Girih's modes.
+/// Every setting that is tried: PyTorch's two allocators, the settings that its documentation and
+/// "When does fragmentation occur in the CUDA caching allocator?" name against fragmentation, and
+/// Girih's modes.
 pub const SETTINGS: [Setting; 8] = [
     Setting { name: "native", allocator: Allocator::Native, conf: "" },
     Setting { name: "expandable", allocator: Allocator::Expandable, conf: "" },
@@ -39,6 +41,9 @@ pub const SETTINGS: [Setting; 8] = [
     Setting { name: "stitch", allocator: Allocator::Stitch, conf: "" },
     Setting { name: "planned", allocator: Allocator::Planned, conf: "" },
 ];
+
+/// The setting that has no effect without a limit of the process.
+const COLLECTION: &str = "garbage_collection_threshold";
 
 const fn of_native(conf: &'static str) -> Setting {
     Setting { name: conf, allocator: Allocator::Native, conf }
@@ -123,13 +128,16 @@ impl Case {
         }
     }
 
-    /// Replays under a setting. What the recorded run itself was set to is not replayed where the recording has the
-    /// refusal: it did not fit.
+    /// Replays under a setting. What the recorded run itself was set to is not replayed where the
+    /// recording has the refusal: it did not fit.
     ///
     /// # Errors
     /// What [`simulate`] cannot carry out.
     pub fn try_setting(&self, setting: &Setting) -> Result<Fit, SimulateError> {
-        if self.was_recorded && setting.allocator == self.own && setting.conf.is_empty() {
+        // Garbage is collected below a limit of the process, which the device here has not: then it
+        // changes nothing.
+        let changes = !setting.conf.is_empty() && !setting.conf.starts_with(COLLECTION);
+        if self.was_recorded && setting.allocator == self.own && !changes {
             return Ok(Fit { setting: *setting, fits: false, spare: None });
         }
         let plan = if setting.allocator.is(Property::Plan) { self.plan() } else { None };
@@ -140,7 +148,8 @@ impl Case {
         self.replay(setting, setting.allocator, &self.lives, plan)
     }
 
-    /// True if the run would have fitted under `setting` with each of these requests `share` as large.
+    /// True if the run would have fitted under `setting` with each of these requests `share` as
+    /// large.
     ///
     /// # Errors
     /// What [`simulate`] cannot carry out.
@@ -200,8 +209,8 @@ pub fn own_conf(trace: &Trace) -> String {
     if Config::parse(conf).is_ok() { conf.clone() } else { String::new() }
 }
 
-/// The settings of a recording with those of a setting, which come last and hold. A share of the card is a limit that
-/// the capacity knows already.
+/// The settings of a recording with those of a setting, which come last and hold. A share of the
+/// card is a limit that the capacity knows already.
 fn joined(conf: &str, setting: &Setting) -> String {
     let is_limited = conf.contains("per_process_memory_fraction");
     let unlimited = if is_limited { "per_process_memory_fraction:1.0" } else { "" };

@@ -41,6 +41,8 @@ pub struct Report {
     pub line: Option<String>,
     /// Bytes that each step left behind, if it did.
     pub leak_each_step: Option<u64>,
+    /// The share of the batch with which it would have fitted, where that was the trouble.
+    pub batch_share: Option<f64>,
     /// What would have fitted.
     pub would_fit: Vec<JsonFit>,
     /// The tensors, by place.
@@ -135,9 +137,9 @@ impl Report {
             others: told.and_then(|told| told.capacity.others),
             line: told.and_then(|told| told.line.clone()),
             leak_each_step: (told.and_then(|told| told.growth.as_ref())).map(|it| it.each_step),
-            would_fit: told.map_or_else(Vec::new, |told| {
-                told.would_fit.iter().map(JsonFit::from).collect()
-            }),
+            batch_share: told.and_then(|told| told.smaller),
+            would_fit: told
+                .map_or_else(Vec::new, |told| told.would_fit.iter().map(JsonFit::from).collect()),
             lines: diagnosis.lines.iter().take(top).map(JsonLine::from).collect(),
             evidence: advice::evidence(diagnosis),
             advice: advice::advice(diagnosis),

@@ -1,8 +1,9 @@
 //! What one line makes beyond all that went well before: a spike.
 //!
-//! Two kinds. The first step of an optimizer makes its states, once, when weights, gradients and all else are there.
-//! And a line that earlier steps passed with less asks for much more than they did: then most of what is needed beyond
-//! the earlier steps is its own, and it has grown more than the rest.
+//! Two kinds. The first step of an optimizer makes its states, once, when weights, gradients and
+//! all else are there. And a line that earlier steps passed with less asks for much more than they
+//! did: then most of what is needed beyond the earlier steps is its own, and it has grown more than
+//! the rest.
 
 use rustc_hash::FxHashMap;
 
@@ -55,10 +56,12 @@ impl Run<'_> {
 
     /// The spike at a refusal, of what is alive then; None if there is none.
     pub fn spike(&self, refusal: &Refusal, alive: &[u32]) -> Option<Spike> {
-        self.first_optimizer_step(refusal, alive).or_else(|| self.beyond_earlier_steps(refusal, alive))
+        self.first_optimizer_step(refusal, alive)
+            .or_else(|| self.beyond_earlier_steps(refusal, alive))
     }
 
-    /// The first step of the optimizer: between its first request and the refused one nothing else was asked for.
+    /// The first step of the optimizer: between its first request and the refused one nothing else
+    /// was asked for.
     fn first_optimizer_step(&self, refusal: &Refusal, alive: &[u32]) -> Option<Spike> {
         if !self.is_of_optimizer(refusal.stack, refusal.tick) {
             return None;
@@ -112,7 +115,8 @@ impl Run<'_> {
         (is_most && stands_out).then(|| Spike { bytes, line: line.to_owned(), is_optimizer: false })
     }
 
-    /// The most that each line had alive at once before a tick of what it had asked for in the step.
+    /// The most that each line had alive at once before a tick of what it had asked for in the
+    /// step.
     fn most_of_each_line(&self, end: Tick) -> FxHashMap<&str, u64> {
         let mut most: FxHashMap<&str, u64> = FxHashMap::default();
         let mut live: FxHashMap<&str, u64> = FxHashMap::default();

@@ -1,15 +1,17 @@
-//! Where the steps of a program begin, as far as is needed to tell what stays behind from step to step.
+//! Where the steps of a program begin, as far as is needed to tell what stays behind from step to
+//! step.
 //!
-//! Marks say it. Stacks do too: the program's lines outside of any module's forward come round again and again, and the
-//! line that comes round most often, the earliest of those, begins a step:
+//! Marks say it. Stacks do too: the program's lines outside of any module's forward come round
+//! again and again, and the line that comes round most often, the earliest of those, begins a step:
 //!
 //! ```text
 //!  build, build, | batch, loss, backward, step, | batch, loss, backward, step, | batch, loss
 //! ```
 //!
-//! Where the loop is one line, the lines come round that it calls. Without stacks it is the sequence of requests that
-//! repeats; but the layers of one forward pass repeat too, and leave activations behind as a leak leaves graphs. So
-//! such steps count only where each gives back more than it leaves.
+//! Where the loop is one line, the lines come round that it calls. Without stacks it is the
+//! sequence of requests that repeats; but the layers of one forward pass repeat too, and leave
+//! activations behind as a leak leaves graphs. So such steps count only where each gives back more
+//! than it leaves.
 
 use rustc_hash::FxHashMap;
 

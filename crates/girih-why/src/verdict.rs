@@ -1,13 +1,16 @@
-//! The verdict: which of the things that could have been otherwise would have made the most difference.
+//! The verdict: which of the things that could have been otherwise would have made the most
+//! difference.
 //!
-//! Each cause has an amount in bytes: what the leak kept, what the spike made, what lay idle, and whose, what others had
-//! of the card. A cause *suffices* if the request would have been served without it. Of those that suffice the one with
-//! the most bytes is the verdict; if none does, the live tensors need more than there is.
+//! Each cause has an amount in bytes: what the leak kept, what the spike made, what lay idle, and
+//! whose, what others had of the card. A cause *suffices* if the request would have been served
+//! without it. Of those that suffice the one with the most bytes is the verdict; if none does, the
+//! live tensors need more than there is.
 //!
-//! Idle memory nearly always suffices for one request more, for the refused one is mostly small beside what lies in
-//! pieces. It is to blame only if the run would have gone on: if it has needed as much before and got it, or if so much
-//! lies idle that it cannot be what every run has ([`USUAL_IDLE`]). Where it needs a little more than ever before, idle
-//! memory is weighed against what made it so.
+//! Idle memory nearly always suffices for one request more, for the refused one is mostly small
+//! beside what lies in pieces. It is to blame only if the run would have gone on: if it has needed
+//! as much before and got it, or if so much lies idle that it cannot be what every run has
+//! ([`USUAL_IDLE`]). Where it needs a little more than ever before, idle memory is weighed against
+//! what made it so.
 
 use girih_plan::granted;
 
@@ -69,7 +72,8 @@ impl Verdict {
 /// Up to one part in so many of the capacity lies idle in runs in which nothing is wrong.
 pub const USUAL_IDLE: u64 = 8;
 
-/// Up to one part in so many of the card is what a process may have beside PyTorch's allocator: its context, NCCL.
+/// Up to one part in so many of the card is what a process may have beside PyTorch's allocator: its
+/// context, NCCL.
 const USUAL_BESIDE: u64 = 20;
 
 /// Whether idle memory is to blame.
@@ -153,17 +157,20 @@ impl Facts<'_> {
         let suffices = |bytes: u64| if bytes > 0 && bytes >= lacking { bytes } else { 0 };
         let growth = self.growth.map_or(0, |growth| growth.bytes);
         let blame = self.blame();
+        let lies = Idle::of(self.refusal, self.moment);
+        let usual = self.capacity.bytes / USUAL_IDLE;
+        let unusual = lies.own.saturating_sub(usual) + lies.streams + lies.pools;
         let idle = match blame {
             Blame::Not => Idle::default(),
-            _ => Idle::of(self.refusal, self.moment),
+            _ => lies,
         };
         // A leak outweighs what lies idle in any run.
-        let all_idle = Idle::of(self.refusal, self.moment).all();
-        let unusual = all_idle.saturating_sub(self.capacity.bytes / USUAL_IDLE);
         let serves = growth >= granted(self.refusal.size).max(lacking);
         let idle = if serves && growth > unusual { Idle::default() } else { idle };
-        // What was there anyway makes no spike.
-        let spike = self.spike.filter(|_| blame != Blame::Surely).map_or(0, |spike| spike.bytes);
+        // What lies idle and should not counts twice against a spike: no line need change for it.
+        let is_spike = |spike: &&Spike| blame != Blame::Surely || spike.bytes > 2 * unusual;
+        let spike = self.spike.filter(is_spike).map_or(0, |spike| spike.bytes);
+        let idle = if spike > 0 && blame == Blame::Surely { Idle::default() } else { idle };
         [
             (Verdict::Spike, suffices(spike)),
             (Verdict::Fragmented, idle.own),

@@ -22,8 +22,8 @@ fn judge(seeds: std::ops::Range<u64>) -> (BTreeMap<String, (u32, u32)>, Vec<Stri
             } else {
                 let told = said.told.as_ref().expect("it died");
                 wrong.push(format!(
-                    "{death:?} {seed}: {:?}; capacity {} MiB, live {}, idle {:?}, asked {}, leak {:?}, spike {:?}, \
-                     steps {}",
+                    "{death:?} {seed}: {:?}; capacity {} MiB, live {}, idle {:?}, asked {}, leak \
+                     {:?}, spike {:?}, steps {}",
                     said.verdict,
                     told.capacity.bytes >> 20,
                     told.moment.live >> 20,

@@ -85,7 +85,14 @@ pub(crate) fn run(args: &DiffArgs, json: bool, out: &mut dyn Write) -> anyhow::R
         write_json(out, &Json { before, after, bytes_before, bytes_after, differences })?;
         return Ok(Answer::Yes);
     }
-    writeln!(out, "{} has {} alive, {} has {}", names[0], bytes(sums[0]), names[1], bytes(sums[1]))?;
+    writeln!(
+        out,
+        "{} has {} alive, {} has {}",
+        names[0],
+        bytes(sums[0]),
+        names[1],
+        bytes(sums[1])
+    )?;
     let signed = |change: i128| {
         let size = bytes(u64::try_from(change.unsigned_abs()).unwrap_or(u64::MAX));
         if change < 0 { format!("-{size}") } else { format!("+{size}") }

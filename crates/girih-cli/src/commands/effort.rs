@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -38,7 +37,7 @@ pub(crate) struct Effort {
     threads: Option<u32>,
     /// True once Ctrl-C has come; none as long as nobody watches for it.
     #[arg(skip)]
-    stopped: RefCell<Option<Arc<AtomicBool>>>,
+    stopped: RefCell<Option<&'static AtomicBool>>,
 }
 
 /// Where the search ends.
@@ -96,7 +95,7 @@ impl Effort {
         progress: &Progress,
     ) -> impl FnOnce(&Problem) -> Result<Outcome, ProblemError> {
         let stop = Stop::new(self.budget);
-        *self.stopped.borrow_mut() = stop.by_ctrl_c.clone();
+        *self.stopped.borrow_mut() = stop.by_ctrl_c;
         move |problem: &Problem| {
             let stop = stop.begun();
             strategy.solve(problem, hints, |now| {

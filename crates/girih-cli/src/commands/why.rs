@@ -28,20 +28,20 @@ use crate::units::{self, bytes, count};
 
 #[derive(Args)]
 pub(crate) struct WhyArgs {
-    /// A PyTorch memory snapshot (pickle, .gz or .zst), a trace file of Girih, or a folder with one for
-    /// each rank; - is standard input.
+    /// A PyTorch memory snapshot (pickle, .gz or .zst), a trace file of Girih, or a folder with one
+    /// for each rank; - is standard input.
     run: PathBuf,
     #[command(flatten)]
     look: Look,
-    /// Bytes that the process could have, if that is known better than the recording tells. Of a recording
-    /// without an error: on a device of so many bytes, why would it have died?
+    /// Bytes that the process could have, if that is known better than the recording tells. Of a
+    /// recording without an error: on a device of so many bytes, why would it have died?
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     capacity: Option<u64>,
     /// Bytes of the card, such as 80GiB: what others have of it is told by that.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     card: Option<u64>,
-    /// What the program printed: PyTorch's error in it says how large the card is and who has it. Without
-    /// this, NAME.log beside the recording, if it is there.
+    /// What the program printed: PyTorch's error in it says how large the card is and who has it.
+    /// Without this, NAME.log beside the recording, if it is there.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Which of the refused requests, from 0. Without this the last, of which a run mostly dies.
@@ -61,7 +61,8 @@ pub(crate) struct Look {
     /// What the listed tensors are put together by.
     #[arg(long, value_name = "WHAT", value_parser = one_of(&By::ALL, By::name, By::about), default_value = "line")]
     group_by: By,
-    /// When the listed tensors were alive: `error`, `peak`, `never-freed`, or `step:N` for the peak of a step.
+    /// When the listed tensors were alive: `error`, `peak`, `never-freed`, or `step:N` for the peak
+    /// of a step.
     #[arg(long, value_name = "WHEN", value_parser = parse_at, default_value = "error")]
     at: At,
     /// How many places are listed.
@@ -220,26 +221,23 @@ fn known(args: &WhyArgs, file: &Path) -> anyhow::Result<Known> {
                 (Some(known), _) => known,
                 (None, None) => Known::default(),
                 (None, Some(_)) => bail!(
-                    "{} has no error of PyTorch's in it: it says \"CUDA out of memory. Tried to allocate\" and how \
-                     large the GPU is",
+                    "{} has no error of PyTorch's in it: it says \"CUDA out of memory. Tried to \
+                     allocate\" and how large the GPU is",
                     shown_input(log)
                 ),
             }
         }
     };
     // The text rounds to 10 MiB; only a limit of the process is known from nowhere else.
-    Ok(Known {
-        capacity: args.capacity.or(told.capacity),
-        card: args.card.or(told.card),
-        ..told
-    })
+    Ok(Known { capacity: args.capacity.or(told.capacity), card: args.card.or(told.card), ..told })
 }
 
 /// Replays on as many threads as there are processors; the plan, which takes longest, first.
 fn several_at_once(case: &Case, settings: &[Setting]) -> Result<Vec<Fit>, SimulateError> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(settings.len());
     let next = AtomicUsize::new(0);
-    let found = Mutex::new(vec![None; settings.len()]);
+    let none = || settings.iter().map(|_| None).collect::<Vec<Option<Result<Fit, _>>>>();
+    let found = Mutex::new(none());
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -285,7 +283,13 @@ fn print(report: &Report, args: &WhyArgs, out: &mut dyn Write) -> anyhow::Result
 fn print_lines(lines: &[JsonLine], by: &str, out: &mut dyn Write) -> anyhow::Result<()> {
     let row = |line: &JsonLine| {
         let place = line.place.clone();
-        vec![place, bytes(line.bytes), count(line.count), bytes(line.largest), line.category.to_owned()]
+        vec![
+            place,
+            bytes(line.bytes),
+            count(line.count),
+            bytes(line.largest),
+            line.category.to_owned(),
+        ]
     };
     let rows: Vec<Vec<String>> = lines.iter().map(row).collect();
     if !rows.is_empty() {
@@ -294,7 +298,8 @@ fn print_lines(lines: &[JsonLine], by: &str, out: &mut dyn Write) -> anyhow::Res
     Ok(())
 }
 
-/// Writes a sentence in lines of a terminal, those after the first as far in as the text of the first.
+/// Writes a sentence in lines of a terminal, those after the first as far in as the text of the
+/// first.
 fn write_wrapped(out: &mut dyn Write, begin: &str, sentence: &str) -> anyhow::Result<()> {
     let indent = " ".repeat(begin.len());
     for (index, line) in table::broken(sentence, table::WIDTH - begin.len()).iter().enumerate() {

@@ -1,8 +1,9 @@
 //! Programs that run out of memory, each for one reason that is known.
 //!
-//! They are what a program asks for and lets go of, with call stacks as PyTorch records them; how it ends depends on the
-//! allocator and the device that they are run on. Shapes are drawn from the seed: layers, widths, batches, how far the
-//! backward pass keeps what it makes. One seed, one program.
+//! They are what a program asks for and lets go of, with call stacks as PyTorch records them; how
+//! it ends depends on the allocator and the device that they are run on. Shapes are drawn from the
+//! seed: layers, widths, batches, how far the backward pass keeps what it makes. One seed, one
+//! program.
 
 use super::builder::{Builder, Live};
 use super::chance::{Chance, Rng};
@@ -343,7 +344,8 @@ impl Program {
         let all: u64 = self.weights.iter().map(|weight| weight.size).sum();
         let size = self.shape.activation().max(all / (8 * self.shape.layers)).max(8 << 20);
         let line = ["/work/run/data.py:12 prefetch", "/work/run/train.py:35 train", MAIN];
-        // Each segment is cut in two: what is freed is large, and what stays keeps it from going back.
+        // Each segment is cut in two: what is freed is large, and what stays keeps it from going
+        // back.
         let mut large = Vec::new();
         for _ in 0..self.shape.layers {
             let whole = self.alloc(8 * size, &line);

@@ -1,4 +1,5 @@
-//! Runs that die for a reason that is known: a program, and a device on which PyTorch's allocator refuses it.
+//! Runs that die for a reason that is known: a program, and a device on which PyTorch's allocator
+//! refuses it.
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(unreachable_pub, reason = "the tests are crates of their own")]
 
@@ -137,9 +138,7 @@ fn attempt(death: Death, seed: u64, needs: &Needs, rng: &mut Rng) -> Option<Dead
     let card = (2 * peak).next_multiple_of(1 << 30) + (8 << 30);
     let others = card - capacity - (1 << 29);
     let known = match death {
-        Death::OtherProcess => {
-            Known { card: Some(card), others: Some(others), ..Known::default() }
-        }
+        Death::OtherProcess => Known { card: Some(card), others: Some(others), ..Known::default() },
         _ => Known::default(),
     };
     Some(Dead { death, seed, trace, capacity, known })
@@ -156,7 +155,7 @@ fn reserved_peak(trace: &Trace) -> u64 {
 fn record_on(program: &Trace, capacity: u64, unwinds: bool) -> Trace {
     let mut policy = Caching::new(Config::default());
     let mut device = SimDevice::new(capacity);
-    let unwinds = |index: u32| unwinds && index % 3 != 0;
+    let unwinds = |index: u32| unwinds && !index.is_multiple_of(3);
     record(program, &mut policy, &mut device, &unwinds).expect("the simulated device obeys")
 }
 
