@@ -1,17 +1,17 @@
-r"""Runs that die, each for a reason that is known, recorded with stacks; and whether the advice helps.
+r"""Runs that die, each for a reason that is known, recorded with stacks; and whether advice helps.
 
     python gpu/died.py -o died                      # records all kinds into the folder `died`
     for f in died/*.pickle; do girih why $f --json > ${f%.pickle}.why.json; done
     python gpu/died.py --advice died                # runs each again as its advice says
 
 Each kind is a process of its own that may have only a few GiB of the card
-(`set_per_process_memory_fraction`), so that it dies within seconds. Beside the snapshot KIND.pickle stands
-KIND.log, with the error as PyTorch prints it. `other_process` has no limit: another process holds the rest of the
-card.
+(`set_per_process_memory_fraction`), so that it dies within seconds. Beside the snapshot KIND.pickle
+stands KIND.log, with the error as PyTorch prints it. `other_process` has no limit: another process
+holds the rest of the card.
 
-With `--advice` the first advice is tried: a setting that fits by the replays, a smaller batch, a leak that is let go
-of, a card of one's own. It is right if the run gets to its end. The last line is a table; exit status 1 if a kind did
-not die, or its advice did not help.
+With `--advice` the advice is tried: settings that fit by the replays, a smaller batch, a leak that
+is let go of, a card of one's own. It is right if one of them gets to its end. Exit status 1 if a
+kind did not die, or its advice did not help.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) 
     optimizer.zero_grad(set_to_none=True)
 
 
-# ---- the kinds. `share` is that of the batch; `fixed` is true where the program has been mended ----
+# ---- the kinds. `share` is that of the batch; with `fixed` the program has been mended ----
 
 
 def too_much(share: float, fixed: bool) -> None:
@@ -223,7 +223,7 @@ VERDICTS = {"kept": "leak"}
 
 
 def run_one(kind: str, folder: Path, share: float, fixed: bool, stacks: str | None) -> int:
-    """Runs a kind in this process. Exit status 0 if it gets to its end, 3 if it ran out of memory."""
+    """Runs a kind in this process. Gives 0 if it gets to its end, 3 if memory ran out."""
     program, limit = KINDS[kind]
     if limit is not None:
         total = torch.cuda.get_device_properties(0).total_memory

@@ -168,12 +168,13 @@ def why(
             raise
 
     Girih need not be enabled. Printed, the answer is text; it is a dict with the fields of
-    `girih why --json` (`verdict`, `sentence`, `would_fit`, `lines`, `advice`, ...). `error` is the
-    error that was raised, whose text says how large the card is; without it, the one that is handled.
+    `girih why --json` (`verdict`, `sentence`, `would_fit`, `lines`, `advice`, ...). `error` is what
+    was raised, whose text says how large the card is; without it, the error that is handled.
     Without `device`, the one with the most events.
 
     Raises:
-        GirihError: if there is no history, or the recording cannot be read. The text says what to do.
+        GirihError: if there is no history, or the recording cannot be read. The text says what to
+            do.
     """
     if recording is not None:
         return _why.of_file(Path(recording), device)

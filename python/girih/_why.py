@@ -1,7 +1,7 @@
 """Why a run was refused memory: asked from inside, and written when a run dies.
 
-The answer is that of the command `girih why`, by the same code. It needs a recording: torch's memory
-history must be on before the model is built.
+The answer is that of the command `girih why`, by the same code. It needs a recording: torch's
+memory history must be on before the model is built.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ pub(crate) fn answer(asked: &Asked<'_>) -> Result<String, String> {
     check_held(&lives).map_err(|error| error.to_string())?;
     let iterations = Iterations::of(&trace, &lives);
     let told = read_sentence(asked.text).unwrap_or_default();
-    let capacity = asked.capacity.or(told.capacity);
-    let known = Known { capacity, card: asked.card.or(told.card), ..told };
+    let known = Known { capacity: asked.capacity, card: asked.card.or(told.card), ..told };
     let question = Question { known, ..Question::default() };
     let recorded = Recorded { trace: &trace, lives: &lives, iterations: &iterations };
     let diagnosis =

@@ -5,6 +5,8 @@
 use crate::capacity::Source;
 use crate::category::Category;
 use crate::diagnosis::{Diagnosis, Told};
+use crate::moment::Holding;
+use crate::refusal::Refusal;
 use crate::replays::Fit;
 use crate::units::{bytes, count};
 use crate::verdict::Verdict;
@@ -28,10 +30,14 @@ pub fn sentence(diagnosis: &Diagnosis) -> String {
         ),
         Verdict::Fragmented => format!(
             "The memory is there, but in pieces: only {live} are alive, {} lie idle and {} are \
-             free on the device, and yet no piece was large enough for the {asked} that were \
-             asked for{by}.",
+             free on the device, and yet {} the {asked} that were asked for{by}.",
             bytes(told.idle.own),
-            bytes(told.capacity.bytes.saturating_sub(told.moment.reserved))
+            bytes(told.capacity.bytes.saturating_sub(told.moment.reserved)),
+            if own(told).largest < told.refusal.size {
+                "no piece was large enough for"
+            } else {
+                "nothing could be had of it for"
+            }
         ),
         Verdict::OtherStream => format!(
             "The memory is there, but another stream has it: {} lie idle that only requests of \
@@ -53,6 +59,12 @@ pub fn sentence(diagnosis: &Diagnosis) -> String {
         Verdict::Leak => leak(told),
         Verdict::Spike => spike(told),
     }
+}
+
+/// What the stream and the pool of the request hold.
+fn own(told: &Told) -> Holding {
+    let Refusal { stream, pool, .. } = told.refusal;
+    told.moment.sum(|owner| (owner.stream, owner.pool) == (stream, pool))
 }
 
 fn leak(told: &Told) -> String {
@@ -90,6 +102,9 @@ fn there_was(told: &Told) -> String {
     match capacity.source {
         Source::Device => format!("the device has {} for it", bytes(capacity.bytes)),
         Source::Given => format!("it may have {}", bytes(capacity.bytes)),
+        Source::Limit if capacity.bytes == capacity.most => {
+            format!("a limit of this process lets it have {}", bytes(capacity.bytes))
+        }
         Source::Limit => format!(
             "a limit of between {} and {} stops it",
             bytes(capacity.bytes),
@@ -122,11 +137,12 @@ pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
             "What was held before the recording began cannot be told: {contradiction}."
         ));
     } else if diagnosis.is_cut {
-        said.push(
-            "The recording lacks its beginning: what was held then is told by its final segments, \
-             or by what was touched later."
-                .to_owned(),
-        );
+        let how = if diagnosis.is_inferred {
+            "what was held then is at least what was touched later, and there may have been more"
+        } else {
+            "what was held then is told by its final segments"
+        };
+        said.push(format!("The recording lacks its beginning: {how}."));
     }
     if !diagnosis.has_stacks {
         said.push("No call stacks were recorded, so no lines can be named.".to_owned());
@@ -144,12 +160,8 @@ fn say_told(told: &Told, said: &mut Vec<String>) {
         bytes(moment.idle()),
         bytes(free)
     ));
-    let own = moment.owners.iter().filter(|(owner, _)| {
-        owner.stream == told.refusal.stream && owner.pool == told.refusal.pool
-    });
-    if let Some((_, own)) = own.max_by_key(|(_, holding)| holding.reserved)
-        && own.idle > 0
-    {
+    let own = own(told);
+    if own.idle > 0 {
         said.push(format!(
             "Idle for this request: {} in {} pieces, the largest {}.",
             bytes(own.idle),
@@ -164,7 +176,7 @@ fn say_told(told: &Told, said: &mut Vec<String>) {
             bytes(idle.pools)
         ));
     }
-    if capacity.source == Source::Limit {
+    if capacity.source == Source::Limit && capacity.bytes < capacity.most {
         said.push(format!(
             "The device had enough; a limit of this process refused \
              (set_per_process_memory_fraction), between {} and {}.",

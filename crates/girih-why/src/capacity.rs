@@ -21,6 +21,8 @@ use crate::refusal::Refusal;
 pub struct Known {
     /// Bytes that this process may have of the device.
     pub capacity: Option<u64>,
+    /// Bytes that a limit of this process allows it.
+    pub allowed: Option<u64>,
     /// Bytes of the card.
     pub card: Option<u64>,
     /// Bytes that this process had of the card, PyTorch's and others.
@@ -66,22 +68,24 @@ pub fn infer(refusal: &Refusal, moment: &Moment, most_held: u64, known: &Known) 
         (Some(capacity), _) => (capacity, capacity, Source::Given),
         (None, Some(free)) if free >= segment(refusal.size) => {
             let most = (moment.reserved + segment(refusal.size)).saturating_sub(1);
-            (most_held.min(most).max(moment.reserved), most, Source::Limit)
+            match known.allowed {
+                Some(allowed) => {
+                    let allowed = allowed.max(moment.reserved);
+                    (allowed, allowed, Source::Limit)
+                }
+                None => (most_held.min(most).max(moment.reserved), most, Source::Limit),
+            }
         }
         (None, free) => {
             let bytes = moment.reserved + free.unwrap_or(0);
             (bytes, bytes, Source::Device)
         }
     };
-    let beside = match source {
+    let beside = card.map(|card| card.saturating_sub(bytes).saturating_sub(CONTEXT));
+    let others = match source {
         // Under a limit what others have takes nothing away.
         Source::Limit => None,
-        _ => card.map(|card| card.saturating_sub(bytes)),
-    };
-    let others = match (known.others, beside) {
-        (Some(others), Some(_) | None) => Some(others),
-        (None, Some(beside)) => Some(beside.saturating_sub(CONTEXT)),
-        (None, None) => None,
+        _ => known.others.or(beside),
     };
     Capacity { bytes, most, source, card, others }
 }
@@ -118,7 +122,7 @@ pub fn read_sentence(text: &str) -> Option<Known> {
             others = Some(others.unwrap_or(0) + bytes);
         }
     }
-    Some(Known { capacity: before(" allowed"), card: Some(card), own, others })
+    Some(Known { capacity: None, allowed: before(" allowed"), card: Some(card), own, others })
 }
 
 /// The size with which a text begins, as PyTorch writes it: `79.25 GiB`.
@@ -153,7 +157,7 @@ mod tests {
         let known = read_sentence(text).unwrap();
         let others = Some(60 * GIB);
         let own = Some(18 * GIB + GIB / 2);
-        assert_eq!(known, Known { capacity: None, card: Some(80 * GIB), own, others });
+        assert_eq!(known, Known { card: Some(80 * GIB), own, others, ..Known::default() });
         assert_eq!(read_sentence("all is well"), None);
     }
 
@@ -162,7 +166,7 @@ mod tests {
         let text = "GPU 0 has a total capacity of 139.80 GiB of which 130.00 GiB is free. 14.00 \
                     GiB allowed; Of the allocated memory 13.00 GiB is allocated by PyTorch";
         let known = read_sentence(text).unwrap();
-        assert_eq!(known.capacity, Some(14 * GIB));
+        assert_eq!(known.allowed, Some(14 * GIB));
     }
 
     #[test]
@@ -179,6 +183,9 @@ mod tests {
         let found = infer(&refusal, &moment, 7 * GIB + 5, &Known::default());
         assert_eq!((found.bytes, found.most), (7 * GIB + 5, 8 * GIB - 1));
         assert_eq!(found.source, Source::Limit);
+        let known = Known { allowed: Some(10 * GIB), card: Some(200 * GIB), ..Known::default() };
+        let told = infer(&refusal, &moment, 7 * GIB + 5, &known);
+        assert_eq!((told.bytes, told.most, told.others), (10 * GIB, 10 * GIB, None));
         let refusal = Refusal { device_free: Some(GIB / 2), ..refusal };
         let known = Known { card: Some(80 * GIB), ..Known::default() };
         let found = infer(&refusal, &moment, 7 * GIB, &known);

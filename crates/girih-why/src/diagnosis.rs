@@ -151,6 +151,9 @@ pub struct Diagnosis {
     pub live_peak: u64,
     /// True if the recording lacks its beginning.
     pub is_cut: bool,
+    /// True if what was held before it is inferred from its events, and so the least that it can
+    /// have been.
+    pub is_inferred: bool,
     /// Why what was held before it cannot be told, if so.
     pub contradiction: Option<String>,
     /// True if it has call stacks.
@@ -226,6 +229,7 @@ pub fn diagnose(
         steps: looked.steps(end),
         live_peak,
         is_cut: trace.origin.truncated,
+        is_inferred: trace.segments.is_empty(),
         contradiction: earlier.as_ref().as_ref().err().map(ToString::to_string),
         has_stacks: !stacks.is_empty(),
     })

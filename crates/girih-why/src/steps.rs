@@ -8,10 +8,10 @@
 //!  build, build, | batch, loss, backward, step, | batch, loss, backward, step, | batch, loss
 //! ```
 //!
-//! Where the loop is one line, the lines come round that it calls. Without stacks it is the
-//! sequence of requests that repeats; but the layers of one forward pass repeat too, and leave
-//! activations behind as a leak leaves graphs. So such steps count only where each gives back more
-//! than it leaves.
+//! Where the loop is one line, the lines come round that it calls. Without stacks, or where the
+//! loop is a library's, it is the sequence of requests that repeats; but the layers of one forward
+//! pass repeat too, and leave activations behind as a leak leaves graphs. So such steps count only
+//! where each gives back more than it leaves.
 
 use rustc_hash::FxHashMap;
 
@@ -34,12 +34,13 @@ pub fn starts(
     if marked.len() > 1 {
         return marked;
     }
-    if !stacks.is_empty() {
-        let by_caller = rounds(trace, stacks, end, |told| told.caller.as_deref());
-        if by_caller.len() > 1 {
-            return by_caller;
-        }
-        return rounds(trace, stacks, end, |told| told.callee.as_deref());
+    let by_caller = rounds(trace, stacks, end, |told| told.caller.as_deref());
+    if by_caller.len() > 1 {
+        return by_caller;
+    }
+    let by_callee = rounds(trace, stacks, end, |told| told.callee.as_deref());
+    if by_callee.len() > 1 {
+        return by_callee;
     }
     if iterations.source == Source::None {
         return marked;
