@@ -244,7 +244,7 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
     for fit in best.into_iter().flatten() {
         let Some(how) = fit.setting.how() else { continue };
         let spare = bytes(fit.spare.unwrap_or(0));
-        said.push(format!("{how}: would have served this request, with {spare} to spare."));
+        said.push(format!("{how}: it would have served this request, with {spare} to spare."));
     }
     if fitting.is_empty() {
         said.push(format!(

@@ -54,13 +54,13 @@ impl Setting {
     pub fn how(&self) -> Option<String> {
         match self.allocator {
             Allocator::Expandable => {
-                Some("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned())
+                Some("Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned())
             }
             Allocator::Native if !self.conf.is_empty() => {
-                Some(format!("PYTORCH_CUDA_ALLOC_CONF={}", self.conf))
+                Some(format!("Set PYTORCH_CUDA_ALLOC_CONF={}", self.conf))
             }
-            Allocator::Stitch => Some("python -m girih run --mode stitch train.py".to_owned()),
-            Allocator::Planned => Some("python -m girih run train.py".to_owned()),
+            Allocator::Stitch => Some("Run python -m girih run --mode stitch train.py".to_owned()),
+            Allocator::Planned => Some("Run python -m girih run train.py".to_owned()),
             _ => None,
         }
     }
@@ -124,7 +124,8 @@ impl Case {
             capacity,
             own: own_allocator(trace),
             conf: own_conf(trace),
-            was_recorded,
+            // Which of Girih's modes has refused its trace does not say.
+            was_recorded: was_recorded && trace.origin.kind != "trace",
         }
     }
 
