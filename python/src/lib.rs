@@ -27,7 +27,7 @@ mod native {
     #[pymodule_export]
     use super::{
         abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,
-        plan_file, report, save_trace, shim_sources, take_warnings,
+        plan_file, report, save_trace, shim_sources, take_warnings, why_refused,
     };
 }
 
