@@ -156,29 +156,30 @@ def other_process(share: float, fixed: bool) -> None:
     model = build(1024, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
-        train(model, optimizer, batch_of(max(1, int(16 * share)), 1024))
+        train(model, optimizer, batch_of(max(1, int(24 * share)), 1024))
 
 
 def other_pool(share: float, fixed: bool) -> None:
     """A graph's private pool keeps what its capture needed."""
     model = build(1024, 8)
-    tokens = batch_of(32, 1024)
-    with torch.no_grad():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loss_of(model, tokens[:1])
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = loss_of(model, tokens)
+    tokens = batch_of(16, 1024)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        loss_of(model, tokens[:1])
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = loss_of(model, tokens)
     graph.replay()
+    # What the pass has saved is free now, in the pool of the graph.
+    del loss
     if fixed:
-        del graph, loss
+        del graph
         torch.cuda.empty_cache()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
-        train(model, optimizer, batch_of(max(1, int(8 * share)), 1024))
+        train(model, optimizer, batch_of(max(1, int(12 * share)), 1024))
 
 
 def spike(share: float, fixed: bool) -> None:
@@ -211,7 +212,7 @@ def other_stream(share: float, fixed: bool) -> None:
 # Of each kind the program, and the GiB that it may have.
 KINDS: dict[str, tuple[Callable[[float, bool], None], float | None]] = {
     "too_much": (too_much, 12.0),
-    "fragmented": (fragmented, 10.0),
+    "fragmented": (fragmented, 12.5),
     "leak": (leak, 8.0),
     "kept": (kept, 8.0),
     "other_process": (other_process, None),

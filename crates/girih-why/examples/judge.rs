@@ -4,7 +4,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{ask, die, right, without_stacks};
+use common::{advice_helps, ask, die, right, without_stacks};
 use girih_trace::generate::Death;
 
 #[expect(clippy::print_stdout, reason = "an example says what it finds")]
@@ -13,9 +13,14 @@ fn main() {
     let [from, to] = numbers[..] else { panic!("two seeds: the first, and that after the last") };
     for death in Death::ALL {
         let (mut died, mut correct, mut bare) = (0, 0, 0);
+        let (mut advised, mut helped) = (0, 0);
         for dead in (from..to).filter_map(|seed| die(death, seed)) {
             died += 1;
             let said = ask(&dead.trace, dead.known);
+            if let Some(helps) = advice_helps(&dead, &said) {
+                advised += 1;
+                helped += u32::from(helps);
+            }
             if said.verdict == right(death) {
                 correct += 1;
             } else {
@@ -37,6 +42,9 @@ fn main() {
             let said = ask(&without_stacks(&dead.trace), dead.known);
             bare += u32::from(said.verdict == right(death));
         }
-        println!("{death:?}: {correct} of {died} right, {bare} without stacks");
+        println!(
+            "{death:?}: {correct} of {died} right, {bare} without stacks; advice that can be tried \
+             helps in {helped} of {advised}"
+        );
     }
 }

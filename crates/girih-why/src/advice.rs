@@ -14,6 +14,13 @@ use crate::verdict::Verdict;
 /// Shares of the activations that are tried, the largest first.
 pub const SHARES: [f64; 9] = [0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125];
 
+/// What the first step of the optimizer will have needed, given the bytes of weights, gradients and
+/// states that are there: of Adam two states for each weight, and once more as much on the way. 0
+/// if it has its states.
+pub fn still_for_the_optimizer(&[weights, gradients, states]: &[u64; 3]) -> u64 {
+    if states > 0 { 0 } else { 4 * weights + gradients.max(weights) }
+}
+
 /// The verdict in one sentence.
 pub fn sentence(diagnosis: &Diagnosis) -> String {
     let Some(told) = &diagnosis.told else {
@@ -201,9 +208,23 @@ pub fn advice(diagnosis: &Diagnosis) -> Vec<String> {
     let mut said = Vec::new();
     match diagnosis.verdict {
         Verdict::None => {}
-        Verdict::Fragmented | Verdict::OtherStream | Verdict::OtherPool => {
+        Verdict::Fragmented => say_settings(told, &mut said),
+        Verdict::OtherStream => {
             say_settings(told, &mut said);
-            say_owner(diagnosis.verdict, &mut said);
+            said.push(
+                "Or allocate on one stream: make the tensors on the stream that frees them, and let \
+                 the other stream use them (Tensor.record_stream)."
+                    .to_owned(),
+            );
+        }
+        Verdict::OtherPool => {
+            said.push(format!(
+                "Give the pool back, {}: drop graphs that are not needed and call \
+                 torch.cuda.empty_cache(), or let graphs share one pool \
+                 (torch.cuda.graph_pool_handle).",
+                bytes(told.idle.pools)
+            ));
+            say_settings(told, &mut said);
         }
         Verdict::OtherProcess => {
             said.push(format!(
@@ -256,23 +277,6 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
     }
 }
 
-fn say_owner(verdict: Verdict, said: &mut Vec<String>) {
-    match verdict {
-        Verdict::OtherStream => said.push(
-            "Or allocate on one stream: make the tensors on the stream that frees them, and let \
-             the other stream use them (Tensor.record_stream)."
-                .to_owned(),
-        ),
-        Verdict::OtherPool => said.push(
-            "Or give the pool back: drop graphs that are not needed and call \
-             torch.cuda.empty_cache(), or let graphs share one pool \
-             (torch.cuda.graph_pool_handle)."
-                .to_owned(),
-        ),
-        _ => {}
-    }
-}
-
 fn say_leak(told: &Told, said: &mut Vec<String>) {
     let Some(growth) = &told.growth else { return };
     let line = told.growth_line.as_deref().unwrap_or("what is kept (no stacks were recorded)");
@@ -312,15 +316,28 @@ fn say_smaller(told: &Told, said: &mut Vec<String>) {
              this request by replay, and leaves room for the layers that were still to come.",
             share * 100.0
         ));
+        return;
+    }
+    let of = |category| bytes_of(told, category);
+    let all = [Category::Weights, Category::Gradients, Category::Optimizer].map(of);
+    let needed = still_for_the_optimizer(&all);
+    if needed > told.capacity.bytes {
+        said.push(format!(
+            "A smaller batch alone will not do if the optimizer is Adam: weights, gradients, its \
+             states and its step will need {}; shard them over ranks, or take another optimizer.",
+            bytes(needed)
+        ));
     }
 }
 
+/// Bytes alive of a category.
+fn bytes_of(told: &Told, category: Category) -> u64 {
+    let group = told.categories.iter().find(|group| group.category == category);
+    group.map_or(0, |group| group.bytes)
+}
+
 fn say_activations(told: &Told, said: &mut Vec<String>) {
-    let of = |category: Category| {
-        let group = told.categories.iter().find(|group| group.category == category);
-        group.map_or(0, |group| group.bytes)
-    };
-    let activations = of(Category::Activations);
+    let activations = bytes_of(told, Category::Activations);
     if activations > 0 {
         said.push(format!(
             "Recompute activations (torch.utils.checkpoint), or have them on the host \
@@ -329,7 +346,7 @@ fn say_activations(told: &Told, said: &mut Vec<String>) {
             bytes(lacking(told))
         ));
     }
-    let states = of(Category::Optimizer);
+    let states = bytes_of(told, Category::Optimizer);
     if states > activations {
         said.push(format!("Shard or shrink the states of the optimizer: {}.", bytes(states)));
     }

@@ -41,7 +41,8 @@ pub fn still_to_come(
     // Of the sizes of weights those that matter; each layer has each of them once or a few times.
     let mut sizes: FxHashMap<u64, u64> = FxHashMap::default();
     of(Category::Weights).for_each(|life| *sizes.entry(life.size).or_default() += 1);
-    let layers = fewest(sizes.iter().map(|(&size, &count)| (size * count, count)));
+    // An embedding and a head may be alike too.
+    let layers = fewest(sizes.iter().map(|(&size, &count)| (size * count, count)), 2);
     let mut lines: FxHashMap<&str, (u64, u64)> = FxHashMap::default();
     for life in of(Category::Activations) {
         if let Some(told) = stacks.get(life.stack) {
@@ -49,17 +50,31 @@ pub fn still_to_come(
             (*bytes, *count) = (*bytes + life.size, *count + 1);
         }
     }
-    let done = fewest(lines.into_values());
+    let done = fewest(lines.into_values(), 1);
     match (layers, done) {
         (Some(layers), Some(done)) if layers > done => layers as f64 / done as f64,
         _ => 1.0,
     }
 }
 
-/// The least count above one, of those with bytes that matter.
-fn fewest(counted: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
+/// The least count above `least`, of those with bytes that matter.
+fn fewest(counted: impl Iterator<Item = (u64, u64)>, least: u64) -> Option<u64> {
     let counted: Vec<(u64, u64)> = counted.collect();
     let all: u64 = counted.iter().map(|(bytes, _)| bytes).sum();
-    let matter = counted.iter().filter(|(bytes, count)| *count > 1 && bytes * SMALL_PART > all);
+    let matter = counted.iter().filter(|(bytes, count)| *count > least && bytes * SMALL_PART > all);
     matter.map(|&(_, count)| count).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layers_are_those_weights_that_are_alike_and_matter() {
+        // Sizes in all and counts: two embeddings, eight layers with one wide and two narrow
+        // weights.
+        let weights = [(20, 2), (80, 8), (60, 16), (1, 17)];
+        assert_eq!(fewest(weights.into_iter(), 2), Some(8));
+        assert_eq!(fewest([(100, 1), (100, 2)].into_iter(), 2), None);
+    }
 }

@@ -240,6 +240,31 @@ fn never_freed(lives: &Lifetimes) -> Vec<u32> {
     all.filter(|&index| lives.requests[index as usize].death == Tick::NEVER).collect()
 }
 
+/// What a step needs, in bytes.
+struct Demand {
+    /// The activations of a whole forward pass.
+    activations: f64,
+    /// The largest of them.
+    largest: f64,
+    /// What does not change with the batch.
+    rest: f64,
+}
+
+impl Demand {
+    /// With a batch of this share. The backward pass begins with the gradients of the largest
+    /// activations, of what comes out and of what goes in.
+    fn of(&self, share: f64) -> f64 {
+        self.rest + (self.activations + 2.0 * self.largest) * share
+    }
+}
+
+/// Bytes of weights, gradients and states of the optimizer.
+fn by_category(sized: &[(Category, u64)]) -> [u64; 3] {
+    [Category::Weights, Category::Gradients, Category::Optimizer].map(|wanted| {
+        sized.iter().filter(|(category, _)| *category == wanted).map(|(_, size)| size).sum()
+    })
+}
+
 /// A recording with all that was understood of it.
 struct Looked<'a> {
     recorded: Recorded<'a>,
@@ -324,17 +349,25 @@ impl Looked<'_> {
         let categories = self.grouping.categories.of(&moment.requests);
         let activations = moment.requests.iter().zip(&categories);
         let activations = activations.filter(|(_, of)| **of == Category::Activations);
-        let now: u64 = activations.map(|(&at, _)| lives.requests[at as usize].size).sum();
+        let activations = activations.map(|(&at, _)| lives.requests[at as usize].size);
+        let (now, largest) =
+            activations.fold((0, 0), |(all, most): (u64, u64), size| (all + size, most.max(size)));
         if now == 0 {
             return Ok(None);
         }
-        let doing = self.grouping.stacks.doing(refusal.stack);
-        let stacks = self.grouping.stacks;
+        let sizes = moment.requests.iter().map(|&at| lives.requests[at as usize].size);
+        let sized: Vec<(Category, u64)> = categories.iter().copied().zip(sizes).collect();
+        let (stacks, doing) = (self.grouping.stacks, self.grouping.stacks.doing(refusal.stack));
         let times = batch::still_to_come(lives, stacks, &moment.requests, &categories, doing);
-        let all = (now + refusal.size) as f64 * times;
-        // Gradients come as activations go, the states of the optimizer when they are gone.
-        let rest = (moment.live - now) as f64;
+        let demand = Demand {
+            activations: (now + refusal.size) as f64 * times,
+            largest: largest.max(refusal.size) as f64,
+            rest: (moment.live - now) as f64,
+        };
         let there_is = (capacity - capacity / USUAL_IDLE / 2) as f64;
+        if advice::still_for_the_optimizer(&by_category(&sized)) as f64 > there_is {
+            return Ok(None);
+        }
         let every: Vec<u32> = (0..lives.requests.len() as u32).collect();
         let mut scaled: Vec<bool> = (self.grouping.categories.of(&every).iter())
             .map(|category| *category == Category::Activations)
@@ -342,7 +375,7 @@ impl Looked<'_> {
         scaled.resize(case.refused() as usize, false);
         let of =
             |index: u32| scaled.get(index as usize).copied().unwrap_or(index == case.refused());
-        for share in advice::SHARES.into_iter().filter(|share| rest + all * share <= there_is) {
+        for share in advice::SHARES.into_iter().filter(|&share| demand.of(share) <= there_is) {
             if case.fits_with(&SETTINGS[0], &of, share)? {
                 return Ok(Some(share));
             }

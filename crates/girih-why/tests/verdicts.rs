@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{ask, die, right, without_beginning, without_stacks};
+use common::{advice_helps, ask, die, right, without_beginning, without_stacks};
 use girih_trace::generate::Death;
 use girih_why::Verdict;
 
@@ -109,4 +109,21 @@ fn without_stacks_what_is_idle_is_told_all_the_same() {
         assert_eq!(said.verdict, right(death), "{death:?}");
         assert!(!said.has_stacks);
     }
+}
+
+#[test]
+fn what_is_advised_gets_the_whole_program_to_its_end() {
+    let (mut tried, mut helped) = (0, 0);
+    for death in [Death::TooMuch, Death::Fragmented, Death::OtherStream, Death::OtherPool] {
+        for dead in (1..9).filter_map(|seed| die(death, seed)) {
+            let said = ask(&dead.trace, dead.known);
+            if let Some(helps) = advice_helps(&dead, &said) {
+                tried += 1;
+                helped += u32::from(helps);
+            }
+        }
+    }
+    assert!(tried >= 20, "{tried}");
+    // What the rest of a run needs, no recording of its beginning can say for sure.
+    assert!(10 * helped >= 9 * tried, "{helped} of {tried}");
 }

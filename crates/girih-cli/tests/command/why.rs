@@ -1,7 +1,7 @@
 //! `girih why` and `girih diff`: text as a person sees it, fields as a program reads them.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -160,18 +160,20 @@ fn quiet_says_nothing_aside_and_verbose_what_is_done() {
 fn ctrl_c_ends_a_command_with_130_and_a_word() {
     // A pipe that nobody writes to: the command waits in the middle of its work.
     let mut child = Command::new(env!("CARGO_BIN_EXE_girih"))
-        .args(["why", "-"])
+        .args(["-v", "why", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
-    std::thread::sleep(std::time::Duration::from_millis(400));
+    let mut stderr = BufReader::new(child.stderr.take().expect("it is piped"));
+    let mut said = String::new();
+    stderr.read_line(&mut said).expect("text");
+    assert_eq!(said, "girih: reading standard input\n");
     let pid = child.id().to_string();
     Command::new("kill").args(["-INT", &pid]).status().expect("there is a kill");
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(130));
-    let mut said = String::new();
-    let mut stderr = child.stderr.take().expect("it is piped");
-    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+    said.clear();
+    stderr.read_to_string(&mut said).expect("text");
     assert_eq!(said, "girih: cut short by Ctrl-C\n");
 }

@@ -114,8 +114,14 @@ const MAIN: &str = "/work/run/train.py:90 <module>";
 
 /// The program of a reason and a seed.
 pub fn died(death: Death, seed: u64) -> Trace {
+    died_with(death, seed, 1.0)
+}
+
+/// The same program with batches of this share of their size.
+pub fn died_with(death: Death, seed: u64, share: f64) -> Trace {
     let mut rng = Rng::new(seed ^ (death as u64) << 32);
-    let shape = Shape::draw(&mut rng);
+    let mut shape = Shape::draw(&mut rng);
+    shape.tokens = ((shape.tokens as f64 * share) as u64).max(1);
     let mut program = Program::new(shape);
     program.build();
     let steps = 4 + rng.below(8);

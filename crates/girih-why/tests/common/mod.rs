@@ -7,8 +7,9 @@ use girih_plan::granted;
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::record::record;
 use girih_runtime::sim::SimDevice;
-use girih_trace::generate::{Chance, Death, Rng, died};
-use girih_trace::{Action, Iterations, Lifetimes, Tick, Trace};
+use girih_runtime::simulate::{Allocator, Setup, simulate};
+use girih_trace::generate::{Chance, Death, Rng, died, died_with};
+use girih_trace::{Action, Iterations, Lifetimes, PoolId, Tick, Trace};
 use girih_why::diagnosis::one_by_one;
 use girih_why::{Diagnosis, Known, Question, Recorded, Verdict, diagnose};
 
@@ -157,6 +158,33 @@ fn record_on(program: &Trace, capacity: u64, unwinds: bool) -> Trace {
     let mut device = SimDevice::new(capacity);
     let unwinds = |index: u32| unwinds && !index.is_multiple_of(3);
     record(program, &mut policy, &mut device, &unwinds).expect("the simulated device obeys")
+}
+
+/// Whether the whole program gets to its end as the advice says; None if nothing was advised that can
+/// be tried here: another allocator for idle memory, a smaller batch for too much of it.
+pub fn advice_helps(dead: &Dead, said: &Diagnosis) -> Option<bool> {
+    let told = said.told.as_ref()?;
+    let (allocator, share) = match said.verdict {
+        Verdict::TooMuch => (Allocator::Native, told.smaller?),
+        // The pool is given back: all its requests are those of the default pool.
+        Verdict::OtherPool => (Allocator::Native, 1.0),
+        Verdict::Fragmented | Verdict::OtherStream => {
+            let fitting =
+                told.would_fit.iter().filter(|fit| fit.fits && fit.setting.conf.is_empty());
+            (fitting.max_by_key(|fit| fit.spare)?.setting.allocator, 1.0)
+        }
+        _ => return None,
+    };
+    // What a plan gives, stitching gives without.
+    let allocator = if allocator == Allocator::Planned { Allocator::Stitch } else { allocator };
+    let mut program = died_with(dead.death, dead.seed, share);
+    if said.verdict == Verdict::OtherPool {
+        program.events.iter_mut().for_each(|event| event.pool = PoolId::DEFAULT);
+    }
+    let lives = Lifetimes::of(&program);
+    let setup = Setup { capacity: Some(dead.capacity), ..Setup::default() };
+    let ran = simulate(&program, &lives, allocator, &setup).expect("it can be simulated");
+    Some(ran.replayed.stop.is_none())
 }
 
 /// What is said of a recording.
