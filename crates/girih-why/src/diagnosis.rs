@@ -359,13 +359,16 @@ impl Looked<'_> {
         let sized: Vec<(Category, u64)> = categories.iter().copied().zip(sizes).collect();
         let (stacks, doing) = (self.grouping.stacks, self.grouping.stacks.doing(refusal.stack));
         let times = batch::still_to_come(lives, stacks, &moment.requests, &categories, doing);
+        let [weights, gradients, states] = by_category(&sized);
+        // From the second step on the states of the optimizer are there; of Adam two for each weight.
+        let unmade = if states > 0 { 0.0 } else { 2.0 * weights as f64 };
         let demand = Demand {
             activations: (now + refusal.size) as f64 * times,
             largest: largest.max(refusal.size) as f64,
-            rest: (moment.live - now) as f64,
+            rest: (moment.live - now) as f64 + unmade,
         };
-        let there_is = (capacity - capacity / USUAL_IDLE / 2) as f64;
-        if advice::still_for_the_optimizer(&by_category(&sized)) as f64 > there_is {
+        let there_is = (capacity - capacity / USUAL_IDLE) as f64;
+        if advice::still_for_the_optimizer(&[weights, gradients, states]) as f64 > there_is {
             return Ok(None);
         }
         let every: Vec<u32> = (0..lives.requests.len() as u32).collect();
