@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from girih import _bootstrap, _one_handle, _process, _settings
+from girih import _bootstrap, _one_handle, _process, _settings, _why
 from girih._errors import GirihError, GirihWarning
 from girih._steps import Authority
 from girih._version import VERSION as __version__
@@ -43,6 +43,7 @@ __all__ = [
     "stats",
     "step",
     "trace",
+    "why",
 ]
 
 
@@ -149,6 +150,35 @@ def plan(path: str | os.PathLike[str] | None = None, device: int | None = None) 
             raise GirihError(str(error)) from error
     summary: dict[str, Any] = json.loads(text)
     return summary
+
+
+def why(
+    recording: str | os.PathLike[str] | None = None,
+    *,
+    error: BaseException | None = None,
+    device: int | None = None,
+) -> _why.Answer:
+    """Why memory ran out: what `girih why` says, of this process or of a recording.
+
+        torch.cuda.memory._record_memory_history(stacks="python")   # before the model is built
+        try:
+            train()
+        except torch.OutOfMemoryError as error:
+            print(girih.why(error=error))
+            raise
+
+    Girih need not be enabled. Printed, the answer is text; it is a dict with the fields of
+    `girih why --json` (`verdict`, `sentence`, `would_fit`, `lines`, `advice`, ...). `error` is what
+    was raised, whose text says how large the card is; without it, the error that is handled.
+    Without `device`, the one with the most events.
+
+    Raises:
+        GirihError: if there is no history, or the recording cannot be read. The text says what to
+            do.
+    """
+    if recording is not None:
+        return _why.of_file(Path(recording), device)
+    return _why.of_process(error, device)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The command `python -m girih`.
 
 python -m girih run [options] (script.py | -m module | -c code) [arguments]
+python -m girih why RECORDING [--json]
 python -m girih doctor [--json]
 """
 
@@ -10,10 +11,12 @@ import sys
 
 USAGE = """\
 usage: python -m girih run [options] (script.py | -m module | -c code) [arguments]
+       python -m girih why RECORDING [--json]
        python -m girih doctor [--json]
        python -m girih --version
 
 run     runs a program on Girih, unchanged; `python -m girih run --help` shows the options
+why     says why a run was refused memory, and what would have fitted
 doctor  says what works here and what does not, and why; exits 0 if training on Girih would work
 
 With torchrun: torchrun --nproc-per-node 8 -m girih run train.py ...
@@ -27,6 +30,10 @@ def main(words: list[str]) -> int:
         from girih import _run
 
         return _run.main(rest)
+    if command == "why":
+        from girih import _why
+
+        return _why.main(rest)
     if command == "doctor":
         from girih import _doctor
 

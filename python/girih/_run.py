@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from girih import _bootstrap, _key, _paths, _process, _settings, _summary
+from girih import _bootstrap, _key, _paths, _process, _settings, _summary, _why
 from girih._errors import GirihError
 
 _USAGE = "python -m girih run [options] (script.py | -m module | -c code) [arguments]"
@@ -37,7 +37,9 @@ def main(words: list[str]) -> int:
         settings = _settings_of(options)
         _refuse_what_heaps_refuse(settings)
         report = str(Path(options.report).absolute()) if options.report else None
-        _refuse_unwritable(report)
+        _refuse_unwritable("--report", report)
+        why = str(Path(options.why).absolute()) if options.why else None
+        _refuse_unwritable("--why", why)
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         return 2
@@ -48,6 +50,8 @@ def main(words: list[str]) -> int:
         lambda: _summary.show(settings, report=report, is_quiet=options.quiet),
         writes=report is not None,
     )
+    if why is not None:
+        _why.record()
     _process.arm(settings, is_strict=True)
     try:
         execute(program)
@@ -55,6 +59,8 @@ def main(words: list[str]) -> int:
         raise
     except BaseException as error:
         _show(error)
+        if why is not None and _why.is_out_of_memory(error):
+            _why.write(error, why)
         raise
     return 0
 
@@ -79,17 +85,17 @@ def _refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
         raise GirihError(str(error)) from error
 
 
-def _refuse_unwritable(report: str | None) -> None:
-    """Raises if the report could not be written at the end."""
+def _refuse_unwritable(option: str, report: str | None) -> None:
+    """Raises if what an option names could not be written at the end."""
     if report is None:
         return
     path = Path(report)
     if path.is_dir():
-        raise GirihError(f"--report {report}: it is a folder; name a file")
+        raise GirihError(f"{option} {report}: it is a folder; name a file")
     if not path.parent.is_dir():
-        raise GirihError(f"--report {report}: there is no folder {path.parent}")
+        raise GirihError(f"{option} {report}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise GirihError(f"--report {report}: it cannot be written to")
+        raise GirihError(f"{option} {report}: it cannot be written to")
 
 
 def _show(error: BaseException) -> None:
@@ -120,7 +126,7 @@ _OURS = (
 
 # Options with a value, and those without; both before the program.
 _VALUED = ("--mode", "--plan", "--plan-dir", "--trace", "--conf", "--report", "--option")
-_PLAIN = ("--modules", "--no-hooks", "--no-plan-dir", "--quiet", "-q", "--help", "-h")
+_PLAIN = ("--why", "--modules", "--no-hooks", "--no-plan-dir", "--quiet", "-q", "--help", "-h")
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -135,7 +141,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
             return words[:index], words[index + 1 :]
         if word in _VALUED:
             index += 2
-        elif word in _PLAIN or word.partition("=")[0] in _VALUED:
+        elif word in _PLAIN or word.partition("=")[0] in (*_VALUED, "--why"):
             index += 1
         elif word.startswith("-") and word[:2] not in ("-m", "-c"):
             # The parser refuses it, and says what there is.
@@ -162,6 +168,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", metavar="FILE", help="writes the recording of the run to a trace file")
     add("--conf", metavar="TEXT", help="settings in the words of PYTORCH_CUDA_ALLOC_CONF")
     add("--report", metavar="FILE", help="writes what came of the run as JSON")
+    add(
+        "--why",
+        nargs="?",
+        const="girih-why.txt",
+        metavar="=FILE",
+        help="records the run, and writes why if it runs out of memory (girih-why.txt)",
+    )
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
     add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")

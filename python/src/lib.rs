@@ -12,6 +12,8 @@
 //! Every function gives Python's lock up while it works: a heap's lock may be held for as long as a
 //! driver call takes, and other Python threads must not wait for that.
 
+mod why;
+
 use girih_torch::control;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -25,7 +27,7 @@ mod native {
     #[pymodule_export]
     use super::{
         abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,
-        plan_file, report, save_trace, shim_sources, take_warnings,
+        plan_file, report, save_trace, shim_sources, take_warnings, why_refused,
     };
 }
 
@@ -101,6 +103,24 @@ fn plan(py: Python<'_>, device: i32, path: &str) -> PyResult<String> {
 #[pyfunction]
 fn plan_file(folder: &str, key: &str) -> String {
     control::plan_file(folder, key)
+}
+
+/// Why a recording's run was refused memory, as JSON. `recording` is a snapshot or a trace file;
+/// `text` may have PyTorch's error in it; `capacity` and `card` are bytes, if they are known. What
+/// cannot be read is a ValueError.
+#[pyfunction]
+#[pyo3(signature = (recording, name, *, text = "", device = None, capacity = None, card = None))]
+fn why_refused(
+    py: Python<'_>,
+    recording: &[u8],
+    name: &str,
+    text: &str,
+    device: Option<u32>,
+    capacity: Option<u64>,
+    card: Option<u64>,
+) -> PyResult<String> {
+    let asked = why::Asked { recording, name, text, device, capacity, card };
+    py.detach(|| why::answer(&asked)).map_err(PyValueError::new_err)
 }
 
 /// The process ends: frees do nothing from now on.

@@ -2,10 +2,11 @@
 //!
 //! `main` parses, runs one command and turns what came of it into an exit status: 0 for done, 1 for
 //! an answer that is a no (a plan that is wrong, an allocator that differs), 2 for a command that
-//! could not be carried out, 130 for a search that Ctrl-C cut short. Text goes to standard output, progress and errors to standard error.
+//! could not be carried out, 130 for what Ctrl-C cut short. Text goes to standard output, progress and errors to standard error.
 
 mod commands;
 mod files;
+mod interrupt;
 mod load;
 mod names;
 mod progress;
@@ -15,21 +16,31 @@ mod units;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// What a training run cost in GPU memory, what it could cost, and why.
 #[derive(Parser)]
-#[command(name = "girih", version, arg_required_else_help = true)]
+#[command(name = "girih", version = env!("GIRIH_VERSION"), arg_required_else_help = true)]
 struct Cli {
     /// Prints one JSON object instead of text: bytes as integers, ratios as fractions.
     #[arg(long, global = true)]
     json: bool,
+    /// Says nothing on standard error but errors.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Says on standard error what is done, line by line.
+    #[arg(short, long, global = true)]
+    verbose: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Says why a run was refused memory, which lines had it, and what would have fitted.
+    Why(commands::why::WhyArgs),
+    /// Says which tensors one run has and another has not.
+    Diff(commands::diff::DiffArgs),
     /// Says what a recording holds: events, iterations, phases, streams.
     Stats(commands::stats::StatsArgs),
     /// Runs a recording again under an allocator, on a simulated GPU.
@@ -48,6 +59,10 @@ enum Command {
     Bench(commands::bench::BenchArgs),
     /// Shows how a caching allocator fragments, step by step.
     Lab(commands::lab::LabArgs),
+    /// Writes what a shell completes the words of this command with.
+    Completions(commands::describe::CompletionsArgs),
+    /// Writes the man page.
+    Man,
 }
 
 /// What a command answers.
@@ -63,6 +78,8 @@ pub(crate) enum Answer {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    progress::set_loudness(i8::from(cli.verbose) - i8::from(cli.quiet));
+    interrupt::watch();
     let mut out = io::BufWriter::new(io::stdout().lock());
     let result = run(&cli, &mut out).and_then(|answer| {
         out.flush()?;
@@ -71,8 +88,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
-        // 128 and the number of SIGINT, as a shell has it.
-        Ok(Answer::CutShort) => ExitCode::from(130),
+        Ok(Answer::CutShort) => ExitCode::from(interrupt::STATUS),
         // Whoever read our output has stopped reading: there is nobody left to tell.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -84,6 +100,8 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
     match &cli.command {
+        Command::Why(args) => commands::why::run(args, cli.json, out),
+        Command::Diff(args) => commands::diff::run(args, cli.json, out),
         Command::Stats(args) => commands::stats::run(args, cli.json, out),
         Command::Bench(args) => commands::bench::run(args, cli.json, out),
         Command::Replay(args) => commands::replay::run(args, cli.json, out),
@@ -93,6 +111,8 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Convert(args) => commands::convert::run(args, cli.json, out),
         Command::Conform(args) => commands::conform::run(args, cli.json, out),
         Command::Lab(args) => commands::lab::run(args, cli.json, out),
+        Command::Completions(args) => commands::describe::completions(args, Cli::command(), out),
+        Command::Man => commands::describe::man(Cli::command(), out),
     }
 }
 

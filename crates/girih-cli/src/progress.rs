@@ -1,35 +1,78 @@
 //! Progress for people: on standard error, on a terminal only, gone when the work is done.
 
+use std::cell::Cell;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicI8, Ordering};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How much is said on standard error: below 0 errors alone, above 0 what is done, line by line.
+static LOUDNESS: AtomicI8 = AtomicI8::new(0);
+
+/// Settles how much is said: -1 for `-q`, 1 for `-v`.
+pub(crate) fn set_loudness(loudness: i8) {
+    LOUDNESS.store(loudness, Ordering::Relaxed);
+}
 
 /// A line that says what is going on.
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    /// Parts that are done, of how many, if the work has parts.
+    parts: Cell<Option<(usize, usize)>>,
+}
 
 impl Progress {
     /// Begins to say what is going on. Says nothing if standard error is no terminal.
     pub(crate) fn new() -> Progress {
         let bar = ProgressBar::new_spinner();
+        if LOUDNESS.load(Ordering::Relaxed) != 0 {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
         bar.set_style(
             ProgressStyle::with_template("{spinner} {msg} ({elapsed})")
                 .unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
         bar.enable_steady_tick(Duration::from_millis(120));
-        Progress(bar)
+        Progress { bar, parts: Cell::new(None) }
     }
 
     /// Says what goes on from now.
     pub(crate) fn say(&self, what: impl Into<String>) {
-        self.0.set_message(what.into());
+        let what = what.into();
+        if LOUDNESS.load(Ordering::Relaxed) > 0 {
+            say_aside(&format!("girih: {what}"));
+        }
+        let share = match self.parts.get() {
+            Some((done, all)) if all > 1 => format!("{:>3} % ", 100 * done / all),
+            _ => String::new(),
+        };
+        self.bar.set_message(format!("{share}{what}"));
+    }
+
+    /// So many parts of the work are done.
+    pub(crate) fn part(&self, done: usize, all: usize) {
+        self.parts.set(Some((done, all)));
+    }
+
+    /// The rest has no parts.
+    pub(crate) fn whole(&mut self) {
+        self.parts.set(None);
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
+}
+
+/// Says that Ctrl-C has ended the command, in the place of whatever line says what is going on.
+pub(crate) fn say_interrupted() {
+    use std::io::IsTerminal;
+    let mut out = io::stderr();
+    let clear = if out.is_terminal() { "\r\x1b[2K" } else { "" };
+    let _ = writeln!(out, "{clear}girih: cut short by Ctrl-C");
 }
 
 /// Prints an error with all its causes.
@@ -58,6 +101,9 @@ pub(crate) fn say_aside(text: &str) {
 
 /// Prints a warning about a file.
 pub(crate) fn warn(warning: &str) {
+    if LOUDNESS.load(Ordering::Relaxed) < 0 {
+        return;
+    }
     let _ = writeln!(io::stderr(), "girih: warning: {warning}");
 }
 

@@ -90,7 +90,7 @@ fn row_of(row: &[&str], columns: &[usize], widths: &[usize]) -> String {
 }
 
 /// Text in lines of at most `width` characters: between words, and within one that is longer than a line.
-fn broken(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn broken(text: &str, width: usize) -> Vec<String> {
     if text.chars().count() <= width {
         return vec![text.to_owned()];
     }

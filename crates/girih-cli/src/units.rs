@@ -1,21 +1,6 @@
 //! Bytes, fractions and times as people write and read them.
 
-/// Bytes with a binary unit and three digits: `12.3 GiB`.
-pub(crate) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ if value < 10.0 => format!("{value:.2} {}", UNITS[unit]),
-        _ if value < 100.0 => format!("{value:.1} {}", UNITS[unit]),
-        _ => format!("{value:.0} {}", UNITS[unit]),
-    }
-}
+pub(crate) use girih_why::units::{bytes, count};
 
 /// A fraction as percent with two digits, never rounded up to 100.
 pub(crate) fn percent(fraction: f64) -> String {
@@ -27,19 +12,6 @@ pub(crate) fn percent(fraction: f64) -> String {
 /// Microseconds as milliseconds.
 pub(crate) fn milliseconds(microseconds: f64) -> String {
     format!("{:.1} ms", microseconds / 1000.0)
-}
-
-/// A count with its digits in groups of three.
-pub(crate) fn count(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// Reads a size: `80GiB`, `512 MiB`, `1.5g`, `1000B`. Units are binary; `GB` and `GiB` are the same
@@ -74,15 +46,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_printed_with_three_digits_and_a_unit() {
-        assert_eq!(bytes(512), "512 B");
-        assert_eq!(bytes(1536), "1.50 KiB");
-        assert_eq!(bytes(20 << 20), "20.0 MiB");
-        assert_eq!(bytes(19_413_336_064), "18.1 GiB");
-        assert_eq!(bytes(1023 << 20), "1.00 GiB");
-    }
-
-    #[test]
     fn a_fraction_just_below_one_is_not_printed_as_100_percent() {
         assert_eq!(percent(0.999_999), "99.99 %");
         assert_eq!(percent(1.0), "100.00 %");
@@ -107,12 +70,5 @@ mod tests {
         for text in ["", "GiB", "12 parsecs", "-1", "0", "9999999TiB"] {
             assert!(parse_bytes(text).is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn counts_have_their_digits_in_groups() {
-        assert_eq!(count(7), "7");
-        assert_eq!(count(869_250), "869,250");
-        assert_eq!(count(1_000_000), "1,000,000");
     }
 }

@@ -21,6 +21,7 @@ mod limit;
 mod order;
 mod pending;
 pub mod policy;
+pub mod record;
 pub mod registry;
 pub mod replay;
 pub mod sim;

@@ -157,7 +157,8 @@ fn compare(
     progress.say(format!("{shown}: a first launch"));
     setup.kept = WhatIf::kept(&loaded, &setup)?;
     let mut rows = Vec::with_capacity(COMPARED.len());
-    for allocator in COMPARED {
+    for (done, allocator) in COMPARED.into_iter().enumerate() {
+        progress.part(done, COMPARED.len());
         progress.say(format!("{shown}: {}", allocator.name()));
         let (simulation, seconds) =
             timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));

@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use clap::builder::TypedValueParser;
 use girih_plan::strategy::{self, Done, Hints, Method, Part, StrategyError};
 use girih_plan::{Outcome, Problem, ProblemError, Strategy};
 
+use crate::interrupt;
 use crate::names::one_of;
 use crate::progress::Progress;
 use crate::units::bytes;
@@ -37,7 +37,7 @@ pub(crate) struct Effort {
     threads: Option<u32>,
     /// True once Ctrl-C has come; none as long as nobody watches for it.
     #[arg(skip)]
-    stopped: RefCell<Option<Arc<AtomicBool>>>,
+    stopped: RefCell<Option<&'static AtomicBool>>,
 }
 
 /// Where the search ends.
@@ -95,7 +95,7 @@ impl Effort {
         progress: &Progress,
     ) -> impl FnOnce(&Problem) -> Result<Outcome, ProblemError> {
         let stop = Stop::new(self.budget);
-        *self.stopped.borrow_mut() = stop.by_ctrl_c.clone();
+        *self.stopped.borrow_mut() = stop.by_ctrl_c;
         move |problem: &Problem| {
             let stop = stop.begun();
             strategy.solve(problem, hints, |now| {
@@ -122,7 +122,7 @@ fn say(progress: &Progress, now: strategy::Progress) {
 struct Stop {
     time: Option<Duration>,
     begun: Option<Instant>,
-    by_ctrl_c: Option<Arc<AtomicBool>>,
+    by_ctrl_c: Option<&'static AtomicBool>,
 }
 
 impl Stop {
@@ -131,7 +131,7 @@ impl Stop {
             Some(Limit::Time(time)) => Some(time),
             Some(Limit::Attempts(_)) | None => None,
         };
-        Stop { time, begun: None, by_ctrl_c: budget.and_then(|_| stopped_by_ctrl_c()) }
+        Stop { time, begun: None, by_ctrl_c: budget.map(|_| interrupt::wait_for_result()) }
     }
 
     /// The time begins now.
@@ -156,19 +156,6 @@ impl Stop {
 /// The processors that this process may use.
 fn all_threads() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| count.get() as u32)
-}
-
-/// True from the first Ctrl-C on; a second one ends the command. None if Ctrl-C cannot be watched
-/// for: then the first does.
-fn stopped_by_ctrl_c() -> Option<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    let handler = move || {
-        if told.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    };
-    ctrlc::try_set_handler(handler).ok().map(|()| stop)
 }
 
 fn parse_limit(text: &str) -> Result<Limit, String> {

@@ -5,6 +5,8 @@ pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod conform;
 pub(crate) mod convert;
+pub(crate) mod describe;
+pub(crate) mod diff;
 pub(crate) mod earlier;
 pub(crate) mod effort;
 pub(crate) mod lab;
@@ -13,6 +15,7 @@ pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod row;
 pub(crate) mod stats;
+pub(crate) mod why;
 
 use std::io::{self, Write};
 

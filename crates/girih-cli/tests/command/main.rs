@@ -6,6 +6,7 @@
 //! difference before you commit it.
 
 mod answers;
+mod blocks;
 mod compare;
 mod convert;
 mod files;
@@ -17,3 +18,4 @@ mod refusals;
 mod replay;
 mod stats;
 mod tables;
+mod why;

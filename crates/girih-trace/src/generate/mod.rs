@@ -1,8 +1,9 @@
 //! Seeded generators of traces, for tests, fuzzing and benchmarks.
 //!
-//! [`training`] makes traces like those of Megatron-LM, [`buckets()`] such as have steps of several kinds;
-//! [`recording`] makes arbitrary valid ones, with streams, pools, deferred frees, segments, stacks and marks,
-//! small enough to look at. All are functions of their arguments alone: one seed, one trace, on every machine.
+//! [`training`] makes traces like those of Megatron-LM, [`buckets()`] such as have steps of several
+//! kinds, [`died()`] programs that run out of memory; [`recording`] makes arbitrary valid ones,
+//! with streams, pools, deferred frees, segments, stacks and marks, small enough to look at. All
+//! are functions of their arguments alone: one seed, one trace, on every machine.
 //!
 //! [`recording`] draws its decisions from a [`Chance`]: numbers from a seed ([`Rng`]) or bytes
 //! from a fuzzer ([`Bytes`]), so that one generator serves property tests and fuzz targets.
@@ -10,10 +11,12 @@
 mod buckets;
 mod builder;
 mod chance;
+mod died;
 mod random;
 mod training;
 
 pub use buckets::{Buckets, buckets};
 pub use chance::{Bytes, Chance, Rng};
+pub use died::{Death, died, died_with};
 pub use random::recording;
 pub use training::{Change, ChangeKind, Training, training};
