@@ -48,6 +48,8 @@ enum Command {
     Bench(commands::bench::BenchArgs),
     /// Shows how a caching allocator fragments, step by step.
     Lab(commands::lab::LabArgs),
+    /// Schedules what goes to the host and comes back where a step does not fit.
+    Swap(commands::swap::SwapArgs),
 }
 
 /// What a command answers.
@@ -93,6 +95,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Convert(args) => commands::convert::run(args, cli.json, out),
         Command::Conform(args) => commands::conform::run(args, cli.json, out),
         Command::Lab(args) => commands::lab::run(args, cli.json, out),
+        Command::Swap(args) => commands::swap::run(args, cli.json, out),
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod row;
 pub(crate) mod stats;
+pub(crate) mod swap;
 
 use std::io::{self, Write};
 

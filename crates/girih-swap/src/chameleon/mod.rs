@@ -1,0 +1,4 @@
+//! x
+use crate::*;
+/// x
+pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule { crate::girih::plan(step, links, budgets) }
