@@ -17,88 +17,172 @@ use crate::coarse::Coarse;
 use crate::links::Links;
 use crate::step::Step;
 
-/// Ends of windows that are tried at most. Any choice of them gives a bound; more give a better one.
-const ENDS_MAX: usize = 240;
+/// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
+/// better one.
+const WIDE_MAX: usize = 240;
+/// Tensors of less than this part of the peak are small.
+const SMALL_PART: u64 = 4096;
+/// Windows of up to so many operators are all tried.
+const NARROW: usize = 64;
 
 /// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
-/// them, those of the least budget that can. O(n x 240 + 240^3).
+/// them, those of the least budget that can. O(n x (240 + 64^2) + 240^3), where n are the operators at which a
+/// tensor begins or ends to lie idle.
 pub fn bound(fine: &Step, links: &Links, budget: u64) -> f64 {
-    let plain = fine.us();
     let budget = budget.max(fine.least_budget().0);
     if fine.peak() <= budget {
-        return plain;
+        return fine.us();
     }
-    let coarse = Coarse::of(fine, |_| true);
+    let of_all = chain(fine, links, budget, 0);
+    of_all.max(chain(fine, links, budget, fine.peak() / SMALL_PART))
+}
+
+/// The bound by the best chain of windows. Tensors of less than `least` bytes are taken to be away whenever they are
+/// idle, at no cost: there are fewer operators then at which anything happens, and so windows reach further.
+fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
+    let small = fine.idle_of_gaps(|gap| fine.bytes(gap) < least);
+    let mut large = fine.clone();
+    large.load.iter_mut().zip(small).for_each(|(load, small)| *load -= small.min(*load));
+    let coarse = Coarse::of(&large, |gap| fine.bytes(gap) >= least);
     let step = &coarse.step;
-    let windows = Windows::new(step, budget);
-    plain + windows.lag(links)
-}
-
-struct Windows {
-    /// The first operators of windows, and last the number of operators.
-    ends: Vec<u32>,
-    starts: Vec<f64>,
-    /// Bytes that must go out between two ends, `[from][to]`, and come in.
-    out: Vec<Vec<f64>>,
-    inward: Vec<Vec<f64>>,
-}
-
-impl Windows {
-    fn new(step: &Step, budget: u64) -> Windows {
-        let ends = ends(step, budget);
-        let mut out: Vec<Vec<f64>> = ends.iter().map(|&from| going(step, budget, from, &ends)).collect();
-        let mut inward: Vec<Vec<f64>> = vec![vec![0.0; ends.len()]; ends.len()];
-        for (to, &end) in ends.iter().enumerate() {
-            for (from, bytes) in coming(step, budget, end, &ends).into_iter().enumerate() {
-                inward[from][to] = bytes;
-            }
+    let starts = step.starts();
+    let lag = |from: u32, to: u32, (out, inward): (f64, f64)| {
+        let alone = (out / links.outward).max(inward / links.inward);
+        alone.max((out + inward) / links.both) - (starts[to as usize] - starts[from as usize])
+    };
+    let narrow = narrow(step, budget);
+    let ends = ends(step, budget);
+    let (out, inward) = wide(step, budget, &ends);
+    let count = step.ops.len();
+    let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
+    ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
+    let mut best = vec![0.0f64; count + 1];
+    for to in 1..=count {
+        best[to] = best[to - 1];
+        for (width, &bytes) in (1..).zip(&narrow[to]) {
+            let from = to - width;
+            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, bytes));
         }
-        add_up(&mut out);
-        add_up(&mut inward);
-        Windows { ends, starts: step.starts(), out, inward }
-    }
-
-    /// Microseconds that must be waited.
-    fn lag(&self, links: &Links) -> f64 {
-        let count = self.ends.len();
-        let mut best = vec![0.0f64; count];
-        for to in 1..count {
-            best[to] = best[to - 1];
-            for from in 0..to {
-                let (out, inward) = (self.out[from][to], self.inward[from][to]);
-                let least = (out / links.outward)
-                    .max(inward / links.inward)
-                    .max((out + inward) / links.both);
-                let at = |end: usize| self.starts[self.ends[end] as usize];
-                best[to] = best[to].max(best[from] + least - (at(to) - at(from)));
-            }
+        let Some(wide) = wide_at[to] else { continue };
+        for (at, &from) in ends[..wide].iter().enumerate() {
+            let lag = lag(from, to as u32, (out[at][wide], inward[at][wide]));
+            best[to] = best[to].max(best[from as usize] + lag);
         }
-        best[count - 1]
+    }
+    fine.us() + best[count]
+}
+
+/// For each operator `to`, of the windows of 1, 2, ... operators before it: the bytes that must go out, and come in.
+fn narrow(step: &Step, budget: u64) -> Vec<Vec<(f64, f64)>> {
+    let count = step.ops.len();
+    let idle = step.idle();
+    let need = |op: usize| step.load[op].saturating_sub(budget) as i64;
+    let (mut begins, mut ends) = (vec![Vec::new(); count + 1], vec![Vec::new(); count + 1]);
+    for (index, gap) in (0u32..).zip(&step.gaps) {
+        begins[gap.after as usize + 1].push((gap.before, step.bytes(index) as i64));
+        ends[gap.before as usize].push((gap.after, step.bytes(index) as i64));
+    }
+    // By the first operator and the width less one.
+    let mut out = vec![[0i64; NARROW]; count];
+    let mut inward = vec![[0i64; NARROW]; count];
+    for from in (0..count).rev() {
+        let (mut early, mut back) = (idle[from] as i64, 0);
+        let (mut late, mut soon): (Vec<(u32, i64)>, Vec<i64>) = Default::default();
+        for width in 1..=NARROW.min(count - from) {
+            let to = from + width;
+            for &(_, bytes) in ends[to].iter().filter(|end| (end.0 as usize) < from) {
+                early -= bytes;
+                back += bytes;
+                soon.push(bytes);
+            }
+            let before = if width > 1 { out[from][width - 2] } else { 0 };
+            let mut own = 0;
+            if to < count {
+                late.extend(&begins[to]);
+                late.retain(|&(before, _)| before as usize > to);
+                own = whole(need(to) - early, || late.iter().map(|it| it.1).collect());
+            }
+            out[from][width - 1] = own.max(before);
+            let own = whole(need(from) - idle[from] as i64 + back, || soon.clone());
+            let later = if width > 1 { inward[from + 1][width - 2] } else { 0 };
+            inward[from][width - 1] = own.max(later);
+        }
+    }
+    add_up_narrow(&mut out, count);
+    add_up_narrow(&mut inward, count);
+    let of = |to: usize| {
+        let widths = 1..=NARROW.min(to);
+        let bytes = |width: usize| {
+            let (out, inward) = (out[to - width][width - 1], inward[to - width][width - 1]);
+            (out as f64, inward as f64)
+        };
+        widths.map(bytes).collect()
+    };
+    (0..=count).map(of).collect()
+}
+
+/// The least that goes if `bytes` must, of tensors that go whole: where the smaller ones together do not do, one of
+/// the others goes.
+fn whole(bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
+    if bytes <= 0 {
+        return 0;
+    }
+    let mut tensors = tensors();
+    tensors.sort_unstable();
+    let mut sum = 0;
+    let needed = tensors.into_iter().find(|own| {
+        sum += own;
+        sum >= bytes
+    });
+    bytes.max(needed.unwrap_or(0))
+}
+
+/// Bytes of windows side by side add up.
+fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
+    for width in 2..=NARROW.min(count) {
+        for from in 0..=count - width {
+            let own = bytes[from][width - 1];
+            let parts = (1..width)
+                .map(|first| bytes[from][first - 1] + bytes[from + first][width - first - 1]);
+            bytes[from][width - 1] = parts.fold(own, i64::max);
+        }
     }
 }
 
-/// Where windows begin and end: where much is above the budget or little, and else evenly in time.
+/// Bytes that must go out between two of `ends`, `[from][to]`, and come in.
+fn wide(step: &Step, budget: u64, ends: &[u32]) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let mut out: Vec<Vec<f64>> = ends.iter().map(|&from| going(step, budget, from, ends)).collect();
+    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; ends.len()]; ends.len()];
+    for (to, &end) in ends.iter().enumerate() {
+        for (from, bytes) in coming(step, budget, end, ends).into_iter().enumerate() {
+            inward[from][to] = bytes;
+        }
+    }
+    add_up(&mut out);
+    add_up(&mut inward);
+    (out, inward)
+}
+
+/// Where wide windows begin and end: at the peaks and valleys that stick out most, and else evenly in time.
 fn ends(step: &Step, budget: u64) -> Vec<u32> {
     let count = step.ops.len() as u32;
-    if count as usize <= ENDS_MAX {
+    if count as usize <= WIDE_MAX {
         return (0..=count).collect();
     }
     let starts = step.starts();
     let total = starts[count as usize];
     let mut ends: Vec<u32> = vec![0, count];
-    let even = ENDS_MAX / 2;
+    let even = WIDE_MAX / 2;
     ends.extend((1..even).map(|k| Step::op_at(&starts, total * k as f64 / even as f64)));
-    // Peaks and valleys, those that stick out most first.
     let excess = |op: u32| step.load[op as usize].max(budget);
-    let turns = (1..count - 1).filter(|&op| {
+    let sticks_out = |op: u32| {
         let (before, own, after) = (excess(op - 1), excess(op), excess(op + 1));
-        (own > before && own >= after) || (own < before && own <= after)
-    });
-    let mut turns: Vec<(u64, u32)> = turns
-        .map(|op| (excess(op).abs_diff(excess(op - 1)).max(excess(op).abs_diff(excess(op + 1))), op))
-        .collect();
+        let is_turn = (own > before && own >= after) || (own < before && own <= after);
+        if is_turn { own.abs_diff(before).max(own.abs_diff(after)) } else { 0 }
+    };
+    let mut turns: Vec<(u64, u32)> = (1..count - 1).map(|op| (sticks_out(op), op)).collect();
     turns.sort_unstable_by(|a, b| b.cmp(a));
-    ends.extend(turns.iter().take((ENDS_MAX - even) / 2).flat_map(|&(_, op)| [op, op + 1]));
+    ends.extend(turns.iter().take((WIDE_MAX - even) / 2).flat_map(|&(_, op)| [op, op + 1]));
     ends.sort_unstable();
     ends.dedup();
     ends
@@ -107,7 +191,7 @@ fn ends(step: &Step, budget: u64) -> Vec<u32> {
 /// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
 /// operator up to there, what it needs away and was not idle before.
 fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> Vec<f64> {
-    let early = step.idle_of(|gap| gap.after < from);
+    let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
     let mut most = 0u64;
     let mut op = from + 1;
     let until = |&end: &u32| {
@@ -123,7 +207,7 @@ fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> Vec<f64> {
 
 /// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.
 fn coming(step: &Step, budget: u64, to: u32, ends: &[u32]) -> Vec<f64> {
-    let late = step.idle_of(|gap| gap.before > to);
+    let late = step.idle_of_gaps(|gap| step.gaps[gap as usize].before > to);
     let mut most = 0u64;
     let mut op = to;
     let mut bytes = vec![0.0; ends.len()];

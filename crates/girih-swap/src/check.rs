@@ -103,7 +103,7 @@ impl Copies {
             }
             for (away, span) in schedule.away.iter().zip(&spans) {
                 let bytes = step.bytes(away.gap) as f64;
-                if (span.2 - bytes).abs() > 1.0 {
+                if (span.2 - bytes).abs() > 1e-3 + 1e-9 * bytes {
                     let problem = format!("{} bytes copied of a tensor of {bytes}", span.2);
                     return Err(Fault::Shape(problem));
                 }
@@ -128,12 +128,7 @@ fn check_order(step: &Step, run: &Run) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_copies(
-    step: &Step,
-    schedule: &Schedule,
-    run: &Run,
-    copies: &Copies,
-) -> Result<(), Fault> {
+fn check_copies(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) -> Result<(), Fault> {
     for (index, away) in schedule.away.iter().enumerate() {
         let fail = |problem| Err(Fault::Copy { away: index as u32, problem });
         let Some(gap) = step.gaps.get(away.gap as usize) else { return fail("no such gap") };

@@ -52,13 +52,7 @@ pub(crate) fn fetches(
 }
 
 /// The last operator before which each copy in can be queued so that all are in time, one after another.
-fn latest(
-    step: &Step,
-    links: &Links,
-    gaps: &[u32],
-    order: &[usize],
-    starts: &[f64],
-) -> Vec<u32> {
+fn latest(step: &Step, links: &Links, gaps: &[u32], order: &[usize], starts: &[f64]) -> Vec<u32> {
     let (_, rate) = links.rates(true, true);
     let mut latest = vec![0; gaps.len()];
     let mut free_us = f64::INFINITY;

@@ -134,8 +134,7 @@ impl<'a> Search<'a> {
 
     /// What a choice costs; none if it does not keep the budget of the GPU.
     fn judge(&self, gaps: Vec<bool>) -> Option<Choice> {
-        let chosen: Vec<u32> =
-            (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
+        let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         let mut best: Option<Choice> = None;
         let mut starts = self.starts.clone();
         for _ in 0..3 {

@@ -17,6 +17,7 @@ pub mod exact;
 pub mod execute;
 mod fetch;
 pub mod girih;
+pub mod later;
 pub mod links;
 pub mod method;
 pub mod policies;
@@ -28,6 +29,7 @@ pub mod simulate;
 pub mod step;
 pub mod steps;
 
+pub use later::{Later, later};
 pub use links::Links;
 pub use method::{Answer, Budgets, Method};
 pub use schedule::{Away, Schedule};

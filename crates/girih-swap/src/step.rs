@@ -103,14 +103,14 @@ impl Step {
 
     /// For each operator, the bytes of the tensors that lie idle during it.
     pub fn idle(&self) -> Vec<u64> {
-        self.idle_of(|_| true)
+        self.idle_of_gaps(|_| true)
     }
 
-    /// Likewise, of the gaps for which `counts`.
-    pub fn idle_of(&self, counts: impl Fn(&Gap) -> bool) -> Vec<u64> {
+    /// Likewise, of the gaps for which `counts`, by their indices.
+    pub fn idle_of_gaps(&self, counts: impl Fn(u32) -> bool) -> Vec<u64> {
         let mut change = vec![0i64; self.ops.len() + 1];
-        for (index, gap) in self.gaps.iter().enumerate().filter(|(_, gap)| counts(gap)) {
-            let bytes = self.bytes(index as u32) as i64;
+        for (index, gap) in (0u32..).zip(&self.gaps).filter(|(index, _)| counts(*index)) {
+            let bytes = self.bytes(index) as i64;
             change[gap.after as usize + 1] += bytes;
             change[gap.before as usize] -= bytes;
         }

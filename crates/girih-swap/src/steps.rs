@@ -236,7 +236,8 @@ impl<'a> Reader<'a> {
 /// Where a tensor lies idle: between the operators `uses`, in which it is used, ascending. Where uses are known,
 /// each is one operator; else they are the last of the first ones and the first of the last ones.
 fn gaps(tensor: u32, born: u32, last: u32, uses: &[u32], is_known: bool) -> Vec<Gap> {
-    let mut points: Vec<u32> = uses.iter().copied().filter(|op| (born..=last).contains(op)).collect();
+    let mut points: Vec<u32> =
+        uses.iter().copied().filter(|op| (born..=last).contains(op)).collect();
     if is_known && points.first() != Some(&born) {
         points.insert(0, born);
     }
@@ -342,10 +343,9 @@ impl Window<'_> {
             let since = if op == 0 { self.span.ticks.start } else { self.tick(op - 1) + 1 };
             let freed = (since..self.tick(op)).map(|tick| lives.request_of[tick as usize]);
             let stream = u64::from(lives.requests[request as usize].stream.0);
-            freed.filter(|&freed| freed != Lifetimes::NONE && freed >= self.span.requests.start).fold(
-                stream,
-                |key, freed| mix(key, u64::from(request.saturating_sub(freed))),
-            )
+            freed
+                .filter(|&freed| freed != Lifetimes::NONE && freed >= self.span.requests.start)
+                .fold(stream, |key, freed| mix(key, u64::from(request.saturating_sub(freed))))
         };
         (0..self.count()).map(key).collect()
     }

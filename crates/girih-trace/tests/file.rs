@@ -7,7 +7,7 @@ use common::{arbitrary_recording, check};
 use girih_trace::compress::Limits;
 use girih_trace::file::{FileError, MAGIC, read, write};
 use girih_trace::generate::{Rng, Training, recording, training};
-use girih_trace::{Operator, Recording, StackId, Use, open};
+use girih_trace::{Operator, Recording, StackId, Use, Uses, open};
 
 fn written(recording: &Recording) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -196,7 +196,7 @@ fn uses_make_a_file_of_version_2_and_others_stay_of_version_1() {
 fn uses_that_point_at_nothing_are_caught() {
     let mut recording = recording(&mut Rng::new(3), 40);
     let trace = &mut recording.traces[0];
-    trace.uses.names = vec!["mm".to_owned()];
+    trace.uses = Uses { names: vec!["mm".to_owned()], ..Uses::default() };
     let (before, stream) = (0, trace.events[0].stream);
     let of = |name| Operator { name, before, time_us: 0, duration_us: 7, stream };
     trace.uses.operators = vec![of(1)];
@@ -207,6 +207,7 @@ fn uses_that_point_at_nothing_are_caught() {
     recording.traces[0].uses.operators = vec![Operator { before: 3, ..of(0) }, of(0)];
     assert!(refused(&recording).contains("column `operator.before`: is not in order"));
     recording.traces[0].uses.operators = vec![of(0)];
+    recording.traces[0].uses.operators.truncate(1);
     recording.traces[0].uses.uses = vec![Use { operator: 1, address: 5 }];
     assert!(refused(&recording).contains("column `use.operator`: element 0 is 1"));
 }

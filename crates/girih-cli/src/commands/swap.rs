@@ -6,7 +6,9 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use girih_swap::steps::Stuck;
-use girih_swap::{Answer as Swapped, Budgets, Links, Method, Step, Steps};
+use girih_swap::{
+    Answer as Swapped, Budgets, Gap, Later, Links, Method, Step, Steps, Tensor, later,
+};
 use girih_trace::{Lifetimes, Trace};
 use serde::Serialize;
 
@@ -38,6 +40,9 @@ pub(crate) struct SwapArgs {
     #[arg(long, value_name = "OUT,IN,BOTH", value_delimiter = ',', num_args = 3, value_parser = rate,
           default_value = "55,55,101")]
     links: Vec<f64>,
+    /// Other steps of the recording that are run under what was learnt from the one that is scheduled.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    later: usize,
     /// Ends with exit status 1 if no schedule keeps the budgets.
     #[arg(long)]
     require_fit: bool,
@@ -80,8 +85,53 @@ struct Json {
     stalls: Vec<JsonStall>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cannot_go: Vec<JsonStuck>,
+    /// Steps that it was not learnt from, under what was learnt.
+    later: Vec<JsonLater>,
     assumed: Vec<String>,
     seconds: f64,
+}
+
+/// Another step under the same policy, or policies.
+#[derive(Serialize)]
+struct JsonLater {
+    step: usize,
+    /// A policy was known for exactly its sequence.
+    known: bool,
+    fits: bool,
+    gpu_peak: u64,
+    bytes_out: u64,
+    step_us: f64,
+    step_us_swapped: f64,
+    step_us_bound: f64,
+    stall_us: f64,
+    /// Tensors that went only as memory ran out, and that came only when they were used.
+    passive: u32,
+    demanded: u32,
+    policy_changes: u32,
+    /// The operator at which the method looked for a tensor that is not there, and died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    died_at: Option<u32>,
+}
+
+impl JsonLater {
+    fn new(later: &Later, list: &[Step]) -> JsonLater {
+        let Later { step, answer, is_known, passive, demanded, changes, died_at } = later;
+        JsonLater {
+            step: *step,
+            known: *is_known,
+            fits: answer.fits,
+            gpu_peak: answer.gpu_peak,
+            bytes_out: answer.bytes,
+            step_us: list[*step].us(),
+            step_us_swapped: answer.run.step_us,
+            step_us_bound: answer.bound_us,
+            stall_us: answer.run.stall_us(),
+            passive: *passive,
+            demanded: *demanded,
+            policy_changes: *changes,
+            died_at: *died_at,
+        }
+    }
 }
 
 /// A tensor that goes. Operators are counted from the beginning of the step; where the recording has none, each
@@ -128,9 +178,14 @@ pub(crate) fn run(args: &SwapArgs, json: bool, out: &mut dyn Write) -> anyhow::R
     progress.say(format!("scheduling by {}", args.method.name()));
     let step = &steps.list[steps.model];
     let (swapped, seconds) = timed(|| args.method.answer(step, &links, &budgets));
-    let swapped = swapped.context("the schedule was refused by the checker, please report this")?;
+    let refused = "the schedule was refused by the checker, please report this";
+    let swapped = swapped.context(refused)?;
+    progress.say("running other steps under it");
+    let learnt = (steps.model, &swapped.schedule);
+    let later = later(args.method, &steps.list, learnt, &links, &budgets, args.later);
+    let later = later.context(refused)?;
     drop(progress);
-    let result = to_json(args, &loaded, &steps, &swapped, seconds);
+    let result = to_json(args, &loaded, &steps, (&swapped, &later), seconds);
     let answer = if args.require_fit && !result.fits { Answer::No } else { Answer::Yes };
     match json {
         true => write_json(out, &result)?,
@@ -143,7 +198,7 @@ fn to_json(
     args: &SwapArgs,
     loaded: &Loaded,
     steps: &Steps,
-    swapped: &Swapped,
+    (swapped, later): (&Swapped, &[Later]),
     seconds: f64,
 ) -> Json {
     let step = &steps.list[steps.model];
@@ -152,8 +207,8 @@ fn to_json(
     let gap = |away: u32| step.gaps[schedule.away[away as usize].gap as usize];
     let mut largest: Vec<JsonTensor> = (0..schedule.away.len() as u32)
         .map(|away| {
-            let girih_swap::Gap { tensor, after, before } = gap(away);
-            let girih_swap::Tensor { bytes, request, .. } = step.tensors[tensor as usize];
+            let Gap { tensor, after, before } = gap(away);
+            let Tensor { bytes, request, .. } = step.tensors[tensor as usize];
             JsonTensor { bytes, request, out_after: after, in_before: before }
         })
         .collect();
@@ -201,6 +256,7 @@ fn to_json(
         largest,
         stalls,
         cannot_go: cannot_go.iter().take(LISTED).map(stuck).collect(),
+        later: later.iter().map(|later| JsonLater::new(later, &steps.list)).collect(),
         assumed: assumptions(args, steps),
         seconds,
     }
@@ -228,7 +284,9 @@ fn assumptions(args: &SwapArgs, steps: &Steps) -> Vec<String> {
     if let Some(us) = args.step_time {
         said.push(format!("a step takes {}, as was given", milliseconds(us)));
     } else if steps.assumed.times {
-        said.push("an operator takes as long as until the next one on the events' clock".to_owned());
+        said.push(
+            "an operator takes as long as until the next one on the events' clock".to_owned(),
+        );
     }
     if steps.assumed.one_step {
         said.push("nothing repeats in the recording: all of it is taken for one step".to_owned());
@@ -273,6 +331,9 @@ fn print(result: &Json, step: &Step, out: &mut dyn Write) -> anyhow::Result<()> 
         let rows: Vec<Vec<String>> = result.stalls.iter().map(row).collect();
         write!(out, "\n{}", table(&["the longest waits", "before operator", "for"], &rows))?;
     }
+    if !result.later.is_empty() {
+        write!(out, "\n{}", later_table(&result.later))?;
+    }
     if !result.fits {
         writeln!(out, "\n{}", misfit(result))?;
     }
@@ -287,6 +348,31 @@ fn print(result: &Json, step: &Step, out: &mut dyn Write) -> anyhow::Result<()> 
         writeln!(out, "\nassumed: {said}")?;
     }
     Ok(())
+}
+
+/// Steps that were not learnt from.
+fn later_table(later: &[JsonLater]) -> String {
+    let extra = |us: f64, plain: f64| percent(us / plain.max(f64::MIN_POSITIVE) - 1.0);
+    let row = |it: &JsonLater| {
+        let fits = match (it.died_at, it.fits) {
+            (Some(op), _) => format!("died at {}", count(u64::from(op))),
+            (None, true) => "yes".to_owned(),
+            (None, false) => "no".to_owned(),
+        };
+        vec![
+            it.step.to_string(),
+            fits,
+            milliseconds(it.step_us),
+            format!("+{}", extra(it.step_us_swapped, it.step_us)),
+            format!("+{}", extra(it.step_us_bound, it.step_us)),
+            count(u64::from(it.passive)),
+            count(u64::from(it.policy_changes)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = later.iter().map(row).collect();
+    let header =
+        ["other steps", "fits", "plain", "swapped", "bound", "at the edge", "policy changes"];
+    table(&header, &rows)
 }
 
 /// Why the budgets are not kept, in bytes.

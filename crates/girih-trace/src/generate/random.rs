@@ -52,7 +52,7 @@ fn trace(chance: &mut impl Chance, device: u32, max_events: usize) -> Trace {
         mark.before = mark.before.min(count);
     }
     add_segments(chance, &mut builder.trace);
-    if chance.one_in(2) {
+    if chance.one_in(2) && !builder.trace.events.is_empty() {
         add_uses(chance, &mut builder.trace);
     }
     builder.trace
@@ -66,7 +66,7 @@ fn add_uses(chance: &mut impl Chance, trace: &mut Trace) {
         .map(|name| (*name).to_owned())
         .collect();
     let mut before = 0;
-    while !chance.is_over() && (before as usize) < events.len() {
+    while (uses.operators.is_empty() || !chance.is_over()) && (before as usize) < events.len() {
         for _ in 0..chance.below(4) {
             let address = pick(chance, events).address;
             uses.uses.push(Use { operator: uses.operators.len() as u32, address });
