@@ -52,9 +52,17 @@ impl<'a> Cover<'a> {
     }
 
     /// Adds gaps to `chosen` until every operator keeps the budget, or as far as that goes. Operators are walked in
-    /// order; where one has too much, the best gap of those that cover it is taken. `noise` is added to a score,
-    /// scaled by the longest of them.
-    pub(crate) fn complete(&self, chosen: &mut [bool], by: By, mut noise: impl FnMut() -> f64) {
+    /// order; where one has too much, the best gap of those that cover it is taken. `headroom` bytes below the budget
+    /// are kept free besides where that can be: room into which what comes back can come before something else has
+    /// gone. `noise` is added to a score, scaled by the time of the step.
+    pub(crate) fn complete(
+        &self,
+        chosen: &mut [bool],
+        by: By,
+        headroom: u64,
+        mut noise: impl FnMut() -> f64,
+    ) {
+        let budget = self.budget.saturating_sub(headroom);
         let scores = &self.scores[by as usize];
         let scale = self.step.us();
         // The best first.
@@ -72,7 +80,7 @@ impl<'a> Cover<'a> {
                     open.push((Ordered(score), gap));
                 }
             }
-            while self.step.load[op].saturating_sub(gone) > self.budget {
+            while self.step.load[op].saturating_sub(gone) > budget {
                 let Some((_, gap)) = open.pop() else { break };
                 let before = self.step.gaps[gap as usize].before as usize;
                 if before > op {

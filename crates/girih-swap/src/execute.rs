@@ -60,6 +60,9 @@ pub struct Execution {
     pub demanded: u32,
     /// Tensors that were on their way out and stayed after all. Their copies are not in the schedule.
     pub cancelled: u32,
+    /// Tensors that were fetched too early, and went again before their use. What is on the host is still right, so
+    /// nothing is copied out a second time; the copy in that was for nothing is not in the schedule.
+    pub refetched: u32,
     /// The most bytes above the GPU's budget that nothing could be done about.
     pub unmet: u64,
 }
@@ -73,6 +76,8 @@ enum Where {
     /// On its way out: its entry, and when its bytes must be free.
     Going(u32, Option<u32>),
     Host(u32),
+    /// Fetched, and not used yet: its entry.
+    Back(u32),
 }
 
 /// Runs a step under a director.
@@ -96,6 +101,8 @@ struct Executor<'a> {
     entries: Vec<Option<Away>>,
     going: VecDeque<u32>,
     idle: Vec<u32>,
+    /// What was fetched and is not used yet.
+    back: Vec<u32>,
     /// Gaps in order of their ends.
     ends: Vec<u32>,
     next_gap: usize,
@@ -121,6 +128,7 @@ impl<'a> Executor<'a> {
             entries: Vec::new(),
             going: VecDeque::new(),
             idle: Vec::new(),
+            back: Vec::new(),
             ends,
             next_gap: 0,
             next_end: 0,
@@ -180,8 +188,9 @@ impl<'a> Executor<'a> {
                     self.result.demanded += 1;
                     self.bring(op, gap);
                 }
-                Where::Idle | Where::InUse => {}
+                Where::Idle | Where::InUse | Where::Back(_) => {}
             }
+            self.back.retain(|&other| other != gap);
             self.idle.retain(|&other| other != gap);
             self.places[gap as usize] = Where::InUse;
         }
@@ -205,8 +214,25 @@ impl<'a> Executor<'a> {
         {
             away.fetch = op;
             self.gone -= self.step.bytes(gap);
-            self.places[gap as usize] = Where::InUse;
+            self.places[gap as usize] = Where::Back(entry);
+            self.back.push(gap);
         }
+    }
+
+    /// Of what was fetched and is not used yet, the one that is used last goes again. False if there is none.
+    fn send_back(&mut self, op: u32) -> bool {
+        let gaps = &self.step.gaps;
+        let unused = self.back.iter().copied().filter(|&gap| gaps[gap as usize].before > op);
+        let Some(gap) = unused.max_by_key(|&gap| (gaps[gap as usize].before, gap)) else {
+            return false;
+        };
+        if let Where::Back(entry) = self.places[gap as usize] {
+            self.gone += self.step.bytes(gap);
+            self.places[gap as usize] = Where::Host(entry);
+            self.back.retain(|&other| other != gap);
+            self.result.refetched += 1;
+        }
+        true
     }
 
     /// Lets go of what must be free now, and of as much as this operator needs.
@@ -225,6 +251,9 @@ impl<'a> Executor<'a> {
             let candidates = self.idle.iter().copied();
             let victim = candidates.min_by_key(|&gap| (director.rank(gap, need), gap));
             let is_sent = victim.is_some_and(|gap| self.send(gap, op - 1, Some(op)));
+            if !is_sent && self.send_back(op) {
+                continue;
+            }
             if !is_sent {
                 self.result.unmet = self.result.unmet.max(need);
                 return;
@@ -263,7 +292,7 @@ impl<'a> Executor<'a> {
                 }
                 held > self.budgets.gpu
             }
-            Where::Idle | Where::InUse => false,
+            Where::Idle | Where::InUse | Where::Back(_) => false,
         }
     }
 

@@ -71,12 +71,15 @@ struct Search<'a> {
     bound_us: f64,
     starts: Vec<f64>,
     cover: Cover<'a>,
+    /// Bytes that are kept free for what comes back: none, and up to eight of the largest tensors.
+    headrooms: [u64; 5],
     rng: Rng,
     tries: u64,
 }
 
 impl<'a> Search<'a> {
     fn new(step: &'a Step, links: &'a Links, budgets: &'a Budgets, bound_us: f64) -> Search<'a> {
+        let largest = (0..step.gaps.len() as u32).map(|gap| step.bytes(gap)).max().unwrap_or(0);
         let work = (step.ops.len() + step.gaps.len()).max(1) as u64;
         Search {
             step,
@@ -85,6 +88,7 @@ impl<'a> Search<'a> {
             bound_us,
             starts: step.starts(),
             cover: Cover::new(step, links, budgets.gpu),
+            headrooms: [0, 1, 2, 4, 8].map(|count| count * largest),
             rng: Rng::new(1),
             tries: TRIES_MAX.min(WORK_MAX / work).max(30),
         }
@@ -92,10 +96,12 @@ impl<'a> Search<'a> {
 
     fn run(mut self) -> Option<Schedule> {
         let mut best: Option<Choice> = None;
-        for by in [By::Idle, By::Before, By::After, By::Relief] {
-            let mut gaps = vec![false; self.step.gaps.len()];
-            self.cover.complete(&mut gaps, by, || 0.0);
-            keep(&mut best, self.judge(gaps));
+        for headroom in self.headrooms {
+            for by in [By::Idle, By::Before, By::After, By::Relief] {
+                let mut gaps = vec![false; self.step.gaps.len()];
+                self.cover.complete(&mut gaps, by, headroom, || 0.0);
+                keep(&mut best, self.judge(gaps));
+            }
         }
         let mut best = best?;
         for _ in 0..self.tries {
@@ -127,8 +133,10 @@ impl<'a> Search<'a> {
         }
         let by = [By::Idle, By::Before, By::After, By::Relief][self.rng.below(4) as usize];
         let noise = [0.0, 0.02, 0.1, 0.4][self.rng.below(4) as usize];
+        let headroom = self.headrooms[self.rng.below(5) as usize];
         let rng = &mut self.rng;
-        self.cover.complete(&mut gaps, by, || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64);
+        let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
+        self.cover.complete(&mut gaps, by, headroom, noise);
         gaps
     }
 

@@ -79,7 +79,7 @@ pub struct Run {
 impl Run {
     /// Microseconds that operators waited for copies.
     pub fn stall_us(&self) -> f64 {
-        self.stalls.iter().map(|stall| stall.us).sum()
+        self.stalls.iter().fold(0.0, |sum, stall| sum + stall.us)
     }
 }
 

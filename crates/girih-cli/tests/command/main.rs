@@ -16,4 +16,5 @@ mod readme;
 mod refusals;
 mod replay;
 mod stats;
+mod swap;
 mod tables;
