@@ -43,7 +43,7 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     let small = fine.idle_of_gaps(|gap| fine.bytes(gap) < least);
     let mut large = fine.clone();
     large.load.iter_mut().zip(small).for_each(|(load, small)| *load -= small.min(*load));
-    let coarse = Coarse::of(&large, |gap| fine.bytes(gap) >= least);
+    let coarse = Coarse::relaxed(&large, |gap| fine.bytes(gap) >= least);
     let step = &coarse.step;
     let starts = step.starts();
     let lag = |from: u32, to: u32, (out, inward): (f64, f64)| {

@@ -103,7 +103,7 @@ struct Follower<'a> {
 }
 
 impl Director for Follower<'_> {
-    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>) {
+    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>, _go: &mut Vec<u32>) {
         fetch.extend(self.gaps.iter().filter(|gap| gap.0 == op).map(|gap| gap.1));
     }
 

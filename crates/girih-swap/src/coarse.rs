@@ -5,10 +5,12 @@
 //!  slots       |   0   | 1 |     2     |
 //! ```
 //!
-//! A slot takes the time of its operators, and holds the most of them. A schedule of the slots is one of the
-//! operators: what is free in a slot is free in each of its operators.
+//! The operator of a slot that holds the most is a slot of its own, so what must be away by then is due when it begins
+//! and not earlier. A slot takes the time of its operators, and holds the most of them: a schedule of the slots is one
+//! of the operators.
 
-use crate::schedule::{Away, Schedule};
+use crate::schedule::Schedule;
+use crate::settle::{Item, settle};
 use crate::step::{Gap, Op, Step};
 
 pub(crate) struct Coarse {
@@ -22,6 +24,16 @@ pub(crate) struct Coarse {
 impl Coarse {
     /// A step without the gaps that `keep` refuses.
     pub(crate) fn of(fine: &Step, keep: impl Fn(u32) -> bool) -> Coarse {
+        Coarse::with(fine, keep, true)
+    }
+
+    /// Likewise, but only the operators that hold the most need their bytes: whatever runs within the budget on the
+    /// fine step does on this one.
+    pub(crate) fn relaxed(fine: &Step, keep: impl Fn(u32) -> bool) -> Coarse {
+        Coarse::with(fine, keep, false)
+    }
+
+    fn with(fine: &Step, keep: impl Fn(u32) -> bool, counts_all: bool) -> Coarse {
         let gaps: Vec<u32> = (0..fine.gaps.len() as u32).filter(|&gap| keep(gap)).collect();
         let mut is_first = vec![false; fine.ops.len()];
         if let Some(first) = is_first.first_mut() {
@@ -32,6 +44,7 @@ impl Coarse {
             is_first[gap.after as usize + 1] = true;
             is_first[gap.before as usize] = true;
         }
+        let most = split_at_most(fine, &mut is_first);
         let mut slot_of = Vec::with_capacity(fine.ops.len());
         let mut firsts = Vec::new();
         let mut step = Step { tensors: fine.tensors.clone(), ..Step::default() };
@@ -43,7 +56,9 @@ impl Coarse {
             }
             let slot = firsts.len() - 1;
             step.ops[slot].us += fine.ops[op as usize].us;
-            step.load[slot] = step.load[slot].max(fine.load[op as usize]);
+            if counts_all || most[op as usize] {
+                step.load[slot] = step.load[slot].max(fine.load[op as usize]);
+            }
             slot_of.push(slot as u32);
         }
         let slot = |op: u32| slot_of[op as usize];
@@ -60,16 +75,34 @@ impl Coarse {
         Coarse { step, firsts, gaps }
     }
 
-    /// The schedule of the operators.
-    pub(crate) fn refine(&self, fine: &Step, schedule: &Schedule) -> Schedule {
-        let away = schedule.away.iter().map(|away| {
-            let gap = self.gaps[away.gap as usize];
-            let leave = self.firsts[away.leave as usize + 1] - 1;
-            let (release, fetch) =
-                (self.firsts[away.release as usize], self.firsts[away.fetch as usize]);
-            debug_assert!(fine.gaps[gap as usize].after <= leave);
-            Away { gap, leave, release, fetch }
+    /// The schedule of the operators, with bytes let go of as late as each operator allows.
+    pub(crate) fn refine(&self, fine: &Step, budget: u64, schedule: &Schedule) -> Schedule {
+        let items = schedule.away.iter().map(|away| Item {
+            gap: self.gaps[away.gap as usize],
+            fetch: self.firsts[away.fetch as usize],
         });
-        Schedule { away: away.collect() }
+        let mut items: Vec<Item> = items.collect();
+        items.sort_by_key(|item| item.gap);
+        settle(fine, budget, &items).unwrap_or_default()
     }
+}
+
+/// Lets the operator that holds the most between two first ones, and the one behind it, be first ones too. Which
+/// hold the most.
+fn split_at_most(fine: &Step, is_first: &mut [bool]) -> Vec<bool> {
+    let mut most = vec![false; is_first.len()];
+    let mut begin = 0;
+    for end in 1..=is_first.len() {
+        if end < is_first.len() && !is_first[end] {
+            continue;
+        }
+        let highest = (begin..end).max_by_key(|&op| (fine.load[op], end - op)).unwrap_or(begin);
+        most[highest] = true;
+        is_first[highest] = true;
+        if highest + 1 < end {
+            is_first[highest + 1] = true;
+        }
+        begin = end;
+    }
+    most
 }

@@ -13,8 +13,9 @@ use crate::step::Step;
 
 /// What decides.
 pub trait Director {
-    /// An operator is about to be run. Gaps whose tensors shall be fetched are added to `fetch`.
-    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>);
+    /// An operator is about to be run. Gaps whose tensors shall be fetched are added to `fetch`, and those whose
+    /// tensors lie idle and shall go after all to `go`.
+    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>, go: &mut Vec<u32>);
 
     /// The tensor of a gap was used for the last time before it. Whether it shall go, and if so, before which operator
     /// its bytes are let go of; none for as soon as they are needed.
@@ -38,7 +39,7 @@ pub struct Passive<'a> {
 }
 
 impl Director for Passive<'_> {
-    fn begins(&mut self, _op: u32, _fetch: &mut Vec<u32>) {}
+    fn begins(&mut self, _op: u32, _fetch: &mut Vec<u32>, _go: &mut Vec<u32>) {}
 
     fn leaves(&mut self, _gap: u32) -> Option<Leave> {
         None
@@ -83,10 +84,11 @@ enum Where {
 /// Runs a step under a director.
 pub fn execute(step: &Step, budgets: &Budgets, director: &mut dyn Director) -> Execution {
     let mut run = Executor::new(step, *budgets);
-    let mut wanted = Vec::new();
+    let (mut wanted, mut go) = (Vec::new(), Vec::new());
     for op in 0..step.ops.len() as u32 {
         run.end_uses(op, director);
-        director.begins(op, &mut wanted);
+        director.begins(op, &mut wanted, &mut go);
+        go.drain(..).for_each(|gap| run.send_late(op, gap));
         run.begin_uses(op);
         run.make_room(op, director);
         wanted.retain(|&gap| run.fetch(op, gap));
@@ -152,6 +154,13 @@ impl<'a> Executor<'a> {
                 let after = gap.after;
                 self.send(index, after, leave.release);
             }
+        }
+    }
+
+    /// Sends what was left idle.
+    fn send_late(&mut self, op: u32, gap: u32) {
+        if self.places[gap as usize] == Where::Idle {
+            self.send(gap, op - 1, None);
         }
     }
 

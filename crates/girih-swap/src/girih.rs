@@ -28,6 +28,9 @@ const WORK_MAX: u64 = 12_000_000;
 /// Tensors of less than this part of the peak go only where larger ones do not do.
 const SMALL_PART: u64 = 4096;
 
+/// How much room is kept free, in so many ways.
+const HEADROOMS: usize = 7;
+
 /// A schedule within the budgets; within the least that can be kept, if the GPU's cannot.
 pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
     let gpu = budgets.gpu.max(step.least_budget().0);
@@ -39,11 +42,11 @@ pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
     let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
     let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
     if let Some(schedule) = planned.filter(|schedule| schedule.gpu_peak(&coarse.step) <= gpu) {
-        return coarse.refine(step, &schedule);
+        return coarse.refine(step, gpu, &schedule);
     }
     let coarse = Coarse::of(step, |_| true);
     let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
-    planned.map_or_else(Schedule::default, |schedule| coarse.refine(step, &schedule))
+    planned.map_or_else(Schedule::default, |schedule| coarse.refine(step, gpu, &schedule))
 }
 
 /// One choice of gaps, and what it costs.
@@ -71,15 +74,18 @@ struct Search<'a> {
     bound_us: f64,
     starts: Vec<f64>,
     cover: Cover<'a>,
-    /// Bytes that are kept free for what comes back: none, and up to eight of the largest tensors.
-    headrooms: [u64; 5],
+    /// Bytes that are kept free for what comes back: from none to all that could be free.
+    headrooms: [u64; HEADROOMS],
     rng: Rng,
     tries: u64,
 }
 
 impl<'a> Search<'a> {
     fn new(step: &'a Step, links: &'a Links, budgets: &'a Budgets, bound_us: f64) -> Search<'a> {
-        let largest = (0..step.gaps.len() as u32).map(|gap| step.bytes(gap)).max().unwrap_or(0);
+        // What could be free where memory is short, if all that is idle were away.
+        let rest = step.load.iter().zip(step.idle()).filter(|(load, _)| **load > budgets.gpu);
+        let least = rest.map(|(load, idle)| load - idle).min().unwrap_or(budgets.gpu);
+        let free = budgets.gpu.saturating_sub(least);
         let work = (step.ops.len() + step.gaps.len()).max(1) as u64;
         Search {
             step,
@@ -88,7 +94,7 @@ impl<'a> Search<'a> {
             bound_us,
             starts: step.starts(),
             cover: Cover::new(step, links, budgets.gpu),
-            headrooms: [0, 1, 2, 4, 8].map(|count| count * largest),
+            headrooms: [0, 1, 2, 3, 4, 6, 8].map(|eighths| free / 8 * eighths),
             rng: Rng::new(1),
             tries: TRIES_MAX.min(WORK_MAX / work).max(30),
         }
@@ -133,7 +139,7 @@ impl<'a> Search<'a> {
         }
         let by = [By::Idle, By::Before, By::After, By::Relief][self.rng.below(4) as usize];
         let noise = [0.0, 0.02, 0.1, 0.4][self.rng.below(4) as usize];
-        let headroom = self.headrooms[self.rng.below(5) as usize];
+        let headroom = self.headrooms[self.rng.below(HEADROOMS as u64) as usize];
         let rng = &mut self.rng;
         let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
         self.cover.complete(&mut gaps, by, headroom, noise);

@@ -160,6 +160,8 @@ impl Policies {
             hash: 0,
             op: 0,
             gaps: FxHashMap::default(),
+            missed: Vec::new(),
+            is_lost: false,
             changes: 0,
             lost: 0,
         }
@@ -178,6 +180,9 @@ pub struct Follower<'a> {
     op: u32,
     /// The gaps of tensors that went, by their names in the policy.
     gaps: FxHashMap<Name, u32>,
+    /// What became idle while the place in the policies was not known.
+    missed: Vec<u32>,
+    is_lost: bool,
     changes: u32,
     lost: u32,
 }
@@ -244,13 +249,19 @@ impl Follower<'_> {
 }
 
 impl Director for Follower<'_> {
-    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>) {
+    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>, go: &mut Vec<u32>) {
         self.op = op;
-        let Some((policy, over)) = self.advance(self.step.ops[op as usize].key) else { return };
+        let advanced = self.advance(self.step.ops[op as usize].key);
+        self.is_lost = advanced.is_none();
+        let Some((policy, over)) = advanced else { return };
         if op as usize + 1 == self.step.ops.len() {
             self.policies.clock += 1;
             self.policies.list[policy].used = self.policies.clock;
             self.policies.last = policy;
+        }
+        // What became idle while nobody knew where the step was.
+        for gap in std::mem::take(&mut self.missed) {
+            go.extend(self.leaves(gap).map(|_| gap));
         }
         let items = &self.policies.list[policy].items;
         let first = items.partition_point(|item| item.fetch < *over.start());
@@ -259,6 +270,10 @@ impl Director for Follower<'_> {
     }
 
     fn leaves(&mut self, gap: u32) -> Option<Leave> {
+        if self.is_lost {
+            self.missed.push(gap);
+            return None;
+        }
         let (policy, name) = self.name(gap)?;
         self.policies.list[policy].by_name.get(&name)?;
         self.gaps.insert(name, gap);

@@ -55,7 +55,8 @@ fn an_operator_more_or_less_changes_nothing_for_girih_and_kills_capuchin() {
         // The steps before it are learnt from; it comes in the first layers.
         let step = plain.model as u32 + 1;
         let change = Some(Change { step, request: 6, kind });
-        let steps = Steps { model: plain.model, ..generated(&Training { change, ..run() }, 1) };
+        let mut steps = generated(&Training { change, ..run() }, 1);
+        steps.model = plain.model;
         let girih = met(Method::Girih, &steps, &budgets);
         assert!(!girih[0].is_known);
         assert!(girih[0].answer.fits && girih[0].changes <= 2, "{:?}", girih[0].changes);
@@ -90,7 +91,7 @@ fn lengths_that_vary_follow_the_same_policy() {
     let steps = generated(&Training { jitter: 200, ..run() }, 1);
     let budgets = budgets(&steps.list[steps.model]);
     for it in met(Method::Girih, &steps, &budgets) {
-        assert!(it.is_known, "sizes are no part of a sequence");
+        assert!(it.changes <= 2, "{} changes, known: {}", it.changes, it.is_known);
         let least = steps.list[it.step].least_budget().0;
         assert!(it.answer.fits || least > budgets.gpu);
     }

@@ -120,7 +120,7 @@ struct Executor<'a> {
 }
 
 impl Director for Executor<'_> {
-    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>) {
+    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>, _go: &mut Vec<u32>) {
         fetch.extend(self.fetches.remove(&op).unwrap_or_default());
     }
 
