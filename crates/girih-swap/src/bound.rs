@@ -10,7 +10,8 @@
 //! ```
 //!
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
-//! need for them. Windows side by side need their times one after the other: the best chain of them is the bound.
+//! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
+//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need their times one after the other: the best chain of them is the bound.
 //! Tensors may be cut into bytes here, and a copy takes room only as it arrives; no schedule can do more.
 
 use crate::coarse::Coarse;
@@ -19,14 +20,14 @@ use crate::step::Step;
 
 /// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
 /// better one.
-const WIDE_MAX: usize = 240;
+const WIDE_MAX: usize = 600;
 /// Tensors of less than this part of the peak are small.
 const SMALL_PART: u64 = 4096;
 /// Windows of up to so many operators are all tried.
 const NARROW: usize = 64;
 
 /// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
-/// them, those of the least budget that can. O(n x (240 + 64^2) + 240^3), where n are the operators at which a
+/// them, those of the least budget that can. O(n x (600 + 64^2) + 600^3), where n are the operators at which a
 /// tensor begins or ends to lie idle.
 pub fn bound(fine: &Step, links: &Links, budget: u64) -> f64 {
     let budget = budget.max(fine.least_budget().0);
@@ -46,34 +47,48 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     let coarse = Coarse::relaxed(&large, |gap| fine.bytes(gap) >= least);
     let step = &coarse.step;
     let starts = step.starts();
-    let lag = |from: u32, to: u32, (out, inward): (f64, f64)| {
+    let lag = |from: u32, to: u32, must: Must| {
+        let Must { out, inward, through } = must;
         let alone = (out / links.outward).max(inward / links.inward);
-        alone.max((out + inward) / links.both) - (starts[to as usize] - starts[from as usize])
+        let one_way = through / links.outward.max(links.inward);
+        let us = alone.max((out + inward) / links.both).max(one_way);
+        us - (starts[to as usize] - starts[from as usize])
     };
     let narrow = narrow(step, budget);
-    let ends = ends(step, budget);
-    let (out, inward) = wide(step, budget, &ends);
+    let ends = ends(step, links, budget);
+    let wide = wide(step, budget, &ends);
     let count = step.ops.len();
     let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
     ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
     let mut best = vec![0.0f64; count + 1];
     for to in 1..=count {
         best[to] = best[to - 1];
-        for (width, &bytes) in (1..).zip(&narrow[to]) {
+        for (width, &must) in (1..).zip(&narrow[to]) {
             let from = to - width;
-            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, bytes));
+            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, must));
         }
-        let Some(wide) = wide_at[to] else { continue };
-        for (at, &from) in ends[..wide].iter().enumerate() {
-            let lag = lag(from, to as u32, (out[at][wide], inward[at][wide]));
+        let Some(end) = wide_at[to] else { continue };
+        for (at, &from) in ends[..end].iter().enumerate() {
+            let lag = lag(from, to as u32, wide[at][end]);
             best[to] = best[to].max(best[from as usize] + lag);
         }
     }
     fine.us() + best[count]
 }
 
-/// For each operator `to`, of the windows of 1, 2, ... operators before it: the bytes that must go out, and come in.
-fn narrow(step: &Step, budget: u64) -> Vec<Vec<(f64, f64)>> {
+/// Bytes that must be copied in a window.
+#[derive(Clone, Copy, Default)]
+struct Must {
+    /// Out.
+    out: f64,
+    /// In.
+    inward: f64,
+    /// Out before some operator, or in after it.
+    through: f64,
+}
+
+/// For each operator `to`, of the windows of 1, 2, ... operators before it: what must be copied.
+fn narrow(step: &Step, budget: u64) -> Vec<Vec<Must>> {
     let count = step.ops.len();
     let idle = step.idle();
     let need = |op: usize| step.load[op].saturating_sub(budget) as i64;
@@ -85,9 +100,11 @@ fn narrow(step: &Step, budget: u64) -> Vec<Vec<(f64, f64)>> {
     // By the first operator and the width less one.
     let mut out = vec![[0i64; NARROW]; count];
     let mut inward = vec![[0i64; NARROW]; count];
+    let mut through = vec![[0i64; NARROW]; count];
     for from in (0..count).rev() {
         let (mut early, mut back) = (idle[from] as i64, 0);
         let (mut late, mut soon): (Vec<(u32, i64)>, Vec<i64>) = Default::default();
+        let mut most = 0;
         for width in 1..=NARROW.min(count - from) {
             let to = from + width;
             for &(_, bytes) in ends[to].iter().filter(|end| (end.0 as usize) < from) {
@@ -95,6 +112,8 @@ fn narrow(step: &Step, budget: u64) -> Vec<Vec<(f64, f64)>> {
                 back += bytes;
                 soon.push(bytes);
             }
+            most = most.max(need(to - 1));
+            through[from][width - 1] = most - early;
             let before = if width > 1 { out[from][width - 2] } else { 0 };
             let mut own = 0;
             if to < count {
@@ -113,8 +132,8 @@ fn narrow(step: &Step, budget: u64) -> Vec<Vec<(f64, f64)>> {
     let of = |to: usize| {
         let widths = 1..=NARROW.min(to);
         let bytes = |width: usize| {
-            let (out, inward) = (out[to - width][width - 1], inward[to - width][width - 1]);
-            (out as f64, inward as f64)
+            let of = |bytes: &[[i64; NARROW]]| bytes[to - width][width - 1] as f64;
+            Must { out: of(&out), inward: of(&inward), through: of(&through) }
         };
         widths.map(bytes).collect()
     };
@@ -149,10 +168,12 @@ fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
     }
 }
 
-/// Bytes that must go out between two of `ends`, `[from][to]`, and come in.
-fn wide(step: &Step, budget: u64, ends: &[u32]) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
-    let mut out: Vec<Vec<f64>> = ends.iter().map(|&from| going(step, budget, from, ends)).collect();
-    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; ends.len()]; ends.len()];
+/// What must be copied between two of `ends`, `[from][to]`.
+fn wide(step: &Step, budget: u64, ends: &[u32]) -> Vec<Vec<Must>> {
+    let count = ends.len();
+    let (mut out, through): (Vec<Vec<f64>>, Vec<Vec<f64>>) =
+        ends.iter().map(|&from| going(step, budget, from, ends)).unzip();
+    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; count]; count];
     for (to, &end) in ends.iter().enumerate() {
         for (from, bytes) in coming(step, budget, end, ends).into_iter().enumerate() {
             inward[from][to] = bytes;
@@ -160,49 +181,98 @@ fn wide(step: &Step, budget: u64, ends: &[u32]) -> (Vec<Vec<f64>>, Vec<Vec<f64>>
     }
     add_up(&mut out);
     add_up(&mut inward);
-    (out, inward)
+    let must = |from: usize, to: usize| Must {
+        out: out[from][to],
+        inward: inward[from][to],
+        through: through[from][to],
+    };
+    (0..count).map(|from| (0..count).map(|to| must(from, to)).collect()).collect()
 }
 
-/// Where wide windows begin and end: at the peaks and valleys that stick out most, and else evenly in time.
-fn ends(step: &Step, budget: u64) -> Vec<u32> {
+/// Where wide windows begin and end: around the operators for which most must be waited, and else evenly.
+fn ends(step: &Step, links: &Links, budget: u64) -> Vec<u32> {
     let count = step.ops.len() as u32;
     if count as usize <= WIDE_MAX {
         return (0..=count).collect();
     }
     let starts = step.starts();
-    let total = starts[count as usize];
-    let mut ends: Vec<u32> = vec![0, count];
-    let even = WIDE_MAX / 2;
-    ends.extend((1..even).map(|k| Step::op_at(&starts, total * k as f64 / even as f64)));
-    let excess = |op: u32| step.load[op as usize].max(budget);
-    let sticks_out = |op: u32| {
-        let (before, own, after) = (excess(op - 1), excess(op), excess(op + 1));
-        let is_turn = (own > before && own >= after) || (own < before && own <= after);
-        if is_turn { own.abs_diff(before).max(own.abs_diff(after)) } else { 0 }
-    };
-    let mut turns: Vec<(u64, u32)> = (1..count - 1).map(|op| (sticks_out(op), op)).collect();
-    turns.sort_unstable_by(|a, b| b.cmp(a));
-    ends.extend(turns.iter().take((WIDE_MAX - even) / 2).flat_map(|&(_, op)| [op, op + 1]));
+    let mut lags: Vec<(f64, [u32; 3])> = (1..count - 1)
+        .filter(|&op| step.load[op as usize] > budget)
+        .filter(|&op| step.load[op as usize] >= step.load[op as usize - 1])
+        .filter(|&op| step.load[op as usize] >= step.load[op as usize + 1])
+        .map(|op| {
+            let (out, from) = longest(step, links.outward, budget, &starts, op, true);
+            let (inward, to) = longest(step, links.inward, budget, &starts, op, false);
+            (out + inward, [from, op, to])
+        })
+        .collect();
+    lags.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut ends: Vec<u32> = lags.iter().take(WIDE_MAX / 4).flat_map(|(_, ends)| *ends).collect();
+    let even = (WIDE_MAX / 4) as u32;
+    ends.extend(
+        (0..=even).map(|part| (u64::from(count) * u64::from(part) / u64::from(even)) as u32),
+    );
     ends.sort_unstable();
     ends.dedup();
     ends
 }
 
-/// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
-/// operator up to there, what it needs away and was not idle before.
-fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> Vec<f64> {
-    let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
-    let mut most = 0u64;
-    let mut op = from + 1;
-    let until = |&end: &u32| {
-        while op <= end && (op as usize) < step.ops.len() {
-            let need = step.load[op as usize].saturating_sub(budget);
-            most = most.max(need.saturating_sub(early[op as usize]));
-            op += 1;
-        }
-        if end > from { most as f64 } else { 0.0 }
+/// How long must be waited for what an operator needs away, out before it or in after it, and where that window
+/// begins or ends.
+fn longest(
+    step: &Step,
+    rate: f64,
+    budget: u64,
+    starts: &[f64],
+    op: u32,
+    is_out: bool,
+) -> (f64, u32) {
+    let covers = (0..step.gaps.len() as u32).filter(|&gap| step.gaps[gap as usize].covers(op));
+    let far = |gap: u32| {
+        let gap = step.gaps[gap as usize];
+        if is_out { gap.after } else { gap.before }
     };
-    ends.iter().map(until).collect()
+    let mut gaps: Vec<(u32, u64)> = covers.map(|gap| (far(gap), step.bytes(gap))).collect();
+    gaps.sort_unstable();
+    if !is_out {
+        gaps.reverse();
+    }
+    // From the farthest on: what lies beyond the window could have gone before it, or come after it.
+    let mut need = (step.load[op as usize] - budget) as f64;
+    let mut best = (0.0, op);
+    for (end, bytes) in gaps {
+        let us = (starts[op as usize] - starts[end as usize]).abs();
+        if need / rate - us > best.0 {
+            best = (need / rate - us, end);
+        }
+        need -= bytes as f64;
+    }
+    best
+}
+
+/// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
+/// operator up to there, what it needs away and was not idle before. And those that must go out before some operator in
+/// between or come in after it: what it needs away and is not idle all the while.
+fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
+    let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
+    let need = |op: u32| step.load[op as usize].saturating_sub(budget);
+    let (mut out, mut most) = (0u64, 0u64);
+    let mut op = from;
+    let until = |&end: &u32| {
+        while op < end {
+            most = most.max(need(op));
+            op += 1;
+            if (op as usize) < step.ops.len() {
+                out = out.max(need(op).saturating_sub(early[op as usize]));
+            }
+        }
+        let spanning = early.get(end as usize).copied().unwrap_or(0);
+        match end > from {
+            true => (out as f64, most.saturating_sub(spanning) as f64),
+            false => (0.0, 0.0),
+        }
+    };
+    ends.iter().map(until).unzip()
 }
 
 /// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.

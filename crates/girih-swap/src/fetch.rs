@@ -10,7 +10,8 @@ use crate::step::Step;
 const MARGIN: f64 = 1.25;
 
 /// For each gap, when its bytes are taken again. `freed[k]`: the first operator before which the copy out of
-/// `gaps[k]` is likely to have ended. `starts` are those of the operators; `gaps` are in order of their `after`.
+/// `gaps[k]` is likely to have ended. `starts` are those of the operators if nothing waits; `gaps` are in order of their
+/// `after`.
 pub(crate) fn fetches(
     step: &Step,
     links: &Links,

@@ -154,7 +154,8 @@ impl<'a> Search<'a> {
         for _ in 0..3 {
             let freed = freed(self.step, self.links, &chosen, &starts);
             let gpu = self.budgets.gpu;
-            let items = fetches(self.step, self.links, gpu, &chosen, &freed, &starts);
+            // By the times without waits: with them, what comes late would always seem to be in time.
+            let items = fetches(self.step, self.links, gpu, &chosen, &freed, &self.starts);
             let Some(choice) = self.settled(&gaps, &items, &mut starts) else { break };
             let is_done = choice.cost.1 <= self.bound_us * CLOSE;
             keep(&mut best, Some(choice));
