@@ -63,6 +63,8 @@ enum Command {
     Completions(commands::describe::CompletionsArgs),
     /// Writes the man page.
     Man,
+    /// Schedules what goes to the host and comes back where a step does not fit.
+    Swap(commands::swap::SwapArgs),
 }
 
 /// What a command answers.
@@ -113,6 +115,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Lab(args) => commands::lab::run(args, cli.json, out),
         Command::Completions(args) => commands::describe::completions(args, Cli::command(), out),
         Command::Man => commands::describe::man(Cli::command(), out),
+        Command::Swap(args) => commands::swap::run(args, cli.json, out),
     }
 }
 

@@ -41,6 +41,25 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Reads a time: `800ms`, `1.2 s`, `350us`. Microseconds.
+pub(crate) fn parse_microseconds(text: &str) -> Result<f64, String> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (text[..end].trim(), text[end..].trim());
+    let scale = match unit {
+        "us" | "µs" => 1.0,
+        "ms" => 1e3,
+        "s" => 1e6,
+        _ => return Err(format!("{text:?} has no unit that is known: try 800ms or 1.2s")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("{text:?} is no time: try 800ms"))?;
+    let microseconds = value * scale;
+    if !(1.0..=1e12).contains(&microseconds) {
+        return Err(format!("{text:?} is not between a microsecond and eleven days"));
+    }
+    Ok(microseconds)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +89,22 @@ mod tests {
         for text in ["", "GiB", "12 parsecs", "-1", "0", "9999999TiB"] {
             assert!(parse_bytes(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        assert_eq!(parse_microseconds("800ms"), Ok(800_000.0));
+        assert_eq!(parse_microseconds("1.5 s"), Ok(1_500_000.0));
+        assert_eq!(parse_microseconds("350us"), Ok(350.0));
+        for text in ["", "800", "ms", "-1s", "0us", "1 day", "99999999999999s"] {
+            assert!(parse_microseconds(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn counts_have_their_digits_in_groups() {
+        assert_eq!(count(7), "7");
+        assert_eq!(count(869_250), "869,250");
+        assert_eq!(count(1_000_000), "1,000,000");
     }
 }

@@ -29,6 +29,7 @@ mod seeded;
 pub mod snapshot;
 pub mod statistics;
 pub mod trace;
+pub mod uses;
 
 pub use earlier::{Contradiction, Earlier, EarlierBlock, EarlierSegment, Evidence};
 pub use event::{Action, Event, PoolId, StackId, StreamId, Tick};
@@ -38,3 +39,4 @@ pub use mark::{Mark, MarkKind, Recorded};
 pub use phases::{Phase, PhaseKind, Phases, Scope};
 pub use statistics::Statistics;
 pub use trace::{Block, BlockState, Origin, Recording, Segment, Settings, Trace};
+pub use uses::{Operator, Use, Uses};

@@ -33,6 +33,7 @@ pub fn first_part(trace: &Trace, lives: &Lifetimes, end: Tick) -> (Trace, Lifeti
         frames: trace.frames.clone(),
         settings: trace.settings.clone(),
         origin: trace.origin.clone(),
+        uses: trace.uses.first_part(end.0),
         ..Trace::default()
     };
     first.marks = trace.marks.iter().filter(|mark| mark.before < end.0).cloned().collect();

@@ -2,6 +2,7 @@
 
 use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{Mark, Recorded};
+use crate::uses::Uses;
 
 /// Everything that one file held: a trace for each device that has events, in device order.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Trace {
     pub pools: Vec<(u64, u64)>,
     /// Marks in order of [`Mark::before`].
     pub marks: Vec<Mark>,
+    /// The operators and the blocks that they used. Empty where they were not recorded, as by PyTorch.
+    pub uses: Uses,
     /// The segments at the end of the recording, by address. Empty if the file had none, which
     /// does not mean that the process had none.
     pub segments: Vec<Segment>,

@@ -7,7 +7,7 @@ use common::{arbitrary_recording, check};
 use girih_trace::compress::Limits;
 use girih_trace::file::{FileError, MAGIC, read, write};
 use girih_trace::generate::{Rng, Training, recording, training};
-use girih_trace::{Recording, StackId, open};
+use girih_trace::{Operator, Recording, StackId, Use, Uses, open};
 
 fn written(recording: &Recording) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -112,7 +112,7 @@ fn other_files_and_later_versions_are_refused_with_their_names() {
     let mut bytes = written(&sample());
     bytes[8] = 9;
     let message = read_all(&bytes).unwrap_err().to_string();
-    assert!(message.contains("version 9") && message.contains("up to 1"), "{message}");
+    assert!(message.contains("version 9") && message.contains("up to 2"), "{message}");
 }
 
 #[test]
@@ -180,4 +180,34 @@ fn damaged_files_never_panic() {
         Ok(())
     })
     .budget_ms(500);
+}
+
+#[test]
+fn uses_make_a_file_of_version_2_and_others_stay_of_version_1() {
+    let with_uses = Training { operators: true, ..Training::default() };
+    let recording = Recording { traces: vec![training(&with_uses, 1)] };
+    let bytes = written(&recording);
+    assert_eq!((bytes[8], written(&sample())[8]), (2, 1));
+    assert!(recording.traces[0].uses.uses.len() > 1000);
+    assert_eq!(read_all(&bytes).unwrap(), recording);
+}
+
+#[test]
+fn uses_that_point_at_nothing_are_caught() {
+    let mut recording = recording(&mut Rng::new(3), 40);
+    let trace = &mut recording.traces[0];
+    trace.uses = Uses { names: vec!["mm".to_owned()], ..Uses::default() };
+    let (before, stream) = (0, trace.events[0].stream);
+    let of = |name| Operator { name, before, time_us: 0, duration_us: 7, stream };
+    trace.uses.operators = vec![of(1)];
+    let refused = |recording: &Recording| read_all(&written(recording)).unwrap_err().to_string();
+    assert!(refused(&recording).contains("column `operator.name`: element 0 is 1"));
+    recording.traces[0].uses.operators = vec![of(0), Operator { before: 9_999, ..of(0) }];
+    assert!(refused(&recording).contains("column `operator.before`: element 1 is 9999"));
+    recording.traces[0].uses.operators = vec![Operator { before: 3, ..of(0) }, of(0)];
+    assert!(refused(&recording).contains("column `operator.before`: is not in order"));
+    recording.traces[0].uses.operators = vec![of(0)];
+    recording.traces[0].uses.operators.truncate(1);
+    recording.traces[0].uses.uses = vec![Use { operator: 1, address: 5 }];
+    assert!(refused(&recording).contains("column `use.operator`: element 0 is 1"));
 }

@@ -16,6 +16,7 @@ pub(crate) mod replay;
 pub(crate) mod row;
 pub(crate) mod stats;
 pub(crate) mod why;
+pub(crate) mod swap;
 
 use std::io::{self, Write};
 

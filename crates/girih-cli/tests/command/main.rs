@@ -17,5 +17,6 @@ mod readme;
 mod refusals;
 mod replay;
 mod stats;
+mod swap;
 mod tables;
 mod why;

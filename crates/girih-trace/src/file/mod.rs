@@ -28,8 +28,10 @@ use crate::trace::Recording;
 
 /// The first bytes of every trace file. As PNG's, they show damage by a transfer as text.
 pub const MAGIC: [u8; 8] = *b"\x89GIRIH\r\n";
-/// The version that is written, and the latest that is read.
-pub const VERSION: u32 = 1;
+/// The latest version, that of files with uses. It is the latest that is read.
+pub const VERSION: u32 = 2;
+/// The version of files without uses, which every release of Girih reads.
+const VERSION_WITHOUT_USES: u32 = 1;
 /// The longest header in bytes.
 const MAX_HEADER: usize = 16 << 20;
 

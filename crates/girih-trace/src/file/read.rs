@@ -12,6 +12,7 @@ use crate::compress::{Limits, fill, read_up_to};
 use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{Mark, MarkKind};
 use crate::trace::{Block, BlockState, Recording, Segment, Trace};
+use crate::uses::{Operator, Use, Uses};
 
 /// What one byte of zstd can stand for at most: a block of 128 KiB takes four.
 const ZSTD_EXPANSION: u64 = 32 << 10;
@@ -27,6 +28,7 @@ pub(super) fn read(mut input: impl Read, limits: Limits) -> Result<Recording, Fi
         columns.take_events(&mut trace)?;
         columns.take_marks(&mut trace)?;
         columns.take_segments(&mut trace)?;
+        trace.uses = columns.uses(&trace)?;
         recording.traces.push(trace);
     }
     Ok(recording)
@@ -283,6 +285,45 @@ impl Columns {
             });
         }
         Ok(())
+    }
+
+    /// The operators and their uses; none in a file that has no such columns.
+    fn uses(&self, trace: &Trace) -> Result<Uses, FileError> {
+        if !self.columns.contains_key("operator.name") {
+            return Ok(Uses::default());
+        }
+        let names = self.text("operator.names")?;
+        let count = self.get("operator.name")?.len();
+        if u32::try_from(count).is_err() {
+            return Err(self.error("operator.name", format!("{count} operators are too many")));
+        }
+        let name_ids = self.indices("operator.name", count, names.len())?;
+        let befores = self.indices("operator.before", count, trace.events.len() + 1)?;
+        let times = self.values("operator.time_us", count)?;
+        let durations = self.indices("operator.duration_us", count, 1 << 32)?;
+        let streams = self.indices("operator.stream", count, trace.streams.len())?;
+        let operator = |at: usize| Operator {
+            name: name_ids[at] as u32,
+            before: befores[at] as u32,
+            time_us: times[at] as i64,
+            duration_us: durations[at] as u32,
+            stream: StreamId(streams[at] as u16),
+        };
+        let used = self.get("use.operator")?.len();
+        let users = self.indices("use.operator", used, count)?;
+        for (name, column) in [("operator.before", &befores), ("use.operator", &users)] {
+            if !column.is_sorted() {
+                return Err(self.error(name, "is not in order".to_owned()));
+            }
+        }
+        let table = self.get("use.address.table")?.values();
+        let addresses = self.indices("use.address", used, table.len())?;
+        let use_of = |(operator, address): (u64, u64)| Use {
+            operator: operator as u32,
+            address: table[address as usize],
+        };
+        let uses = users.into_iter().zip(addresses).map(use_of).collect();
+        Ok(Uses { operators: (0..count).map(operator).collect(), names, uses })
     }
 
     fn take_segments(&self, trace: &mut Trace) -> Result<(), FileError> {

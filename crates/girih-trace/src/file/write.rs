@@ -6,9 +6,10 @@ use super::column::{encode, encode_differences, encode_text};
 use super::error::FileError;
 use super::events::split;
 use super::header::{ColumnHeader, Header, TraceHeader};
-use super::{MAGIC, MAX_HEADER, VERSION};
+use super::{MAGIC, MAX_HEADER, VERSION, VERSION_WITHOUT_USES};
 use crate::event::StackId;
 use crate::trace::{Recording, Segment, Trace};
+use crate::uses::Uses;
 
 pub(super) fn write(recording: &Recording, mut output: impl Write) -> Result<(), FileError> {
     let mut traces = Vec::new();
@@ -25,7 +26,9 @@ pub(super) fn write(recording: &Recording, mut output: impl Write) -> Result<(),
     let mut crc = flate2::Crc::new();
     crc.update(&header);
     output.write_all(&MAGIC)?;
-    output.write_all(&VERSION.to_le_bytes())?;
+    let has_uses = recording.traces.iter().any(|trace| !trace.uses.is_empty());
+    let version = if has_uses { VERSION } else { VERSION_WITHOUT_USES };
+    output.write_all(&version.to_le_bytes())?;
     output.write_all(&(header.len() as u32).to_le_bytes())?;
     output.write_all(&crc.sum().to_le_bytes())?;
     output.write_all(&header)?;
@@ -50,6 +53,9 @@ impl Columns {
         columns.put_events(trace);
         columns.put_marks(trace)?;
         columns.put_segments(&trace.segments);
+        if !trace.uses.is_empty() {
+            columns.put_uses(&trace.uses)?;
+        }
         Ok(columns)
     }
 
@@ -102,6 +108,19 @@ impl Columns {
         self.put("block.requested", blocks().map(|it| it.requested));
         self.put("block.state", blocks().map(|it| it.state as u64));
         self.put("block.stack", blocks().map(|it| stack_code(it.stack)));
+    }
+
+    fn put_uses(&mut self, uses: &Uses) -> Result<(), FileError> {
+        let Uses { operators, names, uses } = uses;
+        self.put_text("operator.names", names)?;
+        self.put("operator.name", operators.iter().map(|it| u64::from(it.name)));
+        self.put_differences("operator.before", operators.iter().map(|it| u64::from(it.before)));
+        self.put_differences("operator.time_us", operators.iter().map(|it| it.time_us as u64));
+        self.put("operator.duration_us", operators.iter().map(|it| u64::from(it.duration_us)));
+        self.put("operator.stream", operators.iter().map(|it| u64::from(it.stream.0)));
+        self.put_differences("use.operator", uses.iter().map(|it| u64::from(it.operator)));
+        self.put_table("use.address", uses.iter().map(|it| it.address));
+        Ok(())
     }
 
     fn put(&mut self, name: &str, values: impl Iterator<Item = u64>) {

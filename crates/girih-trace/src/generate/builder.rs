@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{Mark, MarkKind};
 use crate::trace::{Origin, Trace};
+use crate::uses::{Operator, Use};
 
 /// Blocks and segments begin at multiples of these, as PyTorch's do.
 const BLOCK_BYTES: u64 = 512;
@@ -96,6 +97,31 @@ impl Builder {
         let before = self.trace.events.len() as u32;
         let mark = Mark { before, time_us: self.clock_us, kind, name: name.to_string() };
         self.trace.marks.push(mark);
+    }
+
+    /// An operator begins before the next event, and lasts until the next one does.
+    pub(super) fn operator(&mut self, name: &str) {
+        let Trace { events, uses, .. } = &mut self.trace;
+        let known = uses.names.iter().position(|other| other == name);
+        let name = known.unwrap_or_else(|| {
+            uses.names.push(name.to_owned());
+            uses.names.len() - 1
+        });
+        uses.operators.push(Operator {
+            name: name as u32,
+            before: events.len() as u32,
+            time_us: self.clock_us,
+            duration_us: 0,
+            stream: StreamId(0),
+        });
+    }
+
+    /// The latest operator uses a block.
+    pub(super) fn uses(&mut self, live: Live) {
+        let uses = &mut self.trace.uses;
+        if let Some(operator) = uses.operators.len().checked_sub(1) {
+            uses.uses.push(Use { operator: operator as u32, address: live.address });
+        }
     }
 
     fn place_in_segment(&mut self, rounded: u64, owner: Owner) -> u64 {

@@ -5,6 +5,7 @@ use super::chance::Chance;
 use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{MarkKind, Recorded};
 use crate::trace::{Block, BlockState, Recording, Segment, Settings, Trace};
+use crate::uses::{Operator, Use};
 
 /// Names of marks and frames: plain, empty, and what trips a careless writer.
 const NAMES: [&str; 6] = ["", "layers.0", "a\nb\"c\\", "müßig ✓", "N/A", "action"];
@@ -51,7 +52,37 @@ fn trace(chance: &mut impl Chance, device: u32, max_events: usize) -> Trace {
         mark.before = mark.before.min(count);
     }
     add_segments(chance, &mut builder.trace);
+    if chance.one_in(2) && !builder.trace.events.is_empty() {
+        add_uses(chance, &mut builder.trace);
+    }
     builder.trace
+}
+
+/// Operators between the events, with uses of blocks that are there and of some that are not.
+fn add_uses(chance: &mut impl Chance, trace: &mut Trace) {
+    let Trace { events, streams, uses, .. } = trace;
+    uses.names = NAMES[..1 + chance.below(NAMES.len() as u64) as usize]
+        .iter()
+        .map(|name| (*name).to_owned())
+        .collect();
+    let mut before = 0;
+    while (uses.operators.is_empty() || !chance.is_over()) && (before as usize) < events.len() {
+        for _ in 0..chance.below(4) {
+            let address = pick(chance, events).address;
+            uses.uses.push(Use { operator: uses.operators.len() as u32, address });
+        }
+        uses.operators.push(Operator {
+            name: chance.below(uses.names.len() as u64) as u32,
+            before,
+            time_us: events[before as usize].time_us,
+            duration_us: chance.below(1 << 20) as u32,
+            stream: StreamId(chance.below(streams.len() as u64) as u16),
+        });
+        before += chance.below(6) as u32;
+        if uses.operators.len() > 2 * events.len() {
+            break;
+        }
+    }
 }
 
 fn add_tables(chance: &mut impl Chance, trace: &mut Trace) {

@@ -47,6 +47,8 @@ pub struct Training {
     pub experts: u32,
     /// An evaluation of one forward pass after every so many steps; 0 for none.
     pub evaluate_every: u32,
+    /// Whether the trace says which operators ran and which blocks they used.
+    pub operators: bool,
     /// One deviation from the pattern.
     pub change: Option<Change>,
 }
@@ -87,6 +89,7 @@ impl Default for Training {
             jitter: 0,
             experts: 0,
             evaluate_every: 0,
+            operators: false,
             change: None,
         }
     }
@@ -103,6 +106,7 @@ pub fn training(params: &Training, seed: u64) -> Trace {
         requests: 0,
         main_grads: Vec::new(),
         has_optimizer_state: false,
+        input: None,
     };
     run.build_model();
     for step in 0..params.steps {
@@ -130,6 +134,8 @@ struct Run<'a> {
     /// Sizes of the weights, in the order of the layers.
     main_grads: Vec<u64>,
     has_optimizer_state: bool,
+    /// What the latest operator made: the input of the next one.
+    input: Option<Live>,
 }
 
 impl Run<'_> {
@@ -208,6 +214,7 @@ impl Run<'_> {
                 self.layer_gradients(tokens);
                 self.free_all(activations);
             } else {
+                self.operator("backward", &layer);
                 self.layer_gradients(tokens);
             }
             let next = self.alloc(tokens * width);
@@ -330,7 +337,22 @@ impl Run<'_> {
     fn alloc_now(&mut self, bytes: u64) -> Live {
         let pause = self.rng.below(20);
         self.builder.wait(pause);
-        self.builder.alloc(bytes, StreamId(0), PoolId::DEFAULT, StackId::NONE)
+        let inputs: Vec<Live> = self.input.into_iter().collect();
+        self.operator("forward", &inputs);
+        let live = self.builder.alloc(bytes, StreamId(0), PoolId::DEFAULT, StackId::NONE);
+        self.input = Some(live);
+        if self.params.operators {
+            self.builder.uses(live);
+        }
+        live
+    }
+
+    /// An operator that uses these blocks, where operators are recorded.
+    fn operator(&mut self, name: &str, used: &[Live]) {
+        if self.params.operators {
+            self.builder.operator(name);
+            used.iter().for_each(|&live| self.builder.uses(live));
+        }
     }
 
     fn free_all(&mut self, blocks: impl IntoIterator<Item = Live>) {

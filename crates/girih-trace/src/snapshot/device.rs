@@ -231,6 +231,7 @@ impl DeviceBuilder {
                 truncated: findings.is_truncated(),
             },
             recorded: Default::default(),
+            uses: Default::default(),
         })
     }
 

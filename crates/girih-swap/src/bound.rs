@@ -1,0 +1,305 @@
+//! What no schedule can beat.
+//!
+//! During operator `i` some bytes must be away, `X(i)` above the budget. Of the tensors that lie idle then, those
+//! whose last use is later than the beginning of a window must go out within it:
+//!
+//! ```text
+//!             l ........................ i ............................ r
+//!  out        |--- X(i) less what was idle before l ---|
+//!  in                                    |--- X(i) less what is used after r ---|
+//! ```
+//!
+//! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
+//! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
+//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need their times one after the other: the best chain of them is the bound.
+//! Tensors may be cut into bytes here, and a copy takes room only as it arrives; no schedule can do more.
+
+use crate::coarse::Coarse;
+use crate::links::Links;
+use crate::step::Step;
+
+/// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
+/// better one.
+const WIDE_MAX: usize = 600;
+/// Tensors of less than this part of the peak are small.
+const SMALL_PART: u64 = 4096;
+/// Windows of up to so many operators are all tried.
+const NARROW: usize = 64;
+
+/// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
+/// them, those of the least budget that can. O(n x (600 + 64^2) + 600^3), where n are the operators at which a
+/// tensor begins or ends to lie idle.
+pub fn bound(fine: &Step, links: &Links, budget: u64) -> f64 {
+    let budget = budget.max(fine.least_budget().0);
+    if fine.peak() <= budget {
+        return fine.us();
+    }
+    let of_all = chain(fine, links, budget, 0);
+    of_all.max(chain(fine, links, budget, fine.peak() / SMALL_PART))
+}
+
+/// The bound by the best chain of windows. Tensors of less than `least` bytes are taken to be away whenever they are
+/// idle, at no cost: there are fewer operators then at which anything happens, and so windows reach further.
+fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
+    let small = fine.idle_of_gaps(|gap| fine.bytes(gap) < least);
+    let mut large = fine.clone();
+    large.load.iter_mut().zip(small).for_each(|(load, small)| *load -= small.min(*load));
+    let coarse = Coarse::relaxed(&large, |gap| fine.bytes(gap) >= least);
+    let step = &coarse.step;
+    let starts = step.starts();
+    let lag = |from: u32, to: u32, must: Must| {
+        let Must { out, inward, through } = must;
+        let alone = (out / links.outward).max(inward / links.inward);
+        let one_way = through / links.outward.max(links.inward);
+        let us = alone.max((out + inward) / links.both).max(one_way);
+        us - (starts[to as usize] - starts[from as usize])
+    };
+    let narrow = narrow(step, budget);
+    let ends = ends(step, links, budget);
+    let wide = wide(step, budget, &ends);
+    let count = step.ops.len();
+    let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
+    ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
+    let mut best = vec![0.0f64; count + 1];
+    for to in 1..=count {
+        best[to] = best[to - 1];
+        for (width, &must) in (1..).zip(&narrow[to]) {
+            let from = to - width;
+            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, must));
+        }
+        let Some(end) = wide_at[to] else { continue };
+        for (at, &from) in ends[..end].iter().enumerate() {
+            let lag = lag(from, to as u32, wide[at][end]);
+            best[to] = best[to].max(best[from as usize] + lag);
+        }
+    }
+    fine.us() + best[count]
+}
+
+/// Bytes that must be copied in a window.
+#[derive(Clone, Copy, Default)]
+struct Must {
+    /// Out.
+    out: f64,
+    /// In.
+    inward: f64,
+    /// Out before some operator, or in after it.
+    through: f64,
+}
+
+/// For each operator `to`, of the windows of 1, 2, ... operators before it: what must be copied.
+fn narrow(step: &Step, budget: u64) -> Vec<Vec<Must>> {
+    let count = step.ops.len();
+    let idle = step.idle();
+    let need = |op: usize| step.load[op].saturating_sub(budget) as i64;
+    let (mut begins, mut ends) = (vec![Vec::new(); count + 1], vec![Vec::new(); count + 1]);
+    for (index, gap) in (0u32..).zip(&step.gaps) {
+        begins[gap.after as usize + 1].push((gap.before, step.bytes(index) as i64));
+        ends[gap.before as usize].push((gap.after, step.bytes(index) as i64));
+    }
+    // By the first operator and the width less one.
+    let mut out = vec![[0i64; NARROW]; count];
+    let mut inward = vec![[0i64; NARROW]; count];
+    let mut through = vec![[0i64; NARROW]; count];
+    for from in (0..count).rev() {
+        let (mut early, mut back) = (idle[from] as i64, 0);
+        let (mut late, mut soon): (Vec<(u32, i64)>, Vec<i64>) = Default::default();
+        let mut most = 0;
+        for width in 1..=NARROW.min(count - from) {
+            let to = from + width;
+            for &(_, bytes) in ends[to].iter().filter(|end| (end.0 as usize) < from) {
+                early -= bytes;
+                back += bytes;
+                soon.push(bytes);
+            }
+            most = most.max(need(to - 1));
+            through[from][width - 1] = most - early;
+            let before = if width > 1 { out[from][width - 2] } else { 0 };
+            let mut own = 0;
+            if to < count {
+                late.extend(&begins[to]);
+                late.retain(|&(before, _)| before as usize > to);
+                own = whole(need(to) - early, || late.iter().map(|it| it.1).collect());
+            }
+            out[from][width - 1] = own.max(before);
+            let own = whole(need(from) - idle[from] as i64 + back, || soon.clone());
+            let later = if width > 1 { inward[from + 1][width - 2] } else { 0 };
+            inward[from][width - 1] = own.max(later);
+        }
+    }
+    add_up_narrow(&mut out, count);
+    add_up_narrow(&mut inward, count);
+    let of = |to: usize| {
+        let widths = 1..=NARROW.min(to);
+        let bytes = |width: usize| {
+            let of = |bytes: &[[i64; NARROW]]| bytes[to - width][width - 1] as f64;
+            Must { out: of(&out), inward: of(&inward), through: of(&through) }
+        };
+        widths.map(bytes).collect()
+    };
+    (0..=count).map(of).collect()
+}
+
+/// The least that goes if `bytes` must, of tensors that go whole: where the smaller ones together do not do, one of
+/// the others goes.
+fn whole(bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
+    if bytes <= 0 {
+        return 0;
+    }
+    let mut tensors = tensors();
+    tensors.sort_unstable();
+    let mut sum = 0;
+    let needed = tensors.into_iter().find(|own| {
+        sum += own;
+        sum >= bytes
+    });
+    bytes.max(needed.unwrap_or(0))
+}
+
+/// Bytes of windows side by side add up.
+fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
+    for width in 2..=NARROW.min(count) {
+        for from in 0..=count - width {
+            let own = bytes[from][width - 1];
+            let parts = (1..width)
+                .map(|first| bytes[from][first - 1] + bytes[from + first][width - first - 1]);
+            bytes[from][width - 1] = parts.fold(own, i64::max);
+        }
+    }
+}
+
+/// What must be copied between two of `ends`, `[from][to]`.
+fn wide(step: &Step, budget: u64, ends: &[u32]) -> Vec<Vec<Must>> {
+    let count = ends.len();
+    let (mut out, through): (Vec<Vec<f64>>, Vec<Vec<f64>>) =
+        ends.iter().map(|&from| going(step, budget, from, ends)).unzip();
+    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; count]; count];
+    for (to, &end) in ends.iter().enumerate() {
+        for (from, bytes) in coming(step, budget, end, ends).into_iter().enumerate() {
+            inward[from][to] = bytes;
+        }
+    }
+    add_up(&mut out);
+    add_up(&mut inward);
+    let must = |from: usize, to: usize| Must {
+        out: out[from][to],
+        inward: inward[from][to],
+        through: through[from][to],
+    };
+    (0..count).map(|from| (0..count).map(|to| must(from, to)).collect()).collect()
+}
+
+/// Where wide windows begin and end: around the operators for which most must be waited, and else evenly.
+fn ends(step: &Step, links: &Links, budget: u64) -> Vec<u32> {
+    let count = step.ops.len() as u32;
+    if count as usize <= WIDE_MAX {
+        return (0..=count).collect();
+    }
+    let starts = step.starts();
+    let mut lags: Vec<(f64, [u32; 3])> = (1..count - 1)
+        .filter(|&op| step.load[op as usize] > budget)
+        .filter(|&op| step.load[op as usize] >= step.load[op as usize - 1])
+        .filter(|&op| step.load[op as usize] >= step.load[op as usize + 1])
+        .map(|op| {
+            let (out, from) = longest(step, links.outward, budget, &starts, op, true);
+            let (inward, to) = longest(step, links.inward, budget, &starts, op, false);
+            (out + inward, [from, op, to])
+        })
+        .collect();
+    lags.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut ends: Vec<u32> = lags.iter().take(WIDE_MAX / 4).flat_map(|(_, ends)| *ends).collect();
+    let even = (WIDE_MAX / 4) as u32;
+    ends.extend(
+        (0..=even).map(|part| (u64::from(count) * u64::from(part) / u64::from(even)) as u32),
+    );
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// How long must be waited for what an operator needs away, out before it or in after it, and where that window
+/// begins or ends.
+fn longest(
+    step: &Step,
+    rate: f64,
+    budget: u64,
+    starts: &[f64],
+    op: u32,
+    is_out: bool,
+) -> (f64, u32) {
+    let covers = (0..step.gaps.len() as u32).filter(|&gap| step.gaps[gap as usize].covers(op));
+    let far = |gap: u32| {
+        let gap = step.gaps[gap as usize];
+        if is_out { gap.after } else { gap.before }
+    };
+    let mut gaps: Vec<(u32, u64)> = covers.map(|gap| (far(gap), step.bytes(gap))).collect();
+    gaps.sort_unstable();
+    if !is_out {
+        gaps.reverse();
+    }
+    // From the farthest on: what lies beyond the window could have gone before it, or come after it.
+    let mut need = (step.load[op as usize] - budget) as f64;
+    let mut best = (0.0, op);
+    for (end, bytes) in gaps {
+        let us = (starts[op as usize] - starts[end as usize]).abs();
+        if need / rate - us > best.0 {
+            best = (need / rate - us, end);
+        }
+        need -= bytes as f64;
+    }
+    best
+}
+
+/// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
+/// operator up to there, what it needs away and was not idle before. And those that must go out before some operator in
+/// between or come in after it: what it needs away and is not idle all the while.
+fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
+    let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
+    let need = |op: u32| step.load[op as usize].saturating_sub(budget);
+    let (mut out, mut most) = (0u64, 0u64);
+    let mut op = from;
+    let until = |&end: &u32| {
+        while op < end {
+            most = most.max(need(op));
+            op += 1;
+            if (op as usize) < step.ops.len() {
+                out = out.max(need(op).saturating_sub(early[op as usize]));
+            }
+        }
+        let spanning = early.get(end as usize).copied().unwrap_or(0);
+        match end > from {
+            true => (out as f64, most.saturating_sub(spanning) as f64),
+            false => (0.0, 0.0),
+        }
+    };
+    ends.iter().map(until).unzip()
+}
+
+/// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.
+fn coming(step: &Step, budget: u64, to: u32, ends: &[u32]) -> Vec<f64> {
+    let late = step.idle_of_gaps(|gap| step.gaps[gap as usize].before > to);
+    let mut most = 0u64;
+    let mut op = to;
+    let mut bytes = vec![0.0; ends.len()];
+    for (at, &end) in ends.iter().enumerate().rev().filter(|(_, end)| **end < to) {
+        while op > end {
+            op -= 1;
+            let need = step.load[op as usize].saturating_sub(budget);
+            most = most.max(need.saturating_sub(late[op as usize]));
+        }
+        bytes[at] = most as f64;
+    }
+    bytes
+}
+
+/// Bytes of windows side by side add up.
+fn add_up(bytes: &mut [Vec<f64>]) {
+    let count = bytes.len();
+    for width in 2..count {
+        for from in 0..count - width {
+            let to = from + width;
+            let parts = (from + 1..to).map(|middle| bytes[from][middle] + bytes[middle][to]);
+            bytes[from][to] = parts.fold(bytes[from][to], f64::max);
+        }
+    }
+}

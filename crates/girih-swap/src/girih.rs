@@ -1,0 +1,204 @@
+//! Girih's own schedules.
+//!
+//! Which tensors go is searched for: several covers of what is above the budget, the best of them taken apart and
+//! completed anew where it waits, until the step meets the bound or enough was tried. When they come back follows
+//! from the room there is ([`fetch`](crate::fetch)), when their bytes are free from who needs them
+//! ([`settle`](crate::settle)). At the end whatever can stay without cost stays.
+//!
+//! A tensor that could not hide its own copies in its idle time is the last to be taken, so the last layers stay.
+
+use girih_trace::generate::{Chance, Rng};
+
+use crate::bound::bound;
+use crate::coarse::Coarse;
+use crate::cover::{By, Cover};
+use crate::fetch::{fetches, freed};
+use crate::links::Links;
+use crate::method::Budgets;
+use crate::schedule::Schedule;
+use crate::settle::{Item, settle};
+use crate::simulate::simulate;
+use crate::step::Step;
+
+/// A step within so much of the bound is not searched further.
+const CLOSE: f64 = 1.001;
+/// Schedules that are tried at most, and operators and gaps of all of them together.
+const TRIES_MAX: u64 = 1500;
+const WORK_MAX: u64 = 12_000_000;
+/// Tensors of less than this part of the peak go only where larger ones do not do.
+const SMALL_PART: u64 = 4096;
+
+/// How much room is kept free, in so many ways.
+const HEADROOMS: usize = 7;
+
+/// A schedule within the budgets; within the least that can be kept, if the GPU's cannot.
+pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
+    let gpu = budgets.gpu.max(step.least_budget().0);
+    if step.peak() <= gpu {
+        return Schedule::default();
+    }
+    let budgets = Budgets { gpu, host: budgets.host };
+    let least = step.peak() / SMALL_PART;
+    let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
+    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
+    if let Some(schedule) = planned.filter(|schedule| schedule.gpu_peak(&coarse.step) <= gpu) {
+        return coarse.refine(step, gpu, &schedule);
+    }
+    let coarse = Coarse::of(step, |_| true);
+    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
+    planned.map_or_else(Schedule::default, |schedule| coarse.refine(step, gpu, &schedule))
+}
+
+/// One choice of gaps, and what it costs.
+#[derive(Clone)]
+struct Choice {
+    gaps: Vec<bool>,
+    schedule: Schedule,
+    /// Bytes above the host's budget, then microseconds, then bytes copied.
+    cost: (u64, f64, u64),
+}
+
+impl Choice {
+    fn is_better_than(&self, other: &Choice) -> bool {
+        let ((host, us, bytes), (other_host, other_us, other_bytes)) = (self.cost, other.cost);
+        let is_level = us <= other_us * 1.0001;
+        host < other_host
+            || host == other_host && (us < other_us * 0.9999 || is_level && bytes < other_bytes)
+    }
+}
+
+struct Search<'a> {
+    step: &'a Step,
+    links: &'a Links,
+    budgets: &'a Budgets,
+    bound_us: f64,
+    starts: Vec<f64>,
+    cover: Cover<'a>,
+    /// Bytes that are kept free for what comes back: from none to all that could be free.
+    headrooms: [u64; HEADROOMS],
+    rng: Rng,
+    tries: u64,
+}
+
+impl<'a> Search<'a> {
+    fn new(step: &'a Step, links: &'a Links, budgets: &'a Budgets, bound_us: f64) -> Search<'a> {
+        // What could be free where memory is short, if all that is idle were away.
+        let rest = step.load.iter().zip(step.idle()).filter(|(load, _)| **load > budgets.gpu);
+        let least = rest.map(|(load, idle)| load - idle).min().unwrap_or(budgets.gpu);
+        let free = budgets.gpu.saturating_sub(least);
+        let work = (step.ops.len() + step.gaps.len()).max(1) as u64;
+        Search {
+            step,
+            links,
+            budgets,
+            bound_us,
+            starts: step.starts(),
+            cover: Cover::new(step, links, budgets.gpu),
+            headrooms: [0, 1, 2, 3, 4, 6, 8].map(|eighths| free / 8 * eighths),
+            rng: Rng::new(1),
+            tries: TRIES_MAX.min(WORK_MAX / work).max(30),
+        }
+    }
+
+    fn run(mut self) -> Option<Schedule> {
+        let mut best: Option<Choice> = None;
+        for headroom in self.headrooms {
+            for by in [By::Idle, By::Before, By::After, By::Relief] {
+                let mut gaps = vec![false; self.step.gaps.len()];
+                self.cover.complete(&mut gaps, by, headroom, || 0.0);
+                keep(&mut best, self.judge(gaps));
+            }
+        }
+        let mut best = best?;
+        for _ in 0..self.tries {
+            if best.cost.0 == 0 && best.cost.1 <= self.bound_us * CLOSE {
+                break;
+            }
+            let other = self.neighbour(&best);
+            if let Some(other) = self.judge(other).filter(|other| other.is_better_than(&best)) {
+                best = other;
+            }
+        }
+        Some(self.prune(best).schedule)
+    }
+
+    /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew.
+    fn neighbour(&mut self, best: &Choice) -> Vec<bool> {
+        let mut gaps = best.gaps.clone();
+        let us = self.starts[self.step.ops.len()];
+        let middle = us * self.rng.below(1 << 20) as f64 / (1 << 20) as f64;
+        let width = us / (2 << self.rng.below(6)) as f64;
+        let one_in = 1 + self.rng.below(8);
+        for (index, gap) in self.step.gaps.iter().enumerate() {
+            let begin = self.starts[gap.after as usize + 1];
+            let end = self.starts[gap.before as usize];
+            let is_near = (begin - middle).abs() < width || (end - middle).abs() < width;
+            if is_near && self.rng.one_in(one_in) {
+                gaps[index] = !gaps[index] && self.rng.one_in(4);
+            }
+        }
+        let by = [By::Idle, By::Before, By::After, By::Relief][self.rng.below(4) as usize];
+        let noise = [0.0, 0.02, 0.1, 0.4][self.rng.below(4) as usize];
+        let headroom = self.headrooms[self.rng.below(HEADROOMS as u64) as usize];
+        let rng = &mut self.rng;
+        let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
+        self.cover.complete(&mut gaps, by, headroom, noise);
+        gaps
+    }
+
+    /// What a choice costs; none if it does not keep the budget of the GPU.
+    fn judge(&self, gaps: Vec<bool>) -> Option<Choice> {
+        let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
+        let mut best: Option<Choice> = None;
+        let mut starts = self.starts.clone();
+        for _ in 0..3 {
+            let freed = freed(self.step, self.links, &chosen, &starts);
+            let gpu = self.budgets.gpu;
+            // By the times without waits: with them, what comes late would always seem to be in time.
+            let items = fetches(self.step, self.links, gpu, &chosen, &freed, &self.starts);
+            let Some(choice) = self.settled(&gaps, &items, &mut starts) else { break };
+            let is_done = choice.cost.1 <= self.bound_us * CLOSE;
+            keep(&mut best, Some(choice));
+            if is_done {
+                break;
+            }
+        }
+        best
+    }
+
+    /// Settles and simulates; `starts` become those of the simulation.
+    fn settled(&self, gaps: &[bool], items: &[Item], starts: &mut Vec<f64>) -> Option<Choice> {
+        let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
+        let run = simulate(self.step, self.links, &schedule);
+        let host = schedule.host_peak(self.step);
+        let above = self.budgets.host.map_or(0, |budget| host.saturating_sub(budget));
+        let cost = (above, run.step_us, schedule.bytes(self.step));
+        *starts = run.starts_us;
+        starts.push(run.step_us);
+        let mut kept = vec![false; gaps.len()];
+        schedule.away.iter().for_each(|away| kept[away.gap as usize] = true);
+        Some(Choice { gaps: kept, schedule, cost })
+    }
+
+    /// Lets stay what can stay: the largest first.
+    fn prune(&self, mut best: Choice) -> Choice {
+        let mut order: Vec<u32> = best.schedule.away.iter().map(|away| away.gap).collect();
+        order.sort_by_key(|&gap| (std::cmp::Reverse(self.step.bytes(gap)), gap));
+        for gap in order.into_iter().take(self.tries as usize / 4) {
+            let mut gaps = best.gaps.clone();
+            gaps[gap as usize] = false;
+            if let Some(other) = self.judge(gaps).filter(|other| other.is_better_than(&best)) {
+                best = other;
+            }
+        }
+        best
+    }
+}
+
+fn keep(best: &mut Option<Choice>, other: Option<Choice>) {
+    if let Some(other) = other
+        && best.as_ref().is_none_or(|best| other.is_better_than(best))
+    {
+        *best = Some(other);
+    }
+}
