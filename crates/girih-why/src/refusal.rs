@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use girih_runtime::AllocError;
 use girih_runtime::simulate::{Allocator, Setup, SimulateError, simulate};
+use girih_trace::bounds::REQUEST_MAX;
 use girih_trace::{Action, Earlier, Lifetimes, PoolId, StackId, StreamId, Tick, Trace};
 
 /// A request that got nothing.
@@ -32,11 +33,12 @@ pub struct Refusal {
 pub fn recorded(trace: &Trace) -> Vec<Refusal> {
     let refusal = |(index, event): (usize, &girih_trace::Event)| Refusal {
         tick: Tick(index as u32),
-        size: event.size,
+        // A request that failed may have asked for anything.
+        size: event.size.min(REQUEST_MAX),
         stream: event.stream,
         pool: event.pool,
         stack: event.stack,
-        device_free: Some(event.address),
+        device_free: Some(event.address.min(REQUEST_MAX)),
     };
     let events = trace.events.iter().enumerate();
     events.filter(|(_, event)| event.action == Action::Oom).map(refusal).collect()

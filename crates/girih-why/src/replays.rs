@@ -10,6 +10,7 @@ use std::sync::Arc;
 use girih_plan::{Budget, profile, solve};
 use girih_runtime::caching::Config;
 use girih_runtime::simulate::{Allocator, Property, Setup, SimulateError, simulate};
+use girih_trace::bounds::check_held;
 use girih_trace::parts::first_part;
 use girih_trace::{
     Action, Contradiction, Earlier, Event, Iterations, Lifetime, Lifetimes, Tick, Trace,
@@ -87,6 +88,8 @@ pub struct Case {
     own: Allocator,
     conf: String,
     was_recorded: bool,
+    /// More than any device holds was asked for: nothing serves it.
+    is_absurd: bool,
 }
 
 impl Case {
@@ -118,6 +121,7 @@ impl Case {
             pool,
         });
         Case {
+            is_absurd: check_held(&part_lives).is_err(),
             trace: part,
             lives: part_lives,
             earlier: Arc::clone(earlier),
@@ -138,7 +142,8 @@ impl Case {
         // Garbage is collected below a limit of the process, which the device here has not: then it
         // changes nothing.
         let changes = !setting.conf.is_empty() && !setting.conf.starts_with(COLLECTION);
-        if self.was_recorded && setting.allocator == self.own && !changes {
+        let is_refused = self.was_recorded && setting.allocator == self.own && !changes;
+        if is_refused || self.is_absurd {
             return Ok(Fit { setting: *setting, fits: false, spare: None });
         }
         let plan = if setting.allocator.is(Property::Plan) { self.plan() } else { None };
@@ -160,6 +165,9 @@ impl Case {
         scaled: &dyn Fn(u32) -> bool,
         share: f64,
     ) -> Result<bool, SimulateError> {
+        if self.is_absurd {
+            return Ok(false);
+        }
         let mut lives = self.lives.clone();
         for (index, life) in lives.requests.iter_mut().enumerate() {
             if scaled(index as u32) {

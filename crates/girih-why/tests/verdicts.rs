@@ -127,3 +127,13 @@ fn what_is_advised_gets_the_whole_program_to_its_end() {
     // What the rest of a run needs, no recording of its beginning can say for sure.
     assert!(10 * helped >= 9 * tried, "{helped} of {tried}");
 }
+
+#[test]
+fn a_request_for_more_than_any_device_has_is_answered_too() {
+    let mut trace = die(Death::Fragmented, 3).expect("it dies").trace;
+    let refused = trace.events.iter_mut().find(|event| event.action == girih_trace::Action::Oom);
+    refused.expect("it died").size = u64::MAX - 1000;
+    let said = ask(&trace, girih_why::Known::default());
+    assert_eq!(said.verdict, Verdict::Spike, "one line has asked for it");
+    assert!(said.told.expect("it died").would_fit.iter().all(|fit| !fit.fits));
+}

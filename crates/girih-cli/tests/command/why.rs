@@ -169,9 +169,12 @@ fn ctrl_c_ends_a_command_with_130_and_a_word() {
     let mut said = String::new();
     stderr.read_line(&mut said).expect("text");
     assert_eq!(said, "girih: reading standard input\n");
+    // Waiting for it would close the pipe, and it would come to its end.
+    let pipe = child.stdin.take();
     let pid = child.id().to_string();
     Command::new("kill").args(["-INT", &pid]).status().expect("there is a kill");
     let status = child.wait().expect("it ends");
+    drop(pipe);
     assert_eq!(status.code(), Some(130));
     said.clear();
     stderr.read_to_string(&mut said).expect("text");
