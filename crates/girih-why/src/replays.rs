@@ -151,7 +151,12 @@ impl Case {
             // Nothing to plan: without a plan it is what it is without one.
             return self.replay(setting, Allocator::Stitch, &self.lives, None);
         }
-        self.replay(setting, setting.allocator, &self.lives, plan)
+        let fit = self.replay(setting, setting.allocator, &self.lives, plan)?;
+        if setting.allocator.is(Property::Plan) && !fit.fits {
+            // Nobody follows a plan that does not help.
+            return self.replay(setting, Allocator::Stitch, &self.lives, None);
+        }
+        Ok(fit)
     }
 
     /// True if the run would have fitted under `setting` with each of these requests `share` as
