@@ -94,7 +94,7 @@ fn a_generated_run_is_scheduled_near_its_bound() {
             let answer = Method::Girih.answer(step, &Links::default(), &budgets).unwrap();
             assert!(answer.fits);
             let over = answer.run.step_us / answer.bound_us;
-            assert!(over < 1.10, "{over} over the bound at {part} of {params:?}");
+            assert!(over < 1.15, "{over} over the bound at {part} of {params:?}");
         }
     }
 }
