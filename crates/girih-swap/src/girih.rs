@@ -106,7 +106,7 @@ impl<'a> Search<'a> {
             for by in [By::Idle, By::Before, By::After, By::Relief] {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
-                keep(&mut best, self.judge(gaps));
+                keep(&mut best, self.judge(&gaps));
             }
         }
         let mut best = best?;
@@ -115,7 +115,7 @@ impl<'a> Search<'a> {
                 break;
             }
             let other = self.neighbour(&best);
-            if let Some(other) = self.judge(other).filter(|other| other.is_better_than(&best)) {
+            if let Some(other) = self.judge(&other).filter(|other| other.is_better_than(&best)) {
                 best = other;
             }
         }
@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
     }
 
     /// What a choice costs; none if it does not keep the budget of the GPU.
-    fn judge(&self, gaps: Vec<bool>) -> Option<Choice> {
+    fn judge(&self, gaps: &[bool]) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         let mut best: Option<Choice> = None;
         let mut starts = self.starts.clone();
@@ -156,7 +156,7 @@ impl<'a> Search<'a> {
             let gpu = self.budgets.gpu;
             // By the times without waits: with them, what comes late would always seem to be in time.
             let items = fetches(self.step, self.links, gpu, &chosen, &freed, &self.starts);
-            let Some(choice) = self.settled(&gaps, &items, &mut starts) else { break };
+            let Some(choice) = self.settled(gaps, &items, &mut starts) else { break };
             let is_done = choice.cost.1 <= self.bound_us * CLOSE;
             keep(&mut best, Some(choice));
             if is_done {
@@ -187,7 +187,7 @@ impl<'a> Search<'a> {
         for gap in order.into_iter().take(self.tries as usize / 4) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
-            if let Some(other) = self.judge(gaps).filter(|other| other.is_better_than(&best)) {
+            if let Some(other) = self.judge(&gaps).filter(|other| other.is_better_than(&best)) {
                 best = other;
             }
         }

