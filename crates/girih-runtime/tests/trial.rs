@@ -3,12 +3,8 @@
 use std::sync::Arc;
 
 use girih_plan::{Budget, Place, Plan, Sequence, profile, solve, verify};
-use girih_runtime::caching::Config;
-use girih_runtime::replay::{Options, replay};
-use girih_runtime::sim::SimDevice;
 use girih_runtime::simulate::trial::tried;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
-use girih_runtime::{Lake, Policy};
 use girih_trace::generate::recording as small;
 use girih_trace::generate::{Buckets, Rng, Training, buckets, training};
 use girih_trace::{Iterations, Lifetimes, Trace};
@@ -98,28 +94,4 @@ fn nobody_follows_a_plan_that_does_not_help() {
     assert!(
         good.helps() && reserved(&run(&trace, Allocator::Planned, &Arc::new(good))) < trial.with
     );
-}
-
-/// The most that was held of a run by a lake that follows a plan nobody has tried, and how often it gave up.
-fn followed(trace: &Trace, plan: Plan) -> (u64, u64) {
-    let mut lake = Lake::of(Config::default()).with_plan(Arc::new(plan));
-    let mut device = SimDevice::new(1 << 40);
-    let (lives, options) = (Lifetimes::of(trace), Options::default());
-    replay(trace, &lives, &mut lake, &mut device, options).expect("no fault");
-    (Policy::stats(&lake).reserved_bytes.all().peak, lake.given_up())
-}
-
-#[test]
-fn a_plan_under_which_the_rest_finds_no_whole_pages_is_given_up() {
-    // Another run of the same program, whose steps are those that the plan knows and many that it does not.
-    let steps = SHAPE.steps;
-    let trace = buckets(&Buckets { kinds: 6, ..SHAPE }, 3);
-    for times in [1, 3, 7] {
-        let plan = plan_of(&buckets(&Buckets { steps, ..SHAPE }, 1));
-        let plan = Plan { in_use: 0, ..spread(&plan, times) };
-        verify(&plan).expect("wasteful, but right");
-        let stitch = reserved(&run(&trace, Allocator::Stitch, &Arc::default()));
-        let (held, given_up) = followed(&trace, plan);
-        eprintln!("{times}: {held} {stitch} {given_up}");
-    }
 }

@@ -95,6 +95,10 @@ impl Device for Gated {
         self.device.lock().unwrap().granularity()
     }
 
+    fn maps_twice(&self) -> bool {
+        self.device.lock().unwrap().maps_twice()
+    }
+
     fn prices(&self) -> Prices {
         self.device.lock().unwrap().prices()
     }

@@ -15,8 +15,8 @@ pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod row;
 pub(crate) mod stats;
-pub(crate) mod why;
 pub(crate) mod swap;
+pub(crate) mod why;
 
 use std::io::{self, Write};
 

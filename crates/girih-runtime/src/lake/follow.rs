@@ -30,6 +30,9 @@ use crate::policy::{AllocError, BlockId, Env, Request};
 
 /// Idle cells are lent that the plan does not want within so many requests, or within so many, or so many.
 const AHEAD: [usize; 3] = [4096, 512, 64];
+/// A plan is given up once one byte in so many more is held than without it.
+const STRAIN: u64 = 50;
+
 /// After so many misses in a row nobody knows what the plan will want.
 const LOST: u32 = 64;
 
@@ -148,7 +151,8 @@ impl Lake {
     /// cut the holes of the rest so finely that no page of them is whole.
     pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
         let Some(followed) = &self.followed else { return };
-        let bearable = self.with_slack(self.allowed(search)).max(followed.window.foreseen);
+        let bearable = self.allowed(search).max(followed.window.foreseen);
+        let bearable = bearable + bearable / STRAIN;
         if self.held.saturating_add(missing) > bearable {
             self.unfollow();
             self.given_up += 1;
