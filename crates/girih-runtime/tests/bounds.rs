@@ -72,22 +72,24 @@ impl<P: Policy> Machine<P> {
     /// A run in which a plan is taken up, does not fit, and is followed by another; in which holes are
     /// stitched, and an evaluation takes the pages of the arena.
     fn program(&mut self) {
-        let first = self.alloc(400 * MIB, 0, PoolId::DEFAULT);
+        // As much as the first plan has in use: there is room for its window, and it helps.
+        let first = self.alloc(1110 * MIB, 0, PoolId::DEFAULT);
         self.free(first);
         let stays: Vec<BlockId> =
             (0..8).map(|k| self.alloc((3 + 5 * k) * MIB, 0, PoolId::DEFAULT)).collect();
         for length in [3, 3, 3, 3, 3, 7, 3, 7, 3, 11, 11, 11, 11, 11, 11, 11, 5, 2, 9, 4, 11] {
             self.mark();
-            self.microbatch(length * MIB);
+            self.microbatch(4 * length * MIB);
             if length == 7 {
-                let blocks = [300, 210, 90].map(|size| self.alloc(size * MIB, 1, PoolId::DEFAULT));
+                let blocks =
+                    [1200, 840, 360].map(|size| self.alloc(size * MIB, 1, PoolId::DEFAULT));
                 blocks.into_iter().for_each(|block| self.free(block));
             }
         }
         // Another program: the plan does not fit, and goes.
         for length in [31, 33, 35, 37, 39, 41, 43, 45] {
             self.mark();
-            self.microbatch(length * MIB);
+            self.microbatch(4 * length * MIB);
         }
         stays.into_iter().for_each(|block| self.free(block));
     }

@@ -13,8 +13,10 @@ mod common;
 mod corpus;
 
 /// Recordings whose iterations are alike in sizes.
-const STEADY: [&str; 6] =
-    ["fsdp2_R_r0", "llama2b_N", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
+const STEADY: [&str; 5] =
+    ["fsdp2_R_r0", "llama2b_N", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0"];
+/// One whose plan holds 8 MiB more than none in its own run: nobody follows it.
+const UNHELPFUL: &str = "moe_R";
 /// Recordings whose iterations are not.
 const VARIED: [&str; 3] = ["gpt2m_R_vary", "llama2b_vary", "moe_vary"];
 /// The least efficiency where iterations repeat.
@@ -79,11 +81,11 @@ fn a_plan_of_the_first_half_serves_a_rest_that_is_like_it() {
 
 #[test]
 fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none_but_for_a_page() {
-    for name in STEADY.into_iter().chain(VARIED) {
+    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
         let halves = Halves::of(&corpus::recording(name));
         let held = [&halves.learnt, &halves.stitch].map(reserved);
         assert!(held[0] <= held[1] + PAGE, "{name}: {held:?}");
-        if VARIED.contains(&name) {
+        if !STEADY.contains(&name) {
             assert!(!halves.plan.is_reliable(), "{name}: the rest differs");
         }
     }
@@ -91,7 +93,7 @@ fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none_but_for
 
 #[test]
 fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_alike() {
-    for name in STEADY.into_iter().chain(VARIED) {
+    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
         let trace = corpus::recording(name);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
@@ -102,7 +104,7 @@ fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_ali
         let [first, second] = [Allocator::Auto, Allocator::Again].map(|of| run(&trace, of, &setup));
         let held = [&second, &first].map(reserved);
         assert!(held[0] <= held[1] + PAGE, "{name}: {held:?}");
-        if VARIED.contains(&name) {
+        if !STEADY.contains(&name) {
             assert_eq!(second.calls, first.calls, "{name}: it is another first launch");
         } else {
             assert!(second.efficiency() >= LEAST, "{name}: {:.4}", second.efficiency());
