@@ -159,8 +159,9 @@ fn quiet_says_nothing_aside_and_verbose_what_is_done() {
 #[test]
 fn ctrl_c_ends_a_command_with_130_and_a_word() {
     // A pipe that nobody writes to: the command waits in the middle of its work.
-    let mut child = Command::new(env!("CARGO_BIN_EXE_girih"))
-        .args(["-v", "why", "-"])
+    // What runs in the background of a script ignores Ctrl-C, and so would the command.
+    let mut child = Command::new("env")
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_girih"), "-v", "why", "-"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
