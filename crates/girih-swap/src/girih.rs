@@ -2,8 +2,8 @@
 //!
 //! Which tensors go is searched for: several covers of what is above the budget, the best of them taken apart and
 //! completed anew where it waits, until the step meets the bound or enough was tried. When they come back follows
-//! from the room there is ([`fetch`](crate::fetch)), when their bytes are free from who needs them
-//! ([`settle`](crate::settle)). At the end whatever can stay without cost stays.
+//! from the room there is (`fetch`), when their bytes are free from who needs them
+//! (`settle`). At the end whatever can stay without cost stays.
 //!
 //! A tensor that could not hide its own copies in its idle time is the last to be taken, so the last layers stay.
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Step`] is what one training step runs: operators with their times, the bytes alive during each, and the
 //! tensors that lie idle in between. A [`Schedule`] says which of them go and come over two [`Links`].
-//! [`simulate`] gives a schedule its times, [`check`] trusts neither, [`bound`] says what no schedule can beat, and
+//! [`simulate()`] gives a schedule its times, [`mod@check`] trusts neither, [`mod@bound`] says what no schedule can beat, and
 //! [`exact`] finds the best one of small steps. The methods that make schedules live one a file.
 //!
 //! This crate knows traces. It knows no CUDA, no Python, no clock and no unseeded chance.
