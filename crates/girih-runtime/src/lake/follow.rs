@@ -30,7 +30,8 @@ use crate::policy::{AllocError, BlockId, Env, Request};
 
 /// Idle cells are lent that the plan does not want within so many requests, or within so many, or so many.
 const AHEAD: [usize; 3] = [4096, 512, 64];
-/// A plan is given up once one byte in so many more is held than without it.
+
+/// A plan is given up once one byte in so many more is held than the bound says.
 const STRAIN: u64 = 50;
 
 /// After so many misses in a row nobody knows what the plan will want.
@@ -104,8 +105,8 @@ pub(super) struct Followed {
 }
 
 impl Lake {
-    /// A lake that follows `plan` from the first request on, unless it [does not help](Plan::helps). The plan must have passed
-    /// [`girih_plan::verify()`]: places that leave the window would otherwise be found out only when
+    /// A lake that follows `plan` from the first request on, unless it [does not help](Plan::helps). The plan
+    /// must have passed [`girih_plan::verify()`]: places that leave the window would otherwise be found out only when
     /// they are asked for.
     #[must_use]
     pub fn with_plan(mut self, plan: Arc<Plan>) -> Lake {
@@ -147,12 +148,12 @@ impl Lake {
         }
     }
 
-    /// Drops the plan if so many bytes more are held than stitching alone would hold: blocks in its places
-    /// cut the holes of the rest so finely that no page of them is whole.
+    /// Drops the plan if too much would be held with so many bytes more: blocks in its places cut the holes of
+    /// the rest so finely that no page of them is whole.
     pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
         let Some(followed) = &self.followed else { return };
         let bearable = self.allowed(search).max(followed.window.foreseen);
-        let bearable = bearable + bearable / STRAIN;
+        let bearable = bearable.saturating_add(bearable / STRAIN);
         if self.held.saturating_add(missing) > bearable {
             self.unfollow();
             self.given_up += 1;
