@@ -110,7 +110,7 @@ const INSIDE: [&str; 3] = [
     "CUDACachingAllocator.cpp:0 c10::cuda::CUDACachingAllocator::Native::malloc(unsigned long)",
 ];
 const MODULE: &str = "torch/nn/modules/module.py:1787 _call_impl";
-const MAIN: &str = "/work/run/train.py:90 <module>";
+const MAIN: &str = "/proj/run/train.py:90 <module>";
 
 /// The program of a reason and a seed.
 pub fn died(death: Death, seed: u64) -> Trace {
@@ -210,7 +210,7 @@ impl Program {
         let frames = [
             "torch/nn/modules/module.py:1344 convert",
             "torch/nn/modules/module.py:930 _apply",
-            "/work/run/train.py:20 build",
+            "/proj/run/train.py:20 build",
             MAIN,
         ];
         let embedding = self.shape.vocabulary * self.shape.width * self.shape.bytes;
@@ -230,17 +230,17 @@ impl Program {
     fn forward(&mut self, caller: &str) -> Vec<Vec<Live>> {
         let Shape { layers, saved, .. } = self.shape;
         let size = self.shape.activation();
-        let embedding = "/work/run/model.py:31 forward";
+        let embedding = "/proj/run/model.py:31 forward";
         let mut left = vec![vec![self.alloc(size, &[embedding, MODULE, caller, MAIN])]];
         for _ in 0..layers {
             let mut kept = Vec::new();
             for index in 0..saved {
-                let line = format!("/work/run/model.py:{} forward", 50 + index);
+                let line = format!("/proj/run/model.py:{} forward", 50 + index);
                 let frames = [
                     "torch/nn/functional.py:2000 linear",
                     &*line,
                     MODULE,
-                    "/work/run/model.py:33 forward",
+                    "/proj/run/model.py:33 forward",
                     MODULE,
                     caller,
                     MAIN,
@@ -251,7 +251,7 @@ impl Program {
             }
             left.push(kept);
         }
-        let head = "/work/run/model.py:36 forward";
+        let head = "/proj/run/model.py:36 forward";
         left.push(vec![self.alloc(self.shape.logits(), &[head, MODULE, caller, MAIN])]);
         left
     }
@@ -287,9 +287,9 @@ impl Program {
 
     /// A step of training; its lines come round.
     fn step(&mut self, optimizes: bool) {
-        let batch = self.alloc(8 * self.shape.tokens, &["/work/run/train.py:40 train", MAIN]);
-        let left = self.forward("/work/run/train.py:41 train");
-        let loss = self.alloc(512, &["/work/run/train.py:42 train", MAIN]);
+        let batch = self.alloc(8 * self.shape.tokens, &["/proj/run/train.py:40 train", MAIN]);
+        let left = self.forward("/proj/run/train.py:41 train");
+        let loss = self.alloc(512, &["/proj/run/train.py:42 train", MAIN]);
         self.backward(left);
         if optimizes {
             self.optimize();
@@ -304,7 +304,7 @@ impl Program {
             return;
         }
         let frames = |line: &'static str| {
-            [line, "torch/optim/optimizer.py:517 wrapper", "/work/run/train.py:44 train", MAIN]
+            [line, "torch/optim/optimizer.py:517 wrapper", "/proj/run/train.py:44 train", MAIN]
         };
         let sizes: Vec<u64> = self.weights.iter().map(|weight| weight.size).collect();
         if !self.has_states {
@@ -323,23 +323,23 @@ impl Program {
 
     /// A step of `total = total + loss`: its graph stays.
     fn accumulate(&mut self) {
-        self.alloc(8 * self.shape.tokens, &["/work/run/train.py:60 evaluate", MAIN]);
-        self.forward("/work/run/train.py:61 evaluate");
-        self.alloc(512, &["/work/run/train.py:62 evaluate", MAIN]);
+        self.alloc(8 * self.shape.tokens, &["/proj/run/train.py:60 evaluate", MAIN]);
+        self.forward("/proj/run/train.py:61 evaluate");
+        self.alloc(512, &["/proj/run/train.py:62 evaluate", MAIN]);
     }
 
     /// A list keeps what a step has made.
     fn keep(&mut self) {
         let size = 2 * self.shape.activation();
-        self.alloc(size, &["/work/run/train.py:47 train", MAIN]);
+        self.alloc(size, &["/proj/run/train.py:47 train", MAIN]);
     }
 
     /// A pass captured in a pool of its own; what it needed stays there, free.
     fn capture(&mut self) {
         self.pool = PoolId(1);
-        let left = self.forward("/work/run/train.py:30 capture");
+        let left = self.forward("/proj/run/train.py:30 capture");
         left.into_iter().flatten().for_each(|live| self.free(live));
-        self.alloc(self.shape.activation(), &["/work/run/train.py:31 capture", MAIN]);
+        self.alloc(self.shape.activation(), &["/proj/run/train.py:31 capture", MAIN]);
         self.pool = PoolId::DEFAULT;
     }
 
@@ -349,7 +349,7 @@ impl Program {
         // As large as what the model has: what is idle there must matter.
         let all: u64 = self.weights.iter().map(|weight| weight.size).sum();
         let size = self.shape.activation().max(all / (8 * self.shape.layers)).max(8 << 20);
-        let line = ["/work/run/data.py:12 prefetch", "/work/run/train.py:35 train", MAIN];
+        let line = ["/proj/run/data.py:12 prefetch", "/proj/run/train.py:35 train", MAIN];
         // Each segment is cut in two: what is freed is large, and what stays keeps it from going
         // back.
         let mut large = Vec::new();
@@ -365,8 +365,8 @@ impl Program {
 
     /// An evaluation that keeps no graph, and one line of which makes much more.
     fn evaluate(&mut self, times: u64) {
-        let line = ["/work/run/train.py:72 evaluate", MAIN];
-        let batch = self.alloc(8 * self.shape.tokens, &["/work/run/train.py:70 evaluate", MAIN]);
+        let line = ["/proj/run/train.py:72 evaluate", MAIN];
+        let batch = self.alloc(8 * self.shape.tokens, &["/proj/run/train.py:70 evaluate", MAIN]);
         let one = self.shape.activation() * self.shape.layers * self.shape.saved;
         for _ in 0..times {
             self.alloc(one, &line);
