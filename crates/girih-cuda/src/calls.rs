@@ -34,12 +34,16 @@ pub struct Calls {
     pub stream_wait: u64,
     /// `cuEventSynchronize`, `cuStreamSynchronize` and `cuCtxSynchronize`.
     pub synchronize: u64,
+    /// `cuMemcpyDtoHAsync`.
+    pub copy_out: u64,
+    /// `cuMemcpyHtoDAsync`.
+    pub copy_in: u64,
 }
 
 impl Calls {
     /// All calls together.
     pub fn total(&self) -> u64 {
-        self.memory() + self.order()
+        self.memory() + self.order() + self.copy_out + self.copy_in
     }
 
     /// Calls that give, take or look at memory.

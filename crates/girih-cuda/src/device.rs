@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::books::{Books, misuse};
 use crate::calls::Calls;
 use crate::context::{BegunAlloc, Scope, Waiter};
+use crate::copies::CopyBooks;
 use crate::driver::types::{
     CuAccess, CuAttribute, CuContext, CuDevice, CuMemory, CuProperties, CuResult, Features,
 };
@@ -107,6 +108,7 @@ pub struct CudaDevice {
     pub(crate) others: Vec<Other>,
     pub(crate) calls: Calls,
     times: Times,
+    pub(crate) copies: CopyBooks,
 }
 
 impl CudaDevice {
@@ -162,6 +164,7 @@ impl CudaDevice {
             others: Vec::new(),
             calls: Calls::default(),
             times: Times::default(),
+            copies: CopyBooks::default(),
         })
     }
 
@@ -503,7 +506,7 @@ impl Drop for CudaDevice {
     /// When the process ends the driver may be gone already: it refuses then, and all is well.
     fn drop(&mut self) {
         if let Ok(_scope) = self.enter_relaxed() {
-            for event in self.events.drain() {
+            for event in self.events.drain().chain(self.copies.timers.drain()) {
                 let _ = self.driver.destroy_event(event);
             }
         }

@@ -8,6 +8,7 @@
 //!  policy ──► Device ──► CudaDevice ── books: what is allocated, created, mapped; refuses misuse
 //!                          │           order: events, fences, streams; peers, counters
 //!                          │           ipc: memory of other processes
+//!                          │           copies: to and from pinned memory of the host
 //!                          ▼
 //!                        Scope: our context is current, a capture is not disturbed
 //!                          ▼
@@ -23,6 +24,7 @@
 mod books;
 mod calls;
 mod context;
+mod copies;
 mod device;
 pub mod driver;
 mod events;

@@ -10,6 +10,7 @@ mod beside;
 pub mod caching;
 mod chain;
 pub mod conform;
+pub mod copies;
 pub mod device;
 pub mod direct;
 mod free_set;
@@ -34,6 +35,7 @@ pub mod waste;
 pub mod wrapper;
 
 pub use auto::Auto;
+pub use copies::{Copies, HostAddress, Pinner, TimeStamp};
 pub use device::{
     Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };

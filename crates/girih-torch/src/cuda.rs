@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use girih_cuda::ipc::{self, IpcError};
 use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
-use girih_runtime::{Address, DeviceError};
+use girih_runtime::{Address, Copies, DeviceError};
 use girih_trace::StreamId;
 
 use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
@@ -112,6 +112,10 @@ impl HeapDevice for CudaDevice {
     fn memory_time(&self) -> Duration {
         CudaDevice::memory_time(self)
     }
+
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(self)
+    }
 }
 
 impl HeapDevice for Phantom {
@@ -185,6 +189,8 @@ fn by_name(calls: Calls) -> Vec<(&'static str, u64)> {
         event_query,
         stream_wait,
         synchronize,
+        copy_out,
+        copy_in,
     } = calls;
     vec![
         ("alloc", alloc),
@@ -202,5 +208,7 @@ fn by_name(calls: Calls) -> Vec<(&'static str, u64)> {
         ("query_event", event_query),
         ("wait_event", stream_wait),
         ("synchronize", synchronize),
+        ("copy_out", copy_out),
+        ("copy_in", copy_in),
     ]
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use girih_cuda::StreamHandle;
 use girih_runtime::sim::{Call, SimDevice};
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
+use girih_runtime::{Address, Copies, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_trace::StreamId;
 
 use crate::cuda;
@@ -76,6 +76,11 @@ pub trait HeapDevice: Device + Send {
     /// How long those of them took that give, take or map memory. Nothing of a device that does not tell.
     fn memory_time(&self) -> Duration {
         Duration::ZERO
+    }
+
+    /// The device as one that copies to the host and back; none if it cannot.
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        None
     }
 }
 

@@ -21,7 +21,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use girih_cuda::StreamHandle;
-use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
+use girih_runtime::{Address, Copies, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_trace::StreamId;
 
 use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
@@ -208,5 +208,9 @@ impl HeapDevice for Sourced {
 
     fn memory_time(&self) -> Duration {
         self.device.memory_time()
+    }
+
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        self.device.copies()
     }
 }

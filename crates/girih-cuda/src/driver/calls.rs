@@ -19,7 +19,8 @@ use super::table::Table;
 use super::types::{
     CAPTURE_ACTIVE, CAPTURE_NONE, CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice,
     CuEvent, CuGraph, CuIpcHandle, CuMemory, CuNode, CuProperties, CuResult, CuStream,
-    EVENT_DISABLE_TIMING, GRANULARITY_MINIMUM, IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR,
+    EVENT_DEFAULT, EVENT_DISABLE_TIMING, GRANULARITY_MINIMUM, HOST_REGISTER_PORTABLE,
+    IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR, STREAM_NON_BLOCKING,
 };
 
 /// A call that the driver refused.
@@ -344,6 +345,58 @@ impl Driver {
             out,
             EVENT_DISABLE_TIMING
         ))
+    }
+
+    /// An event that takes the time.
+    pub(crate) fn create_timer(&self) -> Result<CuEvent, Failure> {
+        give!("cuEventCreate", CuEvent(0), |out| (self.table.event_create)(out, EVENT_DEFAULT))
+    }
+
+    /// Milliseconds between two events that take the time. None while one of them is not done.
+    pub(crate) fn elapsed(&self, from: CuEvent, to: CuEvent) -> Result<Option<f32>, Failure> {
+        let asked = give!("cuEventElapsedTime", 0.0, |out| (self.table.event_elapsed)(
+            out, from, to
+        ));
+        match asked {
+            Err(Failure { code: CuResult::NOT_READY, .. }) => Ok(None),
+            asked => asked.map(Some),
+        }
+    }
+
+    /// A stream that waits for no other by itself.
+    pub(crate) fn create_stream(&self) -> Result<CuStream, Failure> {
+        give!("cuStreamCreate", CuStream(0), |out| (self.table.stream_create)(
+            out,
+            STREAM_NON_BLOCKING
+        ))
+    }
+
+    /// Pins memory of the host, for good.
+    pub(crate) fn register(&self, host: &'static mut [u8]) -> Result<(), Failure> {
+        let (start, size) = (host.as_mut_ptr().cast(), host.len());
+        make!("cuMemHostRegister", (self.table.host_register)(start, size, HOST_REGISTER_PORTABLE))
+    }
+
+    /// Queues a copy to the host.
+    pub(crate) fn copy_out(
+        &self,
+        from: u64,
+        to: u64,
+        size: usize,
+        stream: CuStream,
+    ) -> Result<(), Failure> {
+        make!("cuMemcpyDtoHAsync", (self.table.copy_out)(to as *mut c_void, from, size, stream))
+    }
+
+    /// Queues a copy from the host.
+    pub(crate) fn copy_in(
+        &self,
+        from: u64,
+        to: u64,
+        size: usize,
+        stream: CuStream,
+    ) -> Result<(), Failure> {
+        make!("cuMemcpyHtoDAsync", (self.table.copy_in)(to, from as *const c_void, size, stream))
     }
 
     pub(crate) fn record_event(&self, event: CuEvent, stream: CuStream) -> Result<(), Failure> {

@@ -99,11 +99,17 @@ table! {
         ipc_open = "cuIpcOpenMemHandle_v2" (*mut u64, CuIpcHandle, c_uint);
         ipc_close = "cuIpcCloseMemHandle" (u64);
 
+        host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, CuStream);
+        copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, CuStream);
+
         event_create = "cuEventCreate" (*mut CuEvent, c_uint);
+        event_elapsed = "cuEventElapsedTime" (*mut f32, CuEvent, CuEvent);
         event_record = "cuEventRecord" (CuEvent, CuStream);
         event_query = "cuEventQuery" (CuEvent);
         event_synchronize = "cuEventSynchronize" (CuEvent);
         event_destroy = "cuEventDestroy_v2" (CuEvent);
+        stream_create = "cuStreamCreate" (*mut CuStream, c_uint);
         stream_wait_event = "cuStreamWaitEvent" (CuStream, CuEvent, c_uint);
         stream_synchronize = "cuStreamSynchronize" (CuStream);
         stream_is_capturing = "cuStreamIsCapturing" (CuStream, *mut c_uint);

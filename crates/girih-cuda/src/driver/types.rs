@@ -128,6 +128,12 @@ pub(crate) struct Features {
 pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub(crate) const GRANULARITY_MINIMUM: u32 = 0;
+/// `CU_STREAM_NON_BLOCKING`.
+pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
+pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
+/// `CU_EVENT_DEFAULT`.
+pub(crate) const EVENT_DEFAULT: u32 = 0;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.

@@ -10,7 +10,7 @@ use std::os::fd::{FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
-use super::{DEVICES, MIB, Mapped, Memory, State, UNIT, graphs, with};
+use super::{DEVICES, MIB, Mapped, Memory, State, UNIT, copies, graphs, with};
 use crate::driver::table::Table;
 use crate::driver::types::{
     CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice, CuEvent, CuIpcHandle, CuMemory,
@@ -20,7 +20,7 @@ use crate::driver::types::{
 const OUT_OF_MEMORY: CuResult = CuResult::OUT_OF_MEMORY;
 pub(super) const INVALID: CuResult = CuResult::INVALID_VALUE;
 /// `CUDA_ERROR_INVALID_HANDLE`.
-const INVALID_HANDLE: CuResult = CuResult(400);
+pub(super) const INVALID_HANDLE: CuResult = CuResult(400);
 
 /// A call: counts it, runs it, and turns its result into a number.
 pub(super) fn call(
@@ -34,7 +34,7 @@ pub(super) fn call(
 }
 
 /// A call that needs a current context, and that a capture cannot hold.
-fn memory_call(
+pub(super) fn memory_call(
     name: &'static str,
     body: impl FnOnce(&mut State) -> Result<(), CuResult>,
 ) -> CuResult {
@@ -559,11 +559,16 @@ pub(crate) fn table() -> Table {
         ipc_get,
         ipc_open,
         ipc_close,
+        host_register: copies::host_register,
+        copy_out: copies::copy_out,
+        copy_in: copies::copy_in,
         event_create,
+        event_elapsed: copies::event_elapsed,
         event_record,
         event_query,
         event_synchronize,
         event_destroy,
+        stream_create: copies::stream_create,
         stream_wait_event,
         stream_synchronize,
         stream_is_capturing,

@@ -3,6 +3,7 @@
 //! Its state belongs to the thread, so that tests do not meet. It refuses what the driver refuses,
 //! can be told which call fails, and can describe itself, to be compared before and after.
 
+mod copies;
 mod functions;
 mod graphs;
 
@@ -72,6 +73,10 @@ pub(crate) struct State {
     pub(crate) identities: BTreeMap<usize, u64>,
     /// No context can be pushed.
     pub(crate) refuses_push: bool,
+    /// Memory of the host that is pinned: first address and bytes.
+    pub(crate) pinned: BTreeMap<usize, usize>,
+    /// What was copied to an address of the device.
+    pub(crate) contents: BTreeMap<u64, Vec<u8>>,
     calls: Vec<&'static str>,
     fault: Option<(usize, CuResult)>,
 }
@@ -130,6 +135,8 @@ impl State {
             without_rdma: false,
             without_sharing: false,
             identities: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+            contents: BTreeMap::new(),
             refuses_push: false,
             calls: Vec::new(),
             fault: None,

@@ -1,6 +1,7 @@
 //! The device on a driver that is played by functions of our own.
 
 mod capture;
+mod copies;
 mod device;
 mod faults;
 mod fences;

@@ -1,0 +1,80 @@
+//! Copies of the fake driver, which are done at once, and its clock, which never goes on.
+#![expect(unsafe_code, reason = "memory of the host is read and written, as the driver does")]
+
+use std::ffi::{c_uint, c_void};
+
+use super::State;
+use super::functions::{INVALID, INVALID_HANDLE, call, check, memory_call, put};
+use crate::driver::types::{CuEvent, CuResult, CuStream};
+
+pub(super) extern "C" fn host_register(host: *mut c_void, size: usize, _: c_uint) -> CuResult {
+    memory_call("cuMemHostRegister", |state| {
+        let start = host as usize;
+        check(start.is_multiple_of(4096) && size > 0, INVALID)?;
+        state.pinned.insert(start, size);
+        Ok(())
+    })
+}
+
+/// Refuses what is not pinned, and what is no memory of the device.
+fn check_copy(state: &State, host: usize, device: u64, size: usize) -> Result<(), CuResult> {
+    state.current()?;
+    let pinned = state.pinned.range(..=host).next_back();
+    check(pinned.is_some_and(|(&at, &bytes)| host + size <= at + bytes), INVALID)?;
+    let end = device + size as u64;
+    let allocated = state.allocations.range(..=device).next_back();
+    let mapped = state.mappings.range(..=device).next_back();
+    let holds = allocated.is_some_and(|(&at, &bytes)| end <= at + bytes)
+        || mapped.is_some_and(|(&at, mapped)| device < at + mapped.size);
+    check(holds, INVALID)
+}
+
+pub(super) extern "C" fn copy_out(
+    to: *mut c_void,
+    from: u64,
+    size: usize,
+    stream: CuStream,
+) -> CuResult {
+    call("cuMemcpyDtoHAsync", |state| {
+        state.names(stream.0);
+        check_copy(state, to as usize, from, size)?;
+        let bytes = state.contents.get(&from).cloned().unwrap_or_else(|| vec![0; size]);
+        let count = bytes.len().min(size);
+        // SAFETY: the range was checked to be pinned memory, which is never given back.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), count) };
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn copy_in(
+    to: u64,
+    from: *const c_void,
+    size: usize,
+    stream: CuStream,
+) -> CuResult {
+    call("cuMemcpyHtoDAsync", |state| {
+        state.names(stream.0);
+        check_copy(state, from as usize, to, size)?;
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
+        state.contents.insert(to, bytes.to_vec());
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn stream_create(out: *mut CuStream, _flags: c_uint) -> CuResult {
+    call("cuStreamCreate", |state| {
+        state.current()?;
+        put(out, CuStream(state.fresh(1) as usize));
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn event_elapsed(out: *mut f32, from: CuEvent, to: CuEvent) -> CuResult {
+    call("cuEventElapsedTime", |state| {
+        let of = |event: CuEvent| state.events.get(&event.0).ok_or(INVALID_HANDLE);
+        check(of(from)?.is_empty() && of(to)?.is_empty(), CuResult::NOT_READY)?;
+        put(out, 0.5);
+        Ok(())
+    })
+}
