@@ -54,6 +54,8 @@ def enable(
     plan_dir: str | os.PathLike[str] | bool | None = None,
     conf: str | None = None,
     trace: str | os.PathLike[str] | None = None,
+    gpu_budget: int | str | None = None,
+    host_budget: int | str | None = None,
     **options: Any,
 ) -> None:
     """Makes Girih the allocator of this process. Call it before CUDA starts.
@@ -67,6 +69,9 @@ def enable(
             False.
         conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
         trace: where the recording of the run is written at its end.
+        gpu_budget: what may be held of each GPU, as bytes or like "60GiB": saved tensors that do not
+            fit go to the host, and come back before they are used. Without it nothing is swapped.
+        host_budget: what they may take there, pinned; half of what is available if None.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
             passes of the model's first two levels; `hooks=False` sets no hooks at all;
             `gmlake_limit=BYTES` is the fragmentation limit of the mode `gmlake`; others go to the
@@ -83,8 +88,9 @@ def enable(
         GirihError: if CUDA has started already, if Girih is enabled with other arguments, or if
             an argument is wrong. The text says what to do.
     """
+    budgets = {"gpu_budget": gpu_budget, "host_budget": host_budget}
     settings = _settings.make(
-        mode, plan=plan, plan_dir=plan_dir, conf=conf, trace=trace, options=options
+        mode, plan=plan, plan_dir=plan_dir, conf=conf, trace=trace, options=options | budgets
     )
     _process.enable(settings)
 

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from girih import _hooks, _integrations, _key, _modules, _paths, _run_time, _terminate
+from girih import _hooks, _integrations, _key, _modules, _paths, _run_time, _saved, _terminate
 from girih._errors import GirihError, GirihWarning, UnavailableError
 from girih._imports import when_imported
 from girih._install import install
@@ -275,6 +275,8 @@ def _set_hooks(settings: Settings) -> Watch:
     from girih import _native
 
     watch = Watch(_native.mark)
+    if "gpu_budget" in settings.options:
+        _saved.install(torch)
     try:
         if settings.option("hooks", True):
             _hooks.install(torch, watch)

@@ -125,7 +125,17 @@ _OURS = (
 
 
 # Options with a value, and those without; both before the program.
-_VALUED = ("--mode", "--plan", "--plan-dir", "--trace", "--conf", "--report", "--option")
+_VALUED = (
+    "--mode",
+    "--plan",
+    "--plan-dir",
+    "--trace",
+    "--conf",
+    "--report",
+    "--gpu-budget",
+    "--host-budget",
+    "--option",
+)
 _PLAIN = ("--why", "--modules", "--no-hooks", "--no-plan-dir", "--quiet", "-q", "--help", "-h")
 
 
@@ -175,6 +185,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="=FILE",
         help="records the run, and writes why if it runs out of memory (girih-why.txt)",
     )
+    add("--gpu-budget", metavar="SIZE", help="swaps what is above so much of each GPU (60GiB)")
+    add("--host-budget", metavar="SIZE", help="swaps at most so much to the host (100GiB)")
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
     add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")
@@ -189,6 +201,9 @@ def _settings_of(options: argparse.Namespace) -> _settings.Settings:
         if not equals:
             raise GirihError(f"--option {text}: write name=value")
         further[name] = _json_or_text(value)
+    for name in ("gpu_budget", "host_budget"):
+        if (size := getattr(options, name)) is not None:
+            further[name] = size
     if options.modules:
         further["modules"] = True
     if options.no_hooks:

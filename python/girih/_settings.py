@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from girih import _paths, _ranks
+from girih import _paths, _ranks, _sizes
 from girih._errors import GirihError
 from girih._toolchain import release_of
 
@@ -131,8 +131,17 @@ def make(
         plan_dir=None if plan_dir is False else str(Path(plan_dir).absolute()),
         conf=conf,
         trace=None if trace is None else str(Path(trace).absolute()),
-        options=dict(options or {}),
+        options=_with_sizes(options or {}),
     )
+
+
+def _with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose sizes are bytes."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in ("gpu_budget", "host_budget"):
+        if name in given:
+            given[name] = _sizes.parse(name, given[name])
+    return given
 
 
 def torch_conf(release: tuple[int, int], environ: Mapping[str, str] = os.environ) -> str:

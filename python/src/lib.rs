@@ -12,6 +12,7 @@
 //! Every function gives Python's lock up while it works: a heap's lock may be held for as long as a
 //! driver call takes, and other Python threads must not wait for that.
 
+mod saved;
 mod why;
 
 use girih_torch::control;
@@ -29,6 +30,8 @@ mod native {
         abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,
         plan_file, report, save_trace, shim_sources, take_warnings, why_refused,
     };
+    #[pymodule_export]
+    use super::saved::{Saved, pack, unpack};
 }
 
 /// Version of the C interface (`GIRIH_ABI` of girih.h) that this library implements.

@@ -101,6 +101,11 @@ impl AllocError {
         }
     }
 
+    /// True if there is too little memory: it may help to free some and to ask again.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, AllocError::OutOfMemory { .. })
+    }
+
     /// The same error, of a request that was refused before anything was given back for it.
     pub(crate) fn into_rejection(mut self) -> AllocError {
         if let AllocError::OutOfMemory { is_rejection, .. } = &mut self {

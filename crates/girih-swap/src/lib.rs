@@ -24,6 +24,7 @@ pub mod policies;
 pub mod record;
 mod room;
 pub mod schedule;
+pub mod sequences;
 mod settle;
 pub mod simulate;
 pub mod step;

@@ -5,7 +5,8 @@ mod common;
 use arbtest::arbtest;
 use common::{generated, slow, small_step};
 use girih_swap::execute::{Passive, execute};
-use girih_swap::policies::{Policies, WINDOW};
+use girih_swap::policies::Policies;
+use girih_swap::sequences::{SEQUENCES_MAX, WINDOW};
 use girih_swap::{Answer, Budgets, Later, Links, Method, Step, Steps, capuchin, later};
 use girih_trace::generate::{Change, ChangeKind, Training};
 
@@ -136,6 +137,6 @@ fn policies_that_are_too_many_go_by_their_last_use() {
     for kind in 0..12 {
         policies.learn(&step(kind), &girih_swap::Schedule::default());
     }
-    assert_eq!(policies.count(), girih_swap::policies::POLICIES_MAX);
+    assert_eq!(policies.count(), SEQUENCES_MAX);
     assert!(policies.knows(&step(11)) && !policies.knows(&step(0)));
 }

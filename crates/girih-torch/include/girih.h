@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 4
+#define GIRIH_ABI 5
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -264,6 +264,22 @@ typedef struct girih_block {
 typedef void (*girih_visitor)(void *user, const girih_segment *segment, const girih_block *blocks,
                               size_t block_count);
 girih_status girih_visit(int32_t device, girih_visitor visitor, void *user);
+
+/* ---- storages ---- */
+
+/* What swapping does with a storage, a c10::StorageImpl by its address, that saved tensors keep alive. None of them
+ * calls this library, takes a lock, or needs Python. */
+/* The tensors over it. */
+typedef uint64_t (*girih_owners)(uint64_t storage);
+/* Where its bytes are now; 0 if it has none. */
+typedef uint64_t (*girih_address)(uint64_t storage);
+/* Takes its bytes out, which the caller frees. Their address. */
+typedef uint64_t (*girih_take)(uint64_t storage);
+/* Puts bytes into one that has none; its end frees them with girih_free. */
+typedef void (*girih_give)(uint64_t storage, uint64_t address);
+/* From now on storages are got at with these. The first call of the process counts. */
+void girih_set_storages(girih_owners owners, girih_address address, girih_take take,
+                        girih_give give);
 
 /* ---- other processes ---- */
 

@@ -6,6 +6,7 @@
 #include "allocator.h"
 
 #include "settings.h"
+#include "storages.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +53,7 @@ void install() {
   }
   std::atexit(&note_exit);
   follow_settings();
+  lend_storages();
   torch_cuda::allocator.store(&allocator);
   // 1 is above the priority of torch's own, which is there already.
   c10::SetAllocator(c10::DeviceType::CUDA, &allocator, 1);

@@ -7,7 +7,7 @@
 //! One file for each part of the header: `types` what both sides share, `error` the thread's last
 //! error, `blocks` life and blocks, `memory` what is held, `settings` what a program
 //! changes, `pools` pools and checkpoints, `view`
-//! statistics and layout, `sink` events, `ipc` other processes.
+//! statistics and layout, `sink` events, `storages` those of tensors, `ipc` other processes.
 
 #![expect(unsafe_code, reason = "a C interface has names of its own and takes pointers")]
 
@@ -18,6 +18,7 @@ pub mod memory;
 pub mod pools;
 pub mod settings;
 mod sink;
+pub mod storages;
 mod types;
 pub mod view;
 
@@ -29,7 +30,7 @@ pub use self::types::{
 };
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
-pub const ABI: u32 = 4;
+pub const ABI: u32 = 5;
 
 /// The interface that this library has.
 #[unsafe(no_mangle)]

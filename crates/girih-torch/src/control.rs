@@ -18,6 +18,8 @@ use girih_trace::{Iterations, Lifetimes, MarkKind, Recording, Trace};
 use serde::Serialize;
 
 pub(crate) use self::files::write_whole;
+use crate::error::HeapError;
+pub use crate::heap::Saved;
 use crate::heap::Heap;
 use crate::heaps;
 use crate::kept_plans;
@@ -159,6 +161,47 @@ pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
 /// `{device}` for the number of the device: as the mode `plan` takes it.
 pub fn plan_file(folder: &str, key: &str) -> String {
     kept_plans::plan_file(Path::new(folder), key, "{device}").to_string_lossy().into_owned()
+}
+
+/// Autograd saves a tensor of a device, on the stream of that handle. The id of its record; 0 if it has none.
+///
+/// # Errors
+/// What the driver refused.
+pub fn save(device: i32, saved: Saved, stream: u64) -> Result<u64, String> {
+    heaps::existing(device)
+        .map_or(Ok(0), |heap| heap.save(saved, stream))
+        .map_err(|error| error.to_string())
+}
+
+/// Autograd is about to use a saved tensor of a device that has a record: it is there then.
+///
+/// # Errors
+/// What the driver refused, or that there is too little memory; the latter begins as PyTorch's own error does.
+pub fn use_saved(device: i32, id: u64, stream: u64) -> Result<(), SavedError> {
+    let used = heaps::heap(device).and_then(|heap| heap.use_saved(id, stream));
+    used.map_err(|error| match &*error {
+        HeapError::OutOfMemory(oom) => SavedError::OutOfMemory(oom.text.clone()),
+        other => SavedError::Other(other.to_string()),
+    })
+}
+
+/// Why a saved tensor is not there. Sentences for a user.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SavedError {
+    /// The GPU has too little memory for it.
+    OutOfMemory(String),
+    /// Another reason.
+    Other(String),
+}
+
+/// Autograd has given up a saved tensor that has a record.
+///
+/// # Errors
+/// What the driver refused.
+pub fn drop_saved(device: i32, id: u64) -> Result<(), String> {
+    heaps::existing(device)
+        .map_or(Ok(()), |heap| heap.drop_saved(id))
+        .map_err(|error| error.to_string())
 }
 
 /// The process ends: frees do nothing from now on. To be called once CUDA is about to go.

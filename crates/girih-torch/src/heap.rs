@@ -14,6 +14,7 @@ mod captures;
 mod memory;
 mod pools;
 mod state;
+mod swapping;
 mod unlocked;
 mod view;
 
@@ -23,6 +24,7 @@ use girih_trace::{MarkKind, PoolId};
 pub(crate) use self::memory::check_fraction;
 pub use self::pools::HeapCheckpoint;
 pub(crate) use self::state::{State, add_warning};
+pub use self::swapping::Saved;
 use crate::abi::Sink;
 use crate::device::HeapDevice;
 use crate::error::{HeapError, Outcome, bug};

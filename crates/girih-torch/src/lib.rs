@@ -35,12 +35,13 @@ mod recorder;
 mod settings;
 mod sources;
 mod streams;
+pub mod swap;
 mod sync;
 mod units;
 
 pub use device::{BegunAlloc, Closing, Exported, HeapDevice, Wait};
 pub use error::{HeapError, Outcome};
-pub use heap::{Heap, HeapCheckpoint};
+pub use heap::{Heap, HeapCheckpoint, Saved};
 pub use oom::OutOfMemory;
 pub use settings::{Mode, Settings, Simulated};
 pub use sources::{Source, SourceAlloc, SourceFree};

@@ -14,6 +14,8 @@ use girih_runtime::caching::{Config, ConfigError, TieOrder};
 use girih_runtime::gmlake;
 use serde::Deserialize;
 
+use crate::swap::SwapSettings;
+
 /// What decides where blocks go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -136,6 +138,8 @@ pub struct Settings {
     pub gmlake: gmlake::Config,
     /// A device without a GPU.
     pub sim: Option<Simulated>,
+    /// What may be where, if what does not fit is swapped.
+    pub swap: SwapSettings,
     /// What a user should be told of the text.
     pub warnings: Vec<String>,
 }
@@ -156,6 +160,8 @@ struct Written {
     record_bytes: Option<u64>,
     phantom_capacity: Option<u64>,
     gmlake_limit: Option<u64>,
+    gpu_budget: Option<u64>,
+    host_budget: Option<u64>,
     sim: Option<Simulated>,
 }
 
@@ -182,6 +188,8 @@ impl Settings {
     /// | `phantom_capacity` | bytes of the phantom device |
     /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
     /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
+    /// | `gpu_budget` | bytes that the heap of a device may hold: what does not fit goes to the host, if `auto`, `plan` or `stitch` is the mode |
+    /// | `host_budget` | bytes of the host for that, pinned; a half of what is available without it |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU; with `"virtual_memory": false` one that cannot map memory |
     ///
     /// # Errors
@@ -195,7 +203,7 @@ impl Settings {
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
         let Written { record_bytes, phantom_capacity, gmlake_limit, .. } = written;
-        let Written { sim, plans_by_gpu, .. } = written;
+        let Written { sim, plans_by_gpu, gpu_budget, host_budget, .. } = written;
         let (conf, is_for_girih) =
             conf.map_or_else(|| (torch_conf.unwrap_or_default(), false), |conf| (conf, true));
         let mut config = Config::default();
@@ -248,6 +256,7 @@ impl Settings {
             phantom_capacity,
             gmlake,
             sim,
+            swap: swap_settings(mode, gpu_budget, host_budget)?,
             warnings,
         })
     }
@@ -310,6 +319,25 @@ fn gmlake_settings(mode: Mode, limit: Option<u64>) -> Result<gmlake::Config, Str
         }
         Some(bytes) => Ok(gmlake::Config { fragmentation_limit: bytes, ..published }),
         None => Ok(published),
+    }
+}
+
+/// What is swapped.
+fn swap_settings(
+    mode: Mode,
+    gpu_budget: Option<u64>,
+    host_budget: Option<u64>,
+) -> Result<SwapSettings, String> {
+    match gpu_budget {
+        None if host_budget.is_some() => Err("the settings of Girih: `host_budget` says how much may \
+                                              be swapped; say with `gpu_budget` what the GPU may hold"
+            .to_owned()),
+        Some(_) if !mode.stitches() => Err(format!(
+            "the settings of Girih: `gpu_budget` needs the mode `auto`, `plan` or `stitch`, and this is \
+             `{}`: elsewhere bytes that are let go of come back in pieces",
+            mode.name()
+        )),
+        _ => Ok(SwapSettings { gpu_budget, host_budget }),
     }
 }
 

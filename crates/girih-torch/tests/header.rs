@@ -16,7 +16,7 @@ use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use girih_torch::abi::{self, blocks, ipc, memory, pools, settings, view};
+use girih_torch::abi::{self, blocks, ipc, memory, pools, settings, storages, view};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -130,6 +130,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         view.girih_reset_accumulated_stats,
         view.girih_visit_pools,
         view.girih_visit,
+        storages.girih_set_storages,
         ipc.girih_ipc_export,
         ipc.girih_ipc_open,
         ipc.girih_ipc_close,
@@ -255,6 +256,10 @@ fn rust_type(c: &str) -> String {
         "girih_stats" => "Stats",
         "girih_checkpoint" => "HeapCheckpoint",
         "girih_sink" => "Option<SinkFunction>",
+        "girih_owners" => "Option<OwnersFunction>",
+        "girih_address" => "Option<AddressFunction>",
+        "girih_take" => "Option<TakeFunction>",
+        "girih_give" => "Option<GiveFunction>",
         "girih_source_alloc" => "Option<SourceAlloc>",
         "girih_source_free" => "Option<SourceFree>",
         "girih_visitor" => "Option<Visitor>",

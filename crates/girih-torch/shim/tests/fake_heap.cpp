@@ -381,6 +381,18 @@ girih_status girih_reset_accumulated_stats(int32_t) {
   return GIRIH_OK;
 }
 
+void girih_set_storages(
+    girih_owners owners,
+    girih_address address,
+    girih_take take,
+    girih_give give) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  fake::heap().owners = owners;
+  fake::heap().address = address;
+  fake::heap().take = take;
+  fake::heap().give = give;
+}
+
 void girih_set_sink(girih_sink sink, void* user) {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_sink = sink;

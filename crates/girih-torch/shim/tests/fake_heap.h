@@ -43,6 +43,11 @@ struct Heap {
   girih_source_alloc source_alloc = nullptr;
   girih_source_free source_free = nullptr;
   void* source_user = nullptr;
+  // How storages are got at.
+  girih_owners owners = nullptr;
+  girih_address address = nullptr;
+  girih_take take = nullptr;
+  girih_give give = nullptr;
   int frees = 0;
   int empties = 0;
   int ipc_opened = 0;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::heap::{Heap, State};
 use crate::heaps;
 use crate::oom::OutOfMemory;
+use crate::swap::SwapReport;
 
 /// All devices.
 #[derive(Serialize)]
@@ -66,6 +67,8 @@ pub(super) struct Report {
     /// Seconds that planning took beside the run.
     planning_seconds: f64,
     plan: Option<PlanSummary>,
+    /// What swapping did; null if nothing is swapped.
+    swap: Option<SwapReport>,
     /// What users should be told, and were not yet: `take_warnings`.
     warnings: Vec<String>,
 }
@@ -193,6 +196,7 @@ fn look(state: &mut State) -> Report {
         switches: state.engine.switches(),
         planning_seconds: state.background.seconds(),
         plan: state.engine.plan().map(PlanSummary::of),
+        swap: state.swap_report(),
         warnings: state.warnings.clone(),
     }
 }

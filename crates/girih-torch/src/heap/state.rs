@@ -23,6 +23,7 @@ use crate::recorder::Recorder;
 use crate::settings::{Mode, Release, Settings};
 use crate::sources::{Source, Sourced};
 use crate::streams::StreamKey;
+use crate::swap::Swap;
 
 /// The inside of a heap.
 pub(crate) struct State {
@@ -60,6 +61,8 @@ pub(crate) struct State {
     pub(crate) warnings: Vec<String>,
     /// A plan file is followed, and the user was not told that it does not fit.
     watches_fit: bool,
+    /// What does not fit goes to the host. Taken out while it works.
+    pub(super) swap: Option<Box<Swap>>,
 }
 
 /// Warnings that are kept until somebody takes them.
@@ -116,8 +119,10 @@ impl State {
             last_oom: None,
             warnings,
             watches_fit,
+            swap: None,
         };
         state.look_at_captures(false);
+        state.open_swap(&settings);
         state
     }
 
@@ -201,11 +206,21 @@ impl State {
     #[inline]
     pub(super) fn allocate(&mut self, size: u64, stream: u64, pool: PoolId) -> Outcome<Address> {
         let request = Request { size, stream: self.stream(stream)?, pool };
-        let mut env = Env::new(&mut *self.device, &mut self.journal);
-        match self.engine.allocate(&mut env, request) {
-            Ok(granted) => Ok(self.enter(granted)),
+        if self.swap.is_some() {
+            return self.allocate_with_swap(request);
+        }
+        match self.take(request) {
+            Ok(address) => Ok(address),
             Err(error) => Err(self.explain(request, error)),
         }
+    }
+
+    /// Serves a request of what the policy can have.
+    #[inline]
+    pub(crate) fn take(&mut self, request: Request) -> Result<Address, AllocError> {
+        let mut env = Env::new(&mut *self.device, &mut self.journal);
+        let granted = self.engine.allocate(&mut env, request)?;
+        Ok(self.enter(granted))
     }
 
     /// Enters a block that the policy has given. Its address.
@@ -234,6 +249,9 @@ impl State {
         let mut env = Env::new(&mut *self.device, &mut self.journal);
         self.engine.free(&mut env, block)?;
         self.blocks.remove(place);
+        if let Some(swap) = &mut self.swap {
+            swap.freed(address);
+        }
         Ok(true)
     }
 
@@ -246,6 +264,9 @@ impl State {
     }
 
     pub(super) fn mark(&mut self, kind: MarkKind, name: &str) -> Outcome<()> {
+        if kind == MarkKind::Step {
+            self.end_step_of_swap();
+        }
         if let Some(recorder) = self.journal.recorder_mut() {
             recorder.mark(kind, name);
         }
@@ -315,11 +336,11 @@ impl State {
         if blocks != self.blocks.len() as u64 {
             return Err(format!("{blocks} blocks are in use, {} are known", self.blocks.len()));
         }
-        Ok(())
+        self.swap.as_ref().map_or(Ok(()), |swap| swap.check())
     }
 
     #[cold]
-    pub(super) fn explain(&mut self, request: Request, error: AllocError) -> Box<HeapError> {
+    pub(crate) fn explain(&mut self, request: Request, error: AllocError) -> Box<HeapError> {
         if let AllocError::SegmentLeft(segment) = error {
             return Box::new(HeapError::SegmentLeft(self.segment_left(request, segment)));
         }

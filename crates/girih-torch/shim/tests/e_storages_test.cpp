@@ -1,0 +1,59 @@
+// Storages whose bytes go and come.
+#include "fake_heap.h"
+#include "testing.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cstdint>
+
+namespace {
+
+uint64_t name_of(const c10::Storage& storage) {
+  return reinterpret_cast<uint64_t>(storage.unsafeGetStorageImpl());
+}
+
+} // namespace
+
+TEST("the bytes of a storage go and come while the storage stays") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  const size_t before = fake::live_blocks();
+  {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+    c10::Storage view = storage;
+    const auto& heap = fake::heap();
+    EXPECT_EQ(heap.owners(name_of(storage)), 2U);
+    view = c10::Storage();
+    EXPECT_EQ(heap.owners(name_of(storage)), 1U);
+
+    void* bytes = storage.mutable_data();
+    EXPECT_EQ(heap.address(name_of(storage)), reinterpret_cast<uint64_t>(bytes));
+    EXPECT_EQ(heap.take(name_of(storage)), reinterpret_cast<uint64_t>(bytes));
+    EXPECT(storage.data() == nullptr);
+    EXPECT_EQ(storage.nbytes(), 4096U);
+    EXPECT(storage.device_type() == c10::DeviceType::CUDA);
+    EXPECT_EQ(fake::live_blocks(), before + 1);
+    girih_free(bytes);
+    EXPECT_EQ(fake::live_blocks(), before);
+
+    void* others = allocator->raw_allocate(4096);
+    heap.give(name_of(storage), reinterpret_cast<uint64_t>(others));
+    EXPECT(storage.data() == others);
+    EXPECT_EQ(fake::live_blocks(), before + 1);
+  }
+  EXPECT_EQ(fake::live_blocks(), before);
+}
+
+TEST("a storage that ends without its bytes frees nothing") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  const int frees = fake::heap().frees;
+  void* bytes = nullptr;
+  {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+    bytes = storage.mutable_data();
+    fake::heap().take(name_of(storage));
+  }
+  EXPECT_EQ(fake::heap().frees, frees);
+  girih_free(bytes);
+}

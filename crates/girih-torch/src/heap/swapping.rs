@@ -1,0 +1,129 @@
+//! Swapping, as a heap does it: see [`swap`](crate::swap).
+
+use girih_runtime::{Address, Request};
+use girih_trace::StreamId;
+
+use super::{Heap, State};
+use crate::error::{Outcome, unknown};
+use crate::settings::Settings;
+use crate::swap::storages::{self, StorageId};
+use crate::swap::{RecordId, Swap, SwapReport};
+
+/// A tensor that autograd saves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Saved {
+    /// Its storage.
+    pub storage: StorageId,
+    /// Where that begins on the GPU.
+    pub address: Address,
+    /// Bytes of the storage.
+    pub size: u64,
+    /// What tensor it is, the same in every step.
+    pub kind: u64,
+}
+
+impl Heap {
+    /// Autograd saves a tensor, whose contents are there once what the stream of that handle does now is done. The id
+    /// of its record; 0 if it stays on the GPU, for nothing is swapped, or it is small, or not of this heap.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn save(&self, saved: Saved, stream: u64) -> Outcome<u64> {
+        self.with(|state| {
+            let stream = state.stream(stream)?;
+            let id = state.with_swap(|swap, state| swap.save(state, saved, stream))?;
+            Ok(id.flatten().map_or(0, |id| id.0))
+        })
+    }
+
+    /// Autograd is about to use a saved tensor on the stream of that handle. Afterwards its storage has its bytes.
+    ///
+    /// # Errors
+    /// Out of memory; what the driver refused; or if there is no such record.
+    pub fn use_saved(&self, id: u64, stream: u64) -> Outcome<()> {
+        self.with(|state| {
+            let stream = state.stream(stream)?;
+            let used = state.with_swap(|swap, state| swap.use_saved(state, RecordId(id), stream));
+            used?.ok_or_else(|| unknown("nothing is swapped on this device"))
+        })
+    }
+
+    /// Autograd has given a saved tensor up; its storage is freed after this if it has no other owner.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn drop_saved(&self, id: u64) -> Outcome<()> {
+        self.with(|state| {
+            state.with_swap(|swap, state| swap.drop_saved(state, RecordId(id)))?;
+            Ok(())
+        })
+    }
+}
+
+impl State {
+    /// Begins to swap, if the settings want it; says why not, if it cannot be.
+    pub(super) fn open_swap(&mut self, settings: &Settings) {
+        let Some(budget) = settings.swap.gpu_budget else { return };
+        self.engine.policy_mut().set_limit(Some(budget));
+        let opened = Swap::open(settings.swap, storages::of_the_process(), self);
+        match opened {
+            Ok(swap) => self.swap = swap,
+            Err(reason) => self.warn(format!(
+                "device {}: nothing is swapped, and requests above the budget are refused: {reason}",
+                self.ordinal
+            )),
+        }
+    }
+
+    /// Runs `work` with the swapping, which is taken out meanwhile. None if there is none.
+    fn with_swap<T>(
+        &mut self,
+        work: impl FnOnce(&mut Swap, &mut State) -> Outcome<T>,
+    ) -> Outcome<Option<T>> {
+        let Some(mut swap) = self.swap.take() else { return Ok(None) };
+        let done = work(&mut swap, self);
+        #[cfg(test)]
+        swap.check().expect("the walk finds nothing wrong");
+        self.swap = Some(swap);
+        done.map(Some)
+    }
+
+    #[cold]
+    pub(super) fn allocate_with_swap(&mut self, request: Request) -> Outcome<Address> {
+        let given = self.with_swap(|swap, state| swap.allocate(state, request))?;
+        given.ok_or_else(|| unknown("nothing is swapped on this device"))
+    }
+
+    pub(super) fn end_step_of_swap(&mut self) {
+        // Nothing in it fails: what the device does not tell costs a plan.
+        let _ = self.with_swap(|swap, state| {
+            swap.end_step(state);
+            Ok(())
+        });
+    }
+
+    /// Bytes that the program has in use.
+    pub(crate) fn bytes_in_use(&self) -> u64 {
+        self.engine.policy().stats().allocated_bytes.all().current
+    }
+
+    /// Takes a block back that begins at `address`.
+    pub(crate) fn let_go(&mut self, address: Address) -> Outcome<()> {
+        match self.free(address)? {
+            true => Ok(()),
+            false => Err(unknown(format!("no block begins at {address:#x}"))),
+        }
+    }
+
+    /// A stream of this device uses a block too.
+    pub(crate) fn add_use(&mut self, address: Address, stream: StreamId) -> Outcome<()> {
+        let Some((_, block)) = self.blocks.find(address) else { return Ok(()) };
+        let (policy, mut env) = self.parts();
+        Ok(policy.record_stream(&mut env, block, stream)?)
+    }
+
+    /// How swapping went; none if nothing is swapped.
+    pub(crate) fn swap_report(&self) -> Option<SwapReport> {
+        self.swap.as_ref().map(|swap| swap.report())
+    }
+}

@@ -1,0 +1,36 @@
+//! What comes before it is asked for, where nobody has planned it.
+//!
+//! Backward uses what was saved in the reverse order, so those that were saved just before the one that is used now
+//! are wanted next. As many come as there is room for, up to a part of it: what came too early would have to go again.
+
+use super::Swap;
+use super::table::RecordId;
+use crate::error::Outcome;
+use crate::heap::State;
+
+/// The part of the room that may be on its way back at a time.
+const COMING_PART: u64 = 8;
+/// The part of the room that is left to the requests of the program.
+const FREE_PART: u64 = 16;
+
+impl Swap {
+    /// Fetches what backward will want after the record of that number.
+    pub(super) fn fetch_ahead(&mut self, state: &mut State, number: u64) -> Outcome<()> {
+        if self.steps.is_following() || self.table.bytes().1 == 0 {
+            return Ok(());
+        }
+        let (most, free) = (self.room / COMING_PART, self.room / FREE_PART);
+        loop {
+            let next: Option<(RecordId, u64)> = {
+                let mut away = self.table.away_before(number);
+                away.find_map(|id| Some((id, self.table.get(id)?.size)))
+            };
+            let Some((id, size)) = next else { return Ok(()) };
+            let coming = self.table.bytes().2.saturating_add(size);
+            let in_use = state.bytes_in_use().saturating_add(size).saturating_add(free);
+            if coming > most.max(size) || in_use > self.room || !self.fetch(state, id)? {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The calls that a record's change of state takes, made one after another.
+//!
+//! What must come before what, as events:
+//!
+//! ```text
+//!  copy out    after the tensor was saved; after the copies in from its place on the host
+//!  free        the bytes' stream waits for the end of the copy out
+//!  copy in     after its own copy out; after what the bytes' stream has done by now
+//!  use         the user's stream, and the bytes' own, wait for the end of the copy in
+//! ```
+
+use girih_runtime::{AllocError, DeviceError, Request, StreamEvent};
+use girih_swap::record::{Call, Refusal, Wish};
+use girih_trace::{PoolId, StreamId};
+
+use super::Swap;
+use super::host::NoSlot;
+use super::table::{Entry, RecordId};
+use crate::device::HeapDevice;
+use crate::error::{HeapError, bug};
+use crate::heap::State;
+
+/// Why a wish was not met. The record is where it was, or in the nearest whole state.
+#[derive(Debug)]
+pub(crate) enum Fail {
+    /// The host has no place.
+    Host(NoSlot),
+    /// The GPU has no bytes.
+    Gpu(AllocError),
+    /// Another refusal.
+    Other(Box<HeapError>),
+}
+
+impl From<DeviceError> for Fail {
+    fn from(error: DeviceError) -> Fail {
+        Fail::Other(error.into())
+    }
+}
+
+impl From<Box<HeapError>> for Fail {
+    fn from(error: Box<HeapError>) -> Fail {
+        Fail::Other(error)
+    }
+}
+
+impl From<Fail> for Box<HeapError> {
+    fn from(fail: Fail) -> Box<HeapError> {
+        match fail {
+            Fail::Host(NoSlot::Refused(error)) => error.into(),
+            Fail::Host(NoSlot::Budget) => {
+                Box::new(HeapError::Unknown("the host's budget for swapping is used up".into()))
+            }
+            Fail::Gpu(error) => error.into(),
+            Fail::Other(error) => error,
+        }
+    }
+}
+
+/// The device as one that copies. A heap swaps only where there is one.
+fn copies(device: &mut dyn HeapDevice) -> Result<&mut dyn girih_runtime::Copies, Fail> {
+    device.copies().ok_or_else(|| Fail::Other(bug("the device does not copy any more")))
+}
+
+/// Replaces an event, and gives the old one back.
+fn replace(
+    device: &mut dyn HeapDevice,
+    place: &mut Option<StreamEvent>,
+    event: Option<StreamEvent>,
+) -> Result<(), DeviceError> {
+    match std::mem::replace(place, event) {
+        Some(old) => device.destroy_event(old),
+        None => Ok(()),
+    }
+}
+
+impl Swap {
+    /// Carries out a wish for a record; `user` is the stream that is about to use it. A record that is gone has none.
+    pub(super) fn carry(
+        &mut self,
+        state: &mut State,
+        id: RecordId,
+        wish: Wish,
+        user: StreamId,
+    ) -> Result<(), Fail> {
+        let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
+        let before = entry.record.state();
+        let user = if wish == Wish::Use { user } else { entry.stream };
+        let carried = self.carry_calls(state, id, wish, user);
+        if carried.is_err()
+            && let Some(entry) = self.table.get_mut(id)
+        {
+            for call in entry.record.failed() {
+                self.undo(state, id, *call);
+            }
+        }
+        self.table.note_state(id, before);
+        carried
+    }
+
+    fn carry_calls(
+        &mut self,
+        state: &mut State,
+        id: RecordId,
+        wish: Wish,
+        user: StreamId,
+    ) -> Result<(), Fail> {
+        while let Some(entry) = self.table.get_mut(id) {
+            let next = entry.record.next(wish).map_err(|refusal: Refusal| {
+                Fail::Other(bug(format!("a saved tensor cannot {wish:?}: {refusal}")))
+            })?;
+            let Some(call) = next else { break };
+            self.make(state, id, call, wish, user)?;
+            if let Some(entry) = self.table.get_mut(id) {
+                entry.record.made();
+            }
+        }
+        Ok(())
+    }
+
+    fn make(
+        &mut self,
+        state: &mut State,
+        id: RecordId,
+        call: Call,
+        wish: Wish,
+        user: StreamId,
+    ) -> Result<(), Fail> {
+        let (out, inward) = (self.out, self.inward);
+        let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
+        let device = &mut *state.device;
+        match call {
+            Call::TakeHost => {
+                entry.slot = Some(self.host.take(entry.size).map_err(Fail::Host)?);
+                self.host.pin_ahead();
+            }
+            Call::CopyOut => {
+                let slot = slot_of(entry)?;
+                if let Some(ready) = entry.ready {
+                    device.wait_event(out, ready)?;
+                }
+                copies(device)?.copy_out(out, entry.address, slot, entry.size)?;
+                let end = device.record_event(out)?;
+                replace(device, &mut entry.out, Some(end))?;
+                self.counts.copies_out += 1;
+                self.counts.bytes_out += entry.size;
+            }
+            Call::AwaitOut => {
+                if let Some(end) = entry.out {
+                    device.wait_event(entry.stream, end)?;
+                }
+            }
+            Call::FreeGpu if wish == Wish::Drop => entry.address = 0,
+            Call::FreeGpu => {
+                let (storage, address) = (entry.storage, entry.address);
+                // The storage has it until the heap has taken it back: a refusal changes nothing.
+                state.let_go(address)?;
+                self.streams.remove(&address);
+                let taken = self.storages.take(storage);
+                debug_assert_eq!(taken, address, "the storage had other bytes");
+                if let Some(entry) = self.table.get_mut(id) {
+                    entry.address = 0;
+                }
+            }
+            Call::TakeGpu => {
+                let (size, stream, storage) = (entry.size, entry.stream, entry.storage);
+                let request = Request { size, stream, pool: PoolId::DEFAULT };
+                let address = state.take(request).map_err(|error| match error {
+                    error if error.is_out_of_memory() => Fail::Gpu(error),
+                    error => Fail::Other(error.into()),
+                })?;
+                self.streams.insert(address, stream);
+                self.storages.give(storage, address);
+                if let Some(entry) = self.table.get_mut(id) {
+                    entry.address = address;
+                }
+            }
+            Call::CopyIn => {
+                let slot = slot_of(entry)?;
+                let now = device.record_event(entry.stream)?;
+                let waited = device.wait_event(inward, now);
+                device.destroy_event(now)?;
+                waited?;
+                if let Some(end) = entry.out {
+                    device.wait_event(inward, end)?;
+                }
+                copies(device)?.copy_in(inward, slot, entry.address, entry.size)?;
+                let end = device.record_event(inward)?;
+                replace(device, &mut entry.back, Some(end))?;
+                self.counts.copies_in += 1;
+                self.counts.bytes_in += entry.size;
+            }
+            Call::AwaitIn => {
+                if let Some(end) = entry.back {
+                    device.wait_event(user, end)?;
+                    if user != entry.stream {
+                        device.wait_event(entry.stream, end)?;
+                    }
+                    // Whatever is copied to the place on the host later comes after what was read from it.
+                    device.wait_event(out, end)?;
+                    let back = entry.back.take();
+                    replace(device, &mut entry.ready, back)?;
+                }
+            }
+            Call::FreeHost => {
+                if let Some(slot) = entry.slot.take() {
+                    self.host.give_back(slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what a wish had taken that failed later. What cannot be given back now stays the storage's, which
+    /// frees it with its end.
+    fn undo(&mut self, state: &mut State, id: RecordId, call: Call) {
+        let Some(entry) = self.table.get_mut(id) else { return };
+        match call {
+            Call::FreeHost => {
+                if let Some(slot) = entry.slot.take() {
+                    self.host.give_back(slot);
+                }
+            }
+            Call::FreeGpu => {
+                let (storage, address) = (entry.storage, entry.address);
+                entry.address = 0;
+                self.storages.take(storage);
+                self.streams.remove(&address);
+                let _ = state.let_go(address);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn slot_of(entry: &Entry) -> Result<u64, Fail> {
+    let slot = entry.slot.ok_or_else(|| Fail::Other(bug("a tensor has no place on the host")))?;
+    Ok(slot.address)
+}

@@ -1,0 +1,397 @@
+//! Swapping: what does not fit goes to the host and comes back.
+//!
+//! ```text
+//!  autograd saves a tensor ──► a record in the table           (save)
+//!  memory runs short       ──► the best of them go             (room)
+//!  autograd wants it       ──► it comes, or it is there        (use)
+//!
+//!                 compute stream   ──op──op──op──op──wait──op──op──
+//!                 lane out               └─copy out─┘  bytes are free from here on
+//!                 lane in                                     └─copy in─┘
+//! ```
+//!
+//! Only storages go whose owners are saved tensors alone, so nobody else reads them: see [`storages`]. Everything
+//! happens under the lock of a heap, in calls of the allocator and of autograd's hooks. It needs no Python, and
+//! nothing waits on the host: the order of copies and kernels is made of events.
+//!
+//! `table` has the records, `host` their bytes on the host, `carry` makes the calls that a record's change of state
+//! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
+//! follows what was planned for it.
+
+mod ahead;
+mod carry;
+mod host;
+mod room;
+mod schedule;
+mod settings;
+mod step;
+pub mod storages;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use girih_runtime::{Address, Request};
+use girih_swap::record::{Record, State as Place, Wish};
+use girih_trace::{PoolId, StreamId};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+pub(crate) use self::carry::Fail;
+use self::host::Host;
+pub use self::settings::SwapSettings;
+use self::step::Steps;
+use self::storages::Storages;
+pub(crate) use self::table::RecordId;
+use self::table::{Entry, Table};
+use crate::error::{Outcome, unknown};
+use crate::heap::{Saved, State};
+
+/// Bytes from which on a storage is worth a record: smaller ones would cost more events than they give memory.
+pub const LEAST: u64 = 1 << 20;
+/// Records of a heap at most. Saved tensors beyond them stay on the GPU.
+const RECORDS_MAX: usize = 1 << 16;
+/// Threads whose last tensor is remembered, each for its own.
+const THREADS: usize = 64;
+
+/// What swapping did so far. Bytes and counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub(crate) struct Counts {
+    /// Copied to the host and back.
+    pub(crate) bytes_out: u64,
+    pub(crate) bytes_in: u64,
+    /// Copies.
+    pub(crate) copies_out: u64,
+    pub(crate) copies_in: u64,
+    /// Tensors that went because a request needed their bytes at that moment.
+    pub(crate) victims: u64,
+    /// Tensors that were copied in only when they were wanted.
+    pub(crate) demanded: u64,
+    /// Tensors that came too early and went again.
+    pub(crate) sent_back: u64,
+    /// Copies out that turned out not to be needed.
+    pub(crate) kept: u64,
+    /// Saved tensors that got no record: too many, or not of this heap's own memory.
+    pub(crate) unseen: u64,
+    /// Tensors that did not go because somebody else had them, and because the host had no room.
+    pub(crate) shared: u64,
+    pub(crate) host_full: u64,
+}
+
+/// The swapping of one heap.
+pub(crate) struct Swap {
+    /// Bytes that may be in use on the GPU.
+    room: u64,
+    storages: &'static dyn Storages,
+    table: Table,
+    host: Host,
+    out: StreamId,
+    inward: StreamId,
+    /// The streams of blocks that are large enough to be saved ones.
+    streams: FxHashMap<Address, StreamId>,
+    /// For each thread that runs a backward pass, the record that it was given last: its tensor may not have an owner
+    /// yet.
+    in_hand: [Option<RecordId>; THREADS],
+    /// The last that happened was a use: a backward pass is under way.
+    is_backward: bool,
+    steps: Steps,
+    counts: Counts,
+}
+
+/// A small number for each thread.
+fn thread_number() -> usize {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static OWN: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+    let own = OWN.get();
+    if own != u64::MAX {
+        return own as usize;
+    }
+    let own = NEXT.fetch_add(1, Ordering::Relaxed);
+    OWN.set(own);
+    own as usize
+}
+
+impl Swap {
+    /// The swapping that the settings ask for. None if they do not.
+    ///
+    /// # Errors
+    /// Why it cannot be, in words for a user.
+    pub(crate) fn open(
+        settings: SwapSettings,
+        storages: Option<&'static dyn Storages>,
+        state: &mut State,
+    ) -> Result<Option<Box<Swap>>, String> {
+        let Some(gpu) = settings.gpu_budget else { return Ok(None) };
+        let Some(storages) = storages else {
+            return Err("Girih runs without its shim, which knows the storages of tensors".into());
+        };
+        let Some(copies) = state.device.copies() else {
+            return Err("this device cannot copy to the host".into());
+        };
+        let said = |error: girih_runtime::DeviceError| error.to_string();
+        let pinner = copies.pinner();
+        let lanes = [copies.open_lane().map_err(said)?, copies.open_lane().map_err(said)?];
+        let said = |error: Box<crate::error::HeapError>| error.to_string();
+        let [out, inward] = lanes.map(|lane| state.stream(lane));
+        let budget = settings.host_budget.unwrap_or_else(settings::host_of_the_machine);
+        let mut host = Host::new(pinner, budget);
+        host.pin_ahead();
+        let room = settings::room(gpu);
+        Ok(Some(Box::new(Swap {
+            room,
+            storages,
+            table: Table::default(),
+            host,
+            out: out.map_err(said)?,
+            inward: inward.map_err(said)?,
+            streams: FxHashMap::default(),
+            in_hand: [None; THREADS],
+            is_backward: false,
+            steps: Steps::new(room, budget),
+            counts: Counts::default(),
+        })))
+    }
+
+    /// Serves a request, and makes room for it before if there is too little.
+    pub(crate) fn allocate(&mut self, state: &mut State, request: Request) -> Outcome<Address> {
+        let is_own = request.pool == PoolId::DEFAULT;
+        if is_own {
+            self.make_room(state, request)?;
+        }
+        loop {
+            match state.take(request) {
+                Ok(address) => {
+                    if request.size >= LEAST && is_own {
+                        self.streams.insert(address, request.stream);
+                    }
+                    self.steps.saw_load(self.load(state));
+                    return Ok(address);
+                }
+                Err(error) if error.is_out_of_memory() && is_own => {
+                    if !self.make_more_room(state, request)? {
+                        return Err(state.explain(request, error));
+                    }
+                }
+                Err(error) => return Err(state.explain(request, error)),
+            }
+        }
+    }
+
+    /// Bytes in use, those included that are on the host alone.
+    fn load(&self, state: &State) -> u64 {
+        state.bytes_in_use() + self.table.bytes().1
+    }
+
+    /// A block is free.
+    pub(crate) fn freed(&mut self, address: Address) {
+        self.streams.remove(&address);
+    }
+
+    /// Autograd saves a tensor, whose contents are there once what `stream` does now is done. The id of its record;
+    /// none if it gets none.
+    pub(crate) fn save(
+        &mut self,
+        state: &mut State,
+        saved: Saved,
+        stream: StreamId,
+    ) -> Outcome<Option<RecordId>> {
+        let Saved { storage, address, size, kind } = saved;
+        self.let_go_of_hand();
+        self.is_backward = false;
+        let home = self.streams.get(&address).copied();
+        let (Some(home), true) = (home, size >= LEAST) else {
+            self.counts.unseen += u64::from(size >= LEAST);
+            return Ok(None);
+        };
+        let known = self.table.find(storage);
+        if known.is_none() && self.table.len() >= RECORDS_MAX
+            || state.device.is_capturing(stream)?
+        {
+            self.counts.unseen += 1;
+            return Ok(None);
+        }
+        let ready = state.device.record_event(stream)?;
+        let id = match known {
+            Some(id) => {
+                if let Some(entry) = self.table.get_mut(id) {
+                    entry.saves += 1;
+                    let before = entry.ready.replace(ready);
+                    before.map_or(Ok(()), |event| state.device.destroy_event(event))?;
+                }
+                id
+            }
+            None => self.table.add(Entry {
+                record: Record::new(size, 0),
+                storage,
+                size,
+                kind,
+                address,
+                stream: home,
+                saves: 1,
+                number: self.table.next_number(),
+                ready: Some(ready),
+                out: None,
+                back: None,
+                slot: None,
+            }),
+        };
+        self.begin_operator(state, step::of_save(kind), stream)?;
+        self.steps.saves(id, size);
+        self.do_what_is_due(state)?;
+        Ok(Some(id))
+    }
+
+    /// Autograd is about to use a saved tensor, on a stream: afterwards it is there.
+    ///
+    /// # Errors
+    /// Out of memory; what the driver refused; or if there is no such record.
+    pub(crate) fn use_saved(
+        &mut self,
+        state: &mut State,
+        id: RecordId,
+        stream: StreamId,
+    ) -> Outcome<()> {
+        self.let_go_of_hand();
+        self.is_backward = true;
+        let Some(entry) = self.table.get(id) else {
+            return Err(unknown("a saved tensor has no record any more: it was freed already"));
+        };
+        let (place, home) = (entry.record.state(), entry.stream);
+        let (kind, number) = (entry.kind, entry.number);
+        let request = Request { size: entry.size, stream: home, pool: PoolId::DEFAULT };
+        self.note_in_hand(id);
+        match place {
+            Place::OnHost => {
+                self.counts.demanded += 1;
+                self.make_room(state, request)?;
+            }
+            Place::Going => self.counts.kept += 1,
+            _ => {}
+        }
+        loop {
+            match self.carry(state, id, Wish::Use, stream) {
+                Ok(()) => break,
+                Err(Fail::Gpu(error)) => {
+                    if !self.make_more_room(state, request)? {
+                        return Err(state.explain(request, error));
+                    }
+                }
+                Err(fail) => return Err(fail.into()),
+            }
+        }
+        if stream != home
+            && let Some(address) = self.table.get(id).map(|entry| entry.address)
+        {
+            state.add_use(address, stream)?;
+        }
+        self.begin_operator(state, step::of_use(kind), stream)?;
+        self.steps.uses(id);
+        self.do_what_is_due(state)?;
+        self.fetch_ahead(state, number)
+    }
+
+    /// A saved tensor over a storage is gone; with the last of them the record is.
+    pub(crate) fn drop_saved(&mut self, state: &mut State, id: RecordId) -> Outcome<()> {
+        let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
+        entry.saves -= 1;
+        if entry.saves > 0 {
+            return Ok(());
+        }
+        let stream = entry.stream;
+        // What is refused here is a wait for a copy that reads or writes the bytes. They are the storage's, which
+        // frees them after this; so the error must be the program's.
+        let dropped = self.carry(state, id, Wish::Drop, stream);
+        self.forget(state, id);
+        dropped.map_err(Into::into)
+    }
+
+    fn forget(&mut self, state: &mut State, id: RecordId) {
+        self.in_hand.iter_mut().filter(|held| **held == Some(id)).for_each(|held| *held = None);
+        self.steps.dropped(id);
+        if let Some(entry) = self.table.remove(id) {
+            for event in [entry.ready, entry.out, entry.back].into_iter().flatten() {
+                // A refusal costs an event.
+                let _ = state.device.destroy_event(event);
+            }
+            if let Some(slot) = entry.slot {
+                self.host.give_back(slot);
+            }
+        }
+    }
+
+    /// This thread has what it was given last in the hands of autograd by now.
+    fn let_go_of_hand(&mut self) {
+        if let Some(held) = self.in_hand.get_mut(thread_number()) {
+            *held = None;
+        }
+    }
+
+    fn note_in_hand(&mut self, id: RecordId) {
+        match self.in_hand.get_mut(thread_number()) {
+            Some(held) => *held = Some(id),
+            // More threads than are told apart: what they hold never goes again.
+            None => self.steps.pin(id),
+        }
+    }
+
+    /// What it did, and how things stand.
+    pub(crate) fn report(&self) -> SwapReport {
+        let (going, away, coming) = self.table.bytes();
+        let (host, host_peak) = self.host.used();
+        SwapReport {
+            gpu_room: self.room,
+            host_budget: self.host.budget(),
+            host_used: host,
+            host_peak,
+            host_pinned: self.host.pinned(),
+            pinned_late: self.host.late(),
+            records: self.table.len() as u64,
+            going,
+            away,
+            coming,
+            counts: self.counts,
+            policies: self.steps.policies() as u64,
+            policy_changes: self.steps.changes(),
+            planning_seconds: self.steps.planning_seconds(),
+        }
+    }
+
+    /// Walks everything.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.table.check()?;
+        self.host.check()?;
+        let slots: u64 =
+            self.table.all().filter_map(|entry| entry.slot).map(|slot| slot.size).sum();
+        if slots != self.host.used().0 {
+            return Err(format!("records have {slots} bytes of the host, {:?}", self.host.used()));
+        }
+        Ok(())
+    }
+}
+
+/// What `girih.stats()` says of swapping. Bytes and counts.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub(crate) struct SwapReport {
+    gpu_room: u64,
+    host_budget: u64,
+    host_used: u64,
+    host_peak: u64,
+    host_pinned: u64,
+    pinned_late: u64,
+    records: u64,
+    going: u64,
+    away: u64,
+    coming: u64,
+    #[serde(flatten)]
+    counts: Counts,
+    policies: u64,
+    policy_changes: u64,
+    planning_seconds: f64,
+}

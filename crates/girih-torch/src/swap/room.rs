@@ -1,0 +1,142 @@
+//! Who goes when memory runs short.
+//!
+//! In this order, until the request fits: what is on its way out, for the end of whose copies the stream waits; then
+//! the best of the saved tensors that lie idle; then what came back and is not wanted yet, which needs no copy.
+//!
+//! The best is the one that was saved first, as long as nothing better is known: backward wants it last.
+
+use girih_runtime::Request;
+use girih_swap::record::{State as Place, Wish};
+use girih_trace::StreamId;
+
+use super::table::{Entry, RecordId};
+use super::{Fail, Swap};
+use crate::error::Outcome;
+use crate::heap::State;
+
+/// Records that are looked at for one that may go, and nobody else has.
+const LOOKED_AT: usize = 256;
+/// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody has
+/// planned.
+const AHEAD_PART: u64 = 16;
+
+impl Swap {
+    /// Makes room for a request, if more would be in use than may be.
+    pub(super) fn make_room(&mut self, state: &mut State, request: Request) -> Outcome<()> {
+        if state.bytes_in_use().saturating_add(request.size) <= self.room {
+            return self.go_ahead(state, request);
+        }
+        if state.device.is_capturing(request.stream)? {
+            return Ok(());
+        }
+        while state.bytes_in_use().saturating_add(request.size) > self.room {
+            if !self.send_one(state, request.stream)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of bytes because the device gave none. False if there is nothing to let go of.
+    pub(super) fn make_more_room(&mut self, state: &mut State, request: Request) -> Outcome<bool> {
+        if state.device.is_capturing(request.stream)? {
+            return Ok(false);
+        }
+        let before = state.bytes_in_use();
+        while before - state.bytes_in_use().min(before) < request.size {
+            if !self.send_one(state, request.stream)? {
+                break;
+            }
+        }
+        Ok(state.bytes_in_use() < before)
+    }
+
+    /// Frees the bytes of one record. False if there is none.
+    fn send_one(&mut self, state: &mut State, user: StreamId) -> Outcome<bool> {
+        let going = self.table.going().find(|&id| self.is_idle(id));
+        if let Some(id) = going {
+            self.carry(state, id, Wish::Release, user)?;
+            return Ok(true);
+        }
+        let mut candidates: Vec<RecordId> = self.table.here().take(LOOKED_AT).collect();
+        self.steps.order_victims(&mut candidates);
+        for id in candidates {
+            if !self.is_idle(id) {
+                self.counts.shared += 1;
+                continue;
+            }
+            match self.carry(state, id, Wish::Release, user) {
+                Ok(()) => {
+                    self.steps.is_idle_now(id);
+                    self.counts.victims += 1;
+                    return Ok(true);
+                }
+                Err(Fail::Host(_)) => self.counts.host_full += 1,
+                Err(fail) => return Err(fail.into()),
+            }
+        }
+        let unused = self.table.coming().find(|&id| self.is_idle(id));
+        let Some(id) = unused else { return Ok(false) };
+        self.carry(state, id, Wish::Release, user)?;
+        self.counts.sent_back += 1;
+        Ok(true)
+    }
+
+    /// True if nobody but autograd has the storage of a record, and no thread was given it just now.
+    pub(super) fn is_idle(&self, id: RecordId) -> bool {
+        let Some(entry) = self.table.get(id) else { return false };
+        let is_held = self.in_hand.contains(&Some(id)) || self.steps.is_pinned(id);
+        !is_held && self.is_sole(entry)
+    }
+
+    /// A storage whose bytes somebody else has replaced meanwhile (`resize_`) is not the record's any more.
+    fn is_sole(&self, entry: &Entry) -> bool {
+        self.storages.owners(entry.storage) == entry.saves
+            && self.storages.address(entry.storage) == entry.address
+    }
+
+    /// In a forward pass of which there is no plan, copies begin before their bytes are needed: else the request that
+    /// needs them would wait for all of the copy.
+    fn go_ahead(&mut self, state: &mut State, request: Request) -> Outcome<()> {
+        let ahead = self.room / AHEAD_PART;
+        let in_use = state.bytes_in_use().saturating_add(request.size);
+        let (going, ..) = self.table.bytes();
+        let is_near = in_use > self.room - ahead && going < ahead;
+        if !is_near || self.is_backward || self.steps.is_following() {
+            return Ok(());
+        }
+        if state.device.is_capturing(request.stream)? {
+            return Ok(());
+        }
+        let first = self.table.here().take(LOOKED_AT).find(|&id| self.is_idle(id));
+        let Some(id) = first else { return Ok(()) };
+        match self.carry(state, id, Wish::Leave, request.stream) {
+            Ok(()) => {
+                self.steps.is_idle_now(id);
+                Ok(())
+            }
+            Err(Fail::Host(_)) => {
+                self.counts.host_full += 1;
+                Ok(())
+            }
+            Err(fail) => Err(fail.into()),
+        }
+    }
+
+    /// A record's tensor is fetched if there is room for it. False if there is none.
+    pub(super) fn fetch(&mut self, state: &mut State, id: RecordId) -> Outcome<bool> {
+        let Some(entry) = self.table.get(id) else { return Ok(true) };
+        let (size, stream) = (entry.size, entry.stream);
+        if entry.record.state() != Place::OnHost {
+            return Ok(true);
+        }
+        if state.bytes_in_use().saturating_add(size) > self.room {
+            return Ok(false);
+        }
+        match self.carry(state, id, Wish::Fetch, stream) {
+            Ok(()) => Ok(true),
+            Err(Fail::Gpu(_)) => Ok(false),
+            Err(fail) => Err(fail.into()),
+        }
+    }
+}

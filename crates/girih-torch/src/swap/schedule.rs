@@ -1,0 +1,106 @@
+//! What was planned, done when its time has come.
+
+use girih_swap::record::{State as Place, Wish};
+use girih_trace::StreamId;
+
+use super::table::RecordId;
+use super::{Fail, Swap};
+use crate::error::Outcome;
+use crate::heap::State;
+
+/// What becomes due with an operator.
+#[derive(Default)]
+struct Due {
+    leave: Vec<RecordId>,
+    release: Vec<RecordId>,
+    fetch: Vec<RecordId>,
+}
+
+impl Swap {
+    /// An operator begins on a stream: a save or a use, of that key.
+    pub(super) fn begin_operator(
+        &mut self,
+        state: &mut State,
+        key: u64,
+        stream: StreamId,
+    ) -> Outcome<()> {
+        if self.steps.begin(key, self.load(state))
+            && let Some(copies) = state.device.copies()
+        {
+            let stamp = copies.take_time(stream)?;
+            self.steps.note_time(stamp);
+        }
+        self.look_who_is_idle();
+        Ok(())
+    }
+
+    /// Looks at those that somebody else had when they were saved.
+    fn look_who_is_idle(&mut self) {
+        let shared = std::mem::take(&mut self.steps.shared);
+        let (idle, shared) = shared.into_iter().partition(|&id| self.is_idle(id));
+        self.steps.shared = shared;
+        let idle: Vec<RecordId> = idle;
+        idle.into_iter().for_each(|id| self.steps.is_idle_now(id));
+    }
+
+    fn due(&self) -> Due {
+        let mut due = Due::default();
+        let Some((policy, at)) = self.steps.policy() else { return due };
+        let of = |list: &[(u32, u32)]| -> Vec<RecordId> {
+            let first = list.partition_point(|(op, _)| *op < at);
+            let now = list[first..].iter().take_while(|(op, _)| *op == at);
+            now.filter_map(|(_, born)| self.steps.record_of(*born)).collect()
+        };
+        due.leave = of(&policy.leave);
+        due.release = of(&policy.release);
+        due.fetch = of(&policy.fetch);
+        due
+    }
+
+    /// Does what the plan of this step wants of the operator that begins.
+    pub(super) fn do_what_is_due(&mut self, state: &mut State) -> Outcome<()> {
+        let Due { leave, release, fetch } = self.due();
+        for id in release {
+            if self.place_of(id) == Some(Place::Going) && self.is_idle(id) {
+                self.carry(state, id, Wish::Release, self.out)?;
+            }
+        }
+        let mut late = std::mem::take(&mut self.steps.late);
+        late.extend(leave);
+        for id in late {
+            if self.place_of(id) != Some(Place::OnGpu) {
+                continue;
+            }
+            if !self.is_idle(id) {
+                self.steps.late.push(id);
+                continue;
+            }
+            match self.carry(state, id, Wish::Leave, self.out) {
+                Ok(()) => {}
+                Err(Fail::Host(_)) => self.counts.host_full += 1,
+                Err(fail) => return Err(fail.into()),
+            }
+        }
+        let mut wanted = std::mem::take(&mut self.steps.wanted);
+        wanted.extend(fetch);
+        for id in wanted {
+            if !self.fetch(state, id)? {
+                self.steps.wanted.push(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn place_of(&self, id: RecordId) -> Option<Place> {
+        self.table.get(id).map(|entry| entry.record.state())
+    }
+
+    /// A step ends and the next begins.
+    pub(crate) fn end_step(&mut self, state: &mut State) {
+        let mut forgotten = Vec::new();
+        let Some(copies) = state.device.copies() else { return };
+        // What the device does not tell costs the plan of a step.
+        self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
+        forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
+    }
+}

@@ -1,0 +1,389 @@
+//! A step as it is seen: what is saved and used in which order, how much is in use meanwhile, and how long it takes.
+//!
+//! Each save of a large tensor and each use of one is an *operator*, which lasts until the next. So a step of a
+//! training run has some hundreds of them, enough to say when copies begin and end. What is seen of a whole step
+//! becomes a [`girih_swap::Step`], which is planned on a thread of its own ([`plan`]); the schedule holds for every
+//! step that does the same (`schedule`).
+//!
+//! The time is taken on the GPU, at [`STAMPS`] points of a step, and read a step later, when the work is done: nobody
+//! waits for it.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, BuildHasherDefault};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
+use girih_runtime::TimeStamp;
+use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
+use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih};
+use rustc_hash::{FxHashMap, FxHasher};
+
+use super::table::RecordId;
+use crate::control::timed;
+
+/// Points of a step at which the time is taken.
+pub(super) const STAMPS: usize = 128;
+/// Operators of a step at most: a longer one is not planned.
+const OPERATORS_MAX: usize = 1 << 17;
+
+/// The key of a save: what tensor it is, by what the program says of it.
+pub(super) fn of_save(kind: u64) -> u64 {
+    BuildHasherDefault::<FxHasher>::default().hash_one((1_u8, kind))
+}
+
+/// The key of a use.
+pub(super) fn of_use(kind: u64) -> u64 {
+    BuildHasherDefault::<FxHasher>::default().hash_one((2_u8, kind))
+}
+
+/// A tensor of the step.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    id: RecordId,
+    size: u64,
+    born: u32,
+    /// The last operator of its first stretch of uses: nobody else had it afterwards.
+    after: Option<u32>,
+    /// The operator that used it again.
+    before: Option<u32>,
+}
+
+/// What is seen of one step.
+#[derive(Debug, Default)]
+struct Observation {
+    keys: Vec<u64>,
+    /// The most bytes that were in use or away during each operator.
+    load: Vec<u64>,
+    seen: Vec<Seen>,
+    by_record: FxHashMap<RecordId, u32>,
+    /// Points in time, with the operator that begins there.
+    stamps: Vec<(u32, TimeStamp)>,
+}
+
+/// What was planned for one sequence, by operators: who leaves, whose bytes are let go of, who is fetched. A tensor is
+/// named by the operator that saved it.
+#[derive(Debug, Default)]
+pub(super) struct Policy {
+    pub(super) leave: Vec<(u32, u32)>,
+    pub(super) release: Vec<(u32, u32)>,
+    pub(super) fetch: Vec<(u32, u32)>,
+    /// For each tensor that goes, when it is used again.
+    before: FxHashMap<u32, u32>,
+}
+
+impl Policy {
+    fn of(step: &Step, schedule: &Schedule) -> Policy {
+        let mut policy = Policy::default();
+        for away in &schedule.away {
+            let gap = step.gaps[away.gap as usize];
+            let born = step.tensors[gap.tensor as usize].born;
+            policy.leave.push((away.leave + 1, born));
+            policy.release.push((away.release, born));
+            policy.fetch.push((away.fetch, born));
+            policy.before.insert(born, gap.before);
+        }
+        for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
+            list.sort_unstable();
+        }
+        policy
+    }
+}
+
+/// The steps of a run.
+pub(crate) struct Steps {
+    room: u64,
+    host: u64,
+    now: Observation,
+    /// The step before, whose times are not read yet.
+    before: Option<Observation>,
+    /// How many operators the step before had: where the time is taken.
+    length: usize,
+    sequences: Sequences,
+    /// By the number of the sequence.
+    policies: Vec<Policy>,
+    cursor: Option<Cursor>,
+    /// The operator of the sequence that runs now, if the step is not lost.
+    place: Option<(usize, u32)>,
+    /// The records of this step by the operator of the sequence that saved them.
+    live: FxHashMap<u32, RecordId>,
+    /// Those that shall leave and could not yet.
+    pub(super) late: Vec<RecordId>,
+    /// Those that shall come and could not yet.
+    pub(super) wanted: Vec<RecordId>,
+    /// Saved ones that somebody else still had when it was looked last.
+    pub(super) shared: Vec<RecordId>,
+    pinned: BTreeSet<RecordId>,
+    job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
+    changes: u64,
+    seconds: f64,
+}
+
+impl Steps {
+    pub(super) fn new(room: u64, host: u64) -> Steps {
+        Steps {
+            room,
+            host,
+            now: Observation::default(),
+            before: None,
+            length: 0,
+            sequences: Sequences::default(),
+            policies: Vec::new(),
+            cursor: None,
+            place: None,
+            live: FxHashMap::default(),
+            late: Vec::new(),
+            wanted: Vec::new(),
+            shared: Vec::new(),
+            pinned: BTreeSet::new(),
+            job: None,
+            changes: 0,
+            seconds: 0.0,
+        }
+    }
+
+    /// So many bytes are in use or away.
+    pub(super) fn saw_load(&mut self, load: u64) {
+        if let Some(most) = self.now.load.last_mut() {
+            *most = load.max(*most);
+        }
+    }
+
+    /// An operator begins. True if the time should be taken.
+    pub(super) fn begin(&mut self, key: u64, load: u64) -> bool {
+        let at = self.now.keys.len();
+        if at < OPERATORS_MAX {
+            self.now.keys.push(key);
+            self.now.load.push(load);
+        }
+        self.advance(key);
+        at.is_multiple_of((self.length / STAMPS).max(1))
+            && at < OPERATORS_MAX
+            && self.now.stamps.len() < 2 * STAMPS
+    }
+
+    fn advance(&mut self, key: u64) {
+        let Some(cursor) = &mut self.cursor else { return };
+        let changes = cursor.changes();
+        self.place = cursor.advance(&self.sequences, key).map(|(of, over)| (of, *over.end()));
+        if cursor.changes() != changes {
+            self.changes += 1;
+            self.find_again();
+        }
+    }
+
+    /// Which operator of the sequence saved each record, after the place in it has changed.
+    fn find_again(&mut self) {
+        self.live.clear();
+        let Some((number, at)) = self.place else { return };
+        let now = self.now.keys.len() as u32 - 1;
+        let keys = self.sequences.keys(number);
+        for seen in &self.now.seen {
+            let there = at.checked_sub(now - seen.born);
+            let is_same = |there: &u32| keys[*there as usize] == self.now.keys[seen.born as usize];
+            if let Some(there) = there.filter(is_same) {
+                self.live.insert(there, seen.id);
+            }
+        }
+    }
+
+    /// The operator that begins now saves a record of so many bytes.
+    pub(super) fn saves(&mut self, id: RecordId, size: u64) {
+        let Some(born) = self.now.keys.len().checked_sub(1) else { return };
+        if self.now.by_record.contains_key(&id) || born + 1 >= OPERATORS_MAX {
+            return;
+        }
+        let place = self.now.seen.len() as u32;
+        self.now.by_record.insert(id, place);
+        self.now.seen.push(Seen { id, size, born: born as u32, after: None, before: None });
+        self.shared.push(id);
+        if let Some((_, at)) = self.place {
+            self.live.insert(at, id);
+        }
+    }
+
+    /// Nobody but autograd has a record any more.
+    pub(super) fn is_idle_now(&mut self, id: RecordId) {
+        let now = self.now.keys.len() as u32;
+        if let Some(&place) = self.now.by_record.get(&id) {
+            let seen = &mut self.now.seen[place as usize];
+            seen.after.get_or_insert(now.saturating_sub(2).max(seen.born));
+        }
+    }
+
+    /// The operator that begins now uses a record.
+    pub(super) fn uses(&mut self, id: RecordId) {
+        let now = self.now.keys.len() as u32;
+        if let Some(&place) = self.now.by_record.get(&id) {
+            self.now.seen[place as usize].before.get_or_insert(now.saturating_sub(1));
+        }
+    }
+
+    /// The time was taken where the last operator begins.
+    pub(super) fn note_time(&mut self, stamp: TimeStamp) {
+        let at = self.now.keys.len().saturating_sub(1) as u32;
+        self.now.stamps.push((at, stamp));
+    }
+
+    /// A record is gone.
+    pub(super) fn dropped(&mut self, id: RecordId) {
+        self.pinned.remove(&id);
+        for list in [&mut self.late, &mut self.wanted, &mut self.shared] {
+            list.retain(|other| *other != id);
+        }
+    }
+
+    /// A record shall never go any more.
+    pub(super) fn pin(&mut self, id: RecordId) {
+        self.pinned.insert(id);
+    }
+
+    pub(super) fn is_pinned(&self, id: RecordId) -> bool {
+        self.pinned.contains(&id)
+    }
+
+    /// True if there is a policy for what the step does now.
+    pub(super) fn is_following(&self) -> bool {
+        self.place.is_some_and(|(number, _)| number < self.policies.len())
+    }
+
+    /// What was planned, and the operator that begins now.
+    pub(super) fn policy(&self) -> Option<(&Policy, u32)> {
+        let (number, at) = self.place?;
+        Some((self.policies.get(number)?, at))
+    }
+
+    /// The record that an operator of the sequence has saved in this step.
+    pub(super) fn record_of(&self, born: u32) -> Option<RecordId> {
+        self.live.get(&born).copied()
+    }
+
+    /// Those that are used last come first, as far as that is known; the others stay as they are, behind.
+    pub(super) fn order_victims(&self, candidates: &mut [RecordId]) {
+        let Some((policy, _)) = self.policy() else { return };
+        let before: FxHashMap<RecordId, u32> = policy
+            .before
+            .iter()
+            .filter_map(|(born, before)| Some((self.record_of(*born)?, *before)))
+            .collect();
+        candidates.sort_by_key(|id| std::cmp::Reverse(before.get(id).copied().unwrap_or(0)));
+    }
+
+    /// A step is over. Points in time that are not needed any more are added to `forgotten`; `between` says the
+    /// microseconds between two of them.
+    pub(super) fn end(
+        &mut self,
+        mut between: impl FnMut(TimeStamp, TimeStamp) -> Option<f64>,
+        forgotten: &mut Vec<TimeStamp>,
+    ) {
+        self.collect();
+        if let Some((number, _)) = self.place
+            && number < self.policies.len()
+        {
+            self.sequences.note_use(number);
+        }
+        if let Some(before) = self.before.take() {
+            let peak = before.load.iter().copied().max().unwrap_or(0);
+            let is_new = self.sequences.find(&before.keys).is_none();
+            if peak > self.room && is_new && self.job.is_none() {
+                self.plan(&before, &mut between);
+            }
+            forgotten.extend(before.stamps.iter().map(|(_, stamp)| *stamp));
+        }
+        let now = std::mem::take(&mut self.now);
+        self.length = now.keys.len();
+        if !now.keys.is_empty() && now.keys.len() < OPERATORS_MAX {
+            self.before = Some(now);
+        } else {
+            forgotten.extend(now.stamps.iter().map(|(_, stamp)| *stamp));
+        }
+        self.live.clear();
+        self.late.clear();
+        self.wanted.clear();
+        self.place = None;
+        self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
+    }
+
+    /// Plans a step that was seen, on a thread of its own.
+    fn plan(
+        &mut self,
+        seen: &Observation,
+        between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
+    ) {
+        let Some(step) = step_of(seen, between) else { return };
+        let budgets = Budgets { gpu: self.room, host: Some(self.host) };
+        let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
+        let work = move || {
+            let planned = timed(|| girih::plan(&step, &Links::default(), &budgets));
+            let policy = Policy::of(&step, &planned.0);
+            // Nobody waits for it if the process ends.
+            let _ = sender.send((keys, policy, planned.1));
+        };
+        // Without a thread the run goes on without a plan.
+        let thread = thread::Builder::new().name("girih-swap".to_owned());
+        if thread.spawn(work).is_ok() {
+            self.job = Some(receiver);
+        }
+    }
+
+    fn collect(&mut self) {
+        let Some(job) = &self.job else { return };
+        match job.try_recv() {
+            Ok((keys, policy, seconds)) => {
+                self.seconds += seconds;
+                let number = self.sequences.learn(&keys);
+                let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
+                self.policies.resize_with(count, Policy::default);
+                self.policies[number] = policy;
+            }
+            Err(std::sync::mpsc::TryRecvError::Empty) => return,
+            Err(std::sync::mpsc::TryRecvError::Disconnected) => {}
+        }
+        self.job = None;
+    }
+
+    pub(super) fn policies(&self) -> usize {
+        self.policies.len()
+    }
+
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    pub(super) fn planning_seconds(&self) -> f64 {
+        self.seconds
+    }
+}
+
+/// A step that was seen as one that can be planned; none if its times are not all there.
+fn step_of(
+    seen: &Observation,
+    between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
+) -> Option<Step> {
+    let count = seen.keys.len();
+    let mut ops: Vec<Op> =
+        seen.keys.iter().map(|&key| Op { key, ..Op::default() }).collect();
+    let (last, _) = *seen.stamps.last()?;
+    for pair in seen.stamps.windows(2) {
+        let [(from, begin), (to, end)] = *pair else { continue };
+        let us = between(begin, end)?.max(0.0) / f64::from((to - from).max(1));
+        ops[from as usize..to as usize].iter_mut().for_each(|op| op.us = us);
+    }
+    // What comes after the last point takes as long as an operator did in the mean.
+    let known: f64 = ops.iter().map(|op| op.us).sum();
+    let rest = known / f64::from(last.max(1));
+    ops[last as usize..].iter_mut().for_each(|op| op.us = rest);
+    let mut step = Step { ops, load: seen.load.clone(), ..Step::default() };
+    for tensor in &seen.seen {
+        let last = tensor.before.unwrap_or(count as u32 - 1);
+        let (Some(after), Some(before)) = (tensor.after, tensor.before) else { continue };
+        if after + 2 > before {
+            continue;
+        }
+        let index = step.tensors.len() as u32;
+        let Seen { size: bytes, born, .. } = *tensor;
+        step.tensors.push(Tensor { request: index, bytes, born, last });
+        step.gaps.push(Gap { tensor: index, after, before });
+    }
+    step.gaps.sort_unstable_by_key(|gap| (gap.after, gap.tensor));
+    Some(step)
+}

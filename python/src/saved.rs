@@ -1,0 +1,144 @@
+//! Autograd's saved tensors: the two hooks that turn each of them into a record, and back.
+//!
+//! ```text
+//!  forward    pack(tensor)   ──► Saved { the tensor detached, its version, the id of its record }
+//!  backward   unpack(saved)  ──► the tensor, whose bytes are on the GPU again
+//!  the graph is freed        ──► the record goes
+//! ```
+//!
+//! With hooks PyTorch does not look whether a saved tensor was changed in place, so it is done here.
+
+use girih_torch::control::{self, Saved as Tensor, SavedError};
+use girih_torch::swap::storages::StorageId;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// Bytes from which on a storage gets a record.
+const LEAST: u64 = girih_torch::swap::LEAST;
+
+/// What of torch is called for each tensor.
+struct Torch {
+    parameter: Py<PyType>,
+    current_stream: Py<PyAny>,
+    out_of_memory: Py<PyType>,
+}
+
+fn torch(py: Python<'_>) -> PyResult<&Torch> {
+    static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+    TORCH.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        let core = torch.getattr("_C")?;
+        Ok(Torch {
+            parameter: torch.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
+            current_stream: core.getattr("_cuda_getCurrentRawStream")?.unbind(),
+            out_of_memory: torch.getattr("OutOfMemoryError")?.cast_into::<PyType>()?.unbind(),
+        })
+    })
+}
+
+/// A saved tensor.
+#[pyclass(frozen, module = "girih._native")]
+pub(super) struct Saved {
+    tensor: Py<PyAny>,
+    version: i64,
+    device: i32,
+    /// Of its record; 0 if it has none.
+    id: u64,
+}
+
+impl Drop for Saved {
+    /// Before the tensor goes: a copy may still read or write its bytes.
+    fn drop(&mut self) {
+        if self.id != 0 {
+            // Nobody is there to be told. What is refused is a wait, which the program's next call meets too.
+            let _ = control::drop_saved(self.device, self.id);
+        }
+    }
+}
+
+fn stream_of(py: Python<'_>, device: i32) -> PyResult<u64> {
+    torch(py)?.current_stream.bind(py).call1((device,))?.extract()
+}
+
+/// True if the bytes are a parameter's, which are in use for as long as the model lives.
+fn is_of_a_parameter(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let parameter = torch(py)?.parameter.bind(py);
+    if tensor.is_instance(parameter)? {
+        return Ok(true);
+    }
+    let base = tensor.getattr(intern!(py, "_base"))?;
+    Ok(!base.is_none() && base.is_instance(parameter)?)
+}
+
+/// Autograd saves a tensor.
+#[pyfunction]
+pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
+    let py = tensor.py();
+    let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
+    let detached = tensor.call_method0(intern!(py, "detach"))?;
+    let mut saved = Saved { tensor: detached.unbind(), version, device: -1, id: 0 };
+    if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? || is_of_a_parameter(py, tensor)? {
+        return Ok(saved);
+    }
+    // A subclass may have no storage, or several.
+    let Ok(storage) = tensor.call_method0(intern!(py, "untyped_storage")) else { return Ok(saved) };
+    let size: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    if size < LEAST {
+        return Ok(saved);
+    }
+    let address = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let id: u64 = storage.getattr(intern!(py, "_cdata"))?.extract()?;
+    let device: i32 = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
+    let dimensions: u64 = tensor.call_method0(intern!(py, "dim"))?.extract()?;
+    let element: u64 = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
+    let stream = stream_of(py, device)?;
+    // It is an owner of the storage while it lives, which is no saved tensor.
+    drop(storage);
+    let kind = dimensions << 8 | element;
+    let tensor = Tensor { storage: StorageId(id), address, size, kind };
+    saved.device = device;
+    saved.id = py
+        .detach(|| control::save(device, tensor, stream))
+        .map_err(PyRuntimeError::new_err)?;
+    Ok(saved)
+}
+
+/// Autograd uses a saved tensor.
+#[pyfunction]
+pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<PyAny>> {
+    let saved = saved.get();
+    let tensor = saved.tensor.bind(py);
+    let version: i64 = tensor.getattr(intern!(py, "_version"))?.extract()?;
+    if version != saved.version {
+        return Err(changed(tensor, saved.version, version));
+    }
+    if saved.id != 0 {
+        let (device, id) = (saved.device, saved.id);
+        let stream = stream_of(py, device)?;
+        py.detach(|| control::use_saved(device, id, stream)).map_err(|error| match error {
+            SavedError::OutOfMemory(text) => match torch(py) {
+                Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
+                Err(error) => error,
+            },
+            SavedError::Other(text) => PyRuntimeError::new_err(text),
+        })?;
+    }
+    Ok(saved.tensor.clone_ref(py))
+}
+
+/// PyTorch's own words for it, and which tensor it is.
+fn changed(tensor: &Bound<'_, PyAny>, saved: i64, found: i64) -> PyErr {
+    let word = |name: &str| {
+        tensor.getattr(name).and_then(|value| Ok(value.str()?.to_string())).unwrap_or_default()
+    };
+    PyRuntimeError::new_err(format!(
+        "one of the variables needed for gradient computation has been modified by an inplace \
+         operation: [{} of {}] is at version {found}; expected version {saved} instead. Hint: it was \
+         saved for the backward pass before it was changed; change a copy of it",
+        word("dtype"),
+        word("shape"),
+    ))
+}
