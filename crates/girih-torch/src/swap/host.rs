@@ -278,11 +278,10 @@ mod tests {
     fn host_of(budget: u64, given: u64) -> Host {
         let next = AtomicU64::new(1 << 40);
         let pinner: Pinner = Arc::new(move |size| {
-            let address = next.fetch_add(size, Ordering::Relaxed);
-            if address + size > (1 << 40) + given {
+            if next.load(Ordering::Relaxed) + size > (1 << 40) + given {
                 return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
             }
-            Ok(address)
+            Ok(next.fetch_add(size, Ordering::Relaxed))
         });
         Host::new(pinner, budget)
     }

@@ -395,3 +395,27 @@ pub(crate) struct SwapReport {
     policy_changes: u64,
     planning_seconds: f64,
 }
+
+#[cfg(test)]
+impl SwapReport {
+    pub(crate) fn copies_out(&self) -> u64 {
+        self.counts.copies_out
+    }
+
+    pub(crate) fn demanded(&self) -> u64 {
+        self.counts.demanded
+    }
+
+    pub(crate) fn victims(&self) -> u64 {
+        self.counts.victims
+    }
+
+    pub(crate) fn policies(&self) -> u64 {
+        self.policies
+    }
+
+    /// True if no record, and no byte of the host, is in use.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.records == 0 && self.host_used == 0 && self.going + self.away + self.coming == 0
+    }
+}

@@ -1,0 +1,98 @@
+//! Swapping on a GPU whose streams run in any order that their events allow, and whose memory has contents.
+//!
+//! A program saves tensors and uses them; each use looks whether the bytes are those that were written. So whatever is
+//! missing among the events (a copy that begins too early, bytes that are given away while they are read, a place on
+//! the host that is written too soon) is seen as wrong bytes.
+
+mod adversary;
+mod program;
+
+use self::adversary::Adversary;
+use self::program::{Program, Seed};
+use super::LEAST;
+
+const MIB: u64 = 1 << 20;
+
+/// A GPU of 64 MiB of which the program may use 24, and half as much again as it saves on the host.
+fn settings(host: u64) -> crate::Settings {
+    let json = format!(
+        r#"{{"mode": "stitch", "gpu_budget": {}, "host_budget": {host}}}"#,
+        (24 + 33) * MIB
+    );
+    crate::Settings::parse(&json).expect("right settings")
+}
+
+fn run(seed: u64, steps: u32, host: u64, fault: Option<u64>) -> program::Outcome {
+    Program::prepare();
+    let (device, world) = Adversary::new(64 * MIB, seed);
+    if let Some(call) = fault {
+        world.fail(call);
+    }
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(host));
+    let mut program = Program::new(heap, world, Seed(seed));
+    for _ in 0..steps {
+        program.step();
+    }
+    program.end()
+}
+
+#[test]
+fn what_comes_back_is_what_went_whatever_the_streams_do() {
+    let (mut out, mut demanded, mut victims) = (0, 0, 0);
+    for seed in 0..60 {
+        let outcome = run(seed, 4, 256 * MIB, None);
+        assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}");
+        assert_eq!(outcome.refused, 0, "seed {seed}: everything fits on both sides");
+        out += outcome.report.copies_out();
+        demanded += outcome.report.demanded();
+        victims += outcome.report.victims();
+    }
+    assert!(out > 1000 && victims > 100, "{out} copies, {victims} victims");
+    assert!(demanded > 0, "some were not fetched before they were wanted");
+}
+
+#[test]
+fn a_host_that_is_too_small_costs_requests_and_nothing_else() {
+    let mut refused = 0;
+    for seed in 0..30 {
+        let outcome = run(seed, 3, 2 * MIB, None);
+        assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}");
+        refused += outcome.refused;
+    }
+    assert!(refused > 0, "what fits nowhere is refused");
+}
+
+#[test]
+fn whichever_call_of_the_device_fails_nothing_is_lost() {
+    let mut came = 0;
+    for seed in 0..4 {
+        for call in (1..600).step_by(7) {
+            let outcome = run(seed, 2, 256 * MIB, Some(call + seed));
+            assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}, call {call}");
+            came += u32::from(outcome.fault_came);
+        }
+    }
+    assert!(came > 100, "{came} faults came");
+}
+
+#[test]
+fn a_step_that_repeats_is_planned_and_then_nothing_is_fetched_too_late() {
+    Program::prepare();
+    let (device, world) = Adversary::new(64 * MIB, 1);
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB));
+    let mut program = Program::new(heap, world, Seed(1));
+    for _ in 0..20 {
+        program.regular_step();
+    }
+    let planned = program.report();
+    assert!(planned.policies() > 0, "{planned:?}");
+    for _ in 0..10 {
+        program.regular_step();
+    }
+    let later = program.report();
+    assert_eq!(later.demanded(), planned.demanded(), "{later:?}");
+    assert_eq!(later.victims(), planned.victims(), "{later:?}");
+    assert!(later.copies_out() > planned.copies_out());
+    assert_eq!(program.end().wrong, Vec::<String>::new());
+    assert!(LEAST <= MIB);
+}

@@ -1,0 +1,272 @@
+//! A program that trains, as far as memory is concerned.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use girih_runtime::Address;
+use girih_trace::MarkKind;
+use girih_trace::generate::{Chance, Rng};
+
+use super::adversary::{UNIT, World};
+use crate::heap::{Heap, Saved};
+use crate::swap::SwapReport;
+use crate::swap::storages::{self, StorageId, Storages};
+
+/// Which program.
+#[derive(Clone, Copy)]
+pub(super) struct Seed(pub(super) u64);
+
+/// Owners and address of every storage of this process: tests run beside each other, with storages of their own.
+static STORAGES: Mutex<Option<HashMap<u64, (u64, Address)>>> = Mutex::new(None);
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+fn with<T>(body: impl FnOnce(&mut HashMap<u64, (u64, Address)>) -> T) -> T {
+    let mut held = STORAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    body(held.get_or_insert_default())
+}
+
+struct OfTests;
+
+impl Storages for OfTests {
+    fn owners(&self, storage: StorageId) -> u64 {
+        with(|all| all[&storage.0].0)
+    }
+
+    fn address(&self, storage: StorageId) -> Address {
+        with(|all| all[&storage.0].1)
+    }
+
+    fn take(&self, storage: StorageId) -> Address {
+        with(|all| std::mem::take(&mut all.get_mut(&storage.0).expect("it lives").1))
+    }
+
+    fn give(&self, storage: StorageId, address: Address) {
+        with(|all| all.get_mut(&storage.0).expect("it lives").1 = address);
+    }
+}
+
+/// A tensor that autograd has saved, once or twice.
+struct Tensor {
+    storage: u64,
+    size: u64,
+    tag: u64,
+    /// Its saves: the ids of records, 0 without.
+    saves: Vec<u64>,
+    /// The program has it too.
+    is_held: bool,
+}
+
+/// What came of a program.
+pub(super) struct Outcome {
+    pub(super) wrong: Vec<String>,
+    /// Requests that were refused.
+    pub(super) refused: u32,
+    pub(super) report: SwapReport,
+    pub(super) fault_came: bool,
+}
+
+pub(super) struct Program {
+    heap: Heap,
+    world: World,
+    rng: Rng,
+    tensors: Vec<Tensor>,
+    next_tag: u64,
+    refused: u32,
+    wrong: Vec<String>,
+}
+
+/// The streams of the program.
+const STREAMS: [u64; 2] = [1, 2];
+
+impl Program {
+    /// To be called before the heap of a program is made.
+    pub(super) fn prepare() {
+        storages::set(Box::new(OfTests));
+    }
+
+    pub(super) fn new(heap: Heap, world: World, seed: Seed) -> Program {
+        let rng = Rng::new(seed.0.wrapping_mul(77).wrapping_add(5));
+        let (tensors, wrong) = (Vec::new(), Vec::new());
+        Program { heap, world, rng, tensors, next_tag: 1, refused: 0, wrong }
+    }
+
+    pub(super) fn report(&self) -> SwapReport {
+        self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
+    }
+
+    fn go_on(&mut self) {
+        let turns = self.rng.below(6);
+        self.world.turn(turns);
+    }
+
+    /// Memory with something in it. None if there is none.
+    fn tensor(&mut self, size: u64, stream: u64) -> Option<(Address, u64)> {
+        let Ok(address) = self.heap.allocate(size, stream, (0, 0)) else {
+            self.refused += 1;
+            return None;
+        };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.world.write(stream, address, size, tag);
+        Some((address, tag))
+    }
+
+    /// An operator that saves what it makes, and needs some memory besides.
+    fn forward(&mut self, size: u64, kind: u64, is_odd: bool) {
+        let stream = STREAMS[usize::from(is_odd && self.rng.below(8) == 0)];
+        let Some((address, tag)) = self.tensor(size, stream) else { return };
+        let storage = NEXT.fetch_add(1, Ordering::Relaxed);
+        with(|all| all.insert(storage, (1, address)));
+        let mut tensor = Tensor { storage, size, tag, saves: Vec::new(), is_held: true };
+        let times = if is_odd && self.rng.below(5) == 0 { 2 } else { 1 };
+        for _ in 0..times {
+            with(|all| all.get_mut(&storage).expect("it lives").0 += 1);
+            let saved = Saved { storage: StorageId(storage), address, size, kind };
+            // A refusal leaves the tensor without a record.
+            let id = self.heap.save(saved, stream).unwrap_or(0);
+            tensor.saves.push(id);
+            self.go_on();
+        }
+        self.tensors.push(tensor);
+        self.temporary(stream);
+        // The program lets go of what it made two operators ago; some it keeps for long.
+        let keeps = is_odd && self.rng.below(6) == 0;
+        let older = self.tensors.len().checked_sub(2);
+        if let Some(older) = older.filter(|_| !keeps) {
+            self.let_go(older);
+        }
+    }
+
+    fn temporary(&mut self, stream: u64) {
+        let size = UNIT * (4 + self.rng.below(8));
+        if let Some((address, tag)) = self.tensor(size, stream) {
+            self.world.look(stream, address, size, tag, "a temporary");
+            self.go_on();
+            assert!(self.heap.free(address).is_ok());
+        }
+    }
+
+    fn let_go(&mut self, index: usize) {
+        let tensor = &mut self.tensors[index];
+        if std::mem::take(&mut tensor.is_held) {
+            let storage = tensor.storage;
+            self.disown(storage);
+        }
+    }
+
+    /// One owner less; without any the storage frees its bytes.
+    fn disown(&mut self, storage: u64) {
+        let gone = with(|all| {
+            let (owners, address) = all.get_mut(&storage).expect("it lives");
+            *owners -= 1;
+            (*owners == 0).then_some(*address)
+        });
+        if let Some(address) = gone {
+            with(|all| all.remove(&storage));
+            if address != 0 {
+                // A fault may come here; then PyTorch's deleter warns, and the bytes are lost to the process.
+                let freed = self.heap.free(address).or_else(|_| self.heap.free(address));
+                if freed.ok() != Some(true) {
+                    self.wrong.push(format!("storage {storage} frees what is not its own"));
+                }
+            }
+        }
+    }
+
+    /// Autograd uses the tensor saved last, and gives it up; `uses` times.
+    fn backward(&mut self, uses: u32) {
+        let Some(mut tensor) = self.tensors.pop() else { return };
+        let stream = STREAMS[0];
+        if std::mem::take(&mut tensor.is_held) {
+            self.disown(tensor.storage);
+        }
+        for id in tensor.saves {
+            for _ in 0..uses {
+                let is_there =
+                    id == 0 || (0..2).any(|_| self.heap.use_saved(id, stream).is_ok());
+                if !is_there {
+                    self.refused += 1;
+                    continue;
+                }
+                let address = with(|all| all[&tensor.storage].1);
+                let whose = format!("saved tensor of storage {}", tensor.storage);
+                if address == 0 {
+                    self.wrong.push(format!("{whose} has no bytes when it is used"));
+                    continue;
+                }
+                // The kernel's output, asked for while the tensor is in the kernel's hands.
+                with(|all| all.get_mut(&tensor.storage).expect("it lives").0 += 1);
+                self.temporary(stream);
+                self.world.look(stream, address, tensor.size, tensor.tag, &whose);
+                with(|all| all.get_mut(&tensor.storage).expect("it lives").0 -= 1);
+                self.go_on();
+            }
+            if id != 0 {
+                let _ = self.heap.drop_saved(id);
+            }
+            self.disown(tensor.storage);
+        }
+    }
+
+    /// The other stream waits for the first, as a program does that uses on one what another made. Here simply all of
+    /// it is waited for.
+    fn join(&mut self) {
+        self.world.finish();
+    }
+
+    /// A step of anything: parts of the graph that are never run backward, some twice, two streams.
+    pub(super) fn step(&mut self) {
+        let _ = self.heap.mark(MarkKind::Step, "");
+        let count = 12 + self.rng.below(12);
+        for _ in 0..count {
+            let size = UNIT * (4 + self.rng.below(12));
+            self.forward(size, size, true);
+            if self.rng.below(10) == 0 {
+                self.join();
+                self.backward(1);
+            }
+        }
+        self.join();
+        while !self.tensors.is_empty() {
+            let uses = match self.rng.below(12) {
+                0 => 0,
+                1 => 2,
+                _ => 1,
+            };
+            self.backward(uses);
+        }
+    }
+
+    /// A step that is the same each time.
+    pub(super) fn regular_step(&mut self) {
+        let _ = self.heap.mark(MarkKind::Step, "");
+        for layer in 0..24 {
+            self.forward(UNIT * (6 + layer % 3), layer % 3, false);
+        }
+        while !self.tensors.is_empty() {
+            self.backward(1);
+        }
+        // A plan is made on a thread of its own.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+
+    /// Everything is given up.
+    pub(super) fn end(mut self) -> Outcome {
+        while !self.tensors.is_empty() {
+            self.backward(0);
+        }
+        self.world.finish();
+        let report = self.report();
+        let mut wrong = self.wrong;
+        wrong.extend(self.world.wrong());
+        let fault_came = self.world.fault_came();
+        if !report.is_at_rest() {
+            wrong.push(format!("something is left: {report:?}"));
+        }
+        if let Err(reason) = self.heap.check() {
+            wrong.push(reason);
+        }
+        Outcome { wrong, refused: self.refused, report, fault_came }
+    }
+}
