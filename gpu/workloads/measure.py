@@ -48,6 +48,9 @@ def girih_stats() -> dict[str, Any] | None:
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """By how much each number grew."""
+    if after.get("swap") and before.get("swap"):
+        before = before | {f"swap.{name}": value for name, value in before["swap"].items()}
+        after = after | {f"swap.{name}": value for name, value in after["swap"].items()}
     changes = {
         name: value - before[name]
         for name, value in after.items()

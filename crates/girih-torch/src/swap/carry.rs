@@ -5,7 +5,7 @@
 //! ```text
 //!  copy out    after the tensor was saved; after the copies in from its place on the host
 //!  free        the bytes' stream waits for the end of the copy out
-//!  copy in     after its own copy out; after what the bytes' stream has done by now
+//!  copy in     after what the bytes' stream has done by now, which is after its own copy out
 //!  use         the user's stream, and the bytes' own, wait for the end of the copy in
 //! ```
 
@@ -71,6 +71,16 @@ fn replace(
         Some(old) => device.destroy_event(old),
         None => Ok(()),
     }
+}
+
+/// The end of a copy that was queued. If the device refuses to mark it, the copy is waited for: its bytes are given
+/// to others after this.
+fn end_of(device: &mut dyn HeapDevice, lane: StreamId) -> Result<StreamEvent, DeviceError> {
+    let end = device.record_event(lane);
+    if end.is_err() {
+        device.synchronize_stream(lane)?;
+    }
+    end
 }
 
 impl Swap {
@@ -139,7 +149,7 @@ impl Swap {
                     device.wait_event(out, ready)?;
                 }
                 copies(device)?.copy_out(out, entry.address, slot, entry.size)?;
-                let end = device.record_event(out)?;
+                let end = end_of(device, out)?;
                 replace(device, &mut entry.out, Some(end))?;
                 self.counts.copies_out += 1;
                 self.counts.bytes_out += entry.size;
@@ -180,11 +190,8 @@ impl Swap {
                 let waited = device.wait_event(inward, now);
                 device.destroy_event(now)?;
                 waited?;
-                if let Some(end) = entry.out {
-                    device.wait_event(inward, end)?;
-                }
                 copies(device)?.copy_in(inward, slot, entry.address, entry.size)?;
-                let end = device.record_event(inward)?;
+                let end = end_of(device, inward)?;
                 replace(device, &mut entry.back, Some(end))?;
                 self.counts.copies_in += 1;
                 self.counts.bytes_in += entry.size;

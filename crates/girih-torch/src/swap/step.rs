@@ -6,7 +6,8 @@
 //! step that does the same (`schedule`).
 //!
 //! The time is taken on the GPU, at [`STAMPS`] points of a step, and read a step later, when the work is done: nobody
-//! waits for it.
+//! waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
+//! seen count, and a step is planned again when they have become shorter.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
@@ -23,6 +24,9 @@ use crate::control::timed;
 
 /// Points of a step at which the time is taken.
 pub(super) const STAMPS: usize = 128;
+/// How often a sequence is planned, and what part of the time of the last plan is shorter.
+const PLANS_MAX: u32 = 4;
+const SHORTER: f64 = 0.98;
 /// Operators of a step at most: a longer one is not planned.
 const OPERATORS_MAX: usize = 1 << 17;
 
@@ -89,6 +93,16 @@ impl Policy {
     }
 }
 
+/// How long the operators of a sequence take.
+#[derive(Debug)]
+struct Times {
+    /// The shortest that was seen of each, in microseconds.
+    us: Vec<f64>,
+    /// How often it was planned, and with which sum.
+    plans: u32,
+    planned: f64,
+}
+
 /// The steps of a run.
 pub(crate) struct Steps {
     room: u64,
@@ -98,6 +112,8 @@ pub(crate) struct Steps {
     before: Option<Observation>,
     /// How many operators the step before had: where the time is taken.
     length: usize,
+    /// By the hash of the keys, of sequences that do not fit.
+    times: FxHashMap<u64, Times>,
     sequences: Sequences,
     /// By the number of the sequence.
     policies: Vec<Policy>,
@@ -126,6 +142,7 @@ impl Steps {
             now: Observation::default(),
             before: None,
             length: 0,
+            times: FxHashMap::default(),
             sequences: Sequences::default(),
             policies: Vec::new(),
             cursor: None,
@@ -283,9 +300,10 @@ impl Steps {
         }
         if let Some(before) = self.before.take() {
             let peak = before.load.iter().copied().max().unwrap_or(0);
-            let is_new = self.sequences.find(&before.keys).is_none();
-            if peak > self.room && is_new && self.job.is_none() {
-                self.plan(&before, &mut between);
+            if peak > self.room
+                && let Some(us) = times_of(&before, &mut between)
+            {
+                self.plan_if_shorter(&before, &us);
             }
             forgotten.extend(before.stamps.iter().map(|(_, stamp)| *stamp));
         }
@@ -303,13 +321,29 @@ impl Steps {
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
     }
 
-    /// Plans a step that was seen, on a thread of its own.
-    fn plan(
-        &mut self,
-        seen: &Observation,
-        between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
-    ) {
-        let Some(step) = step_of(seen, between) else { return };
+    /// Plans a step that is new, or whose operators take less time than was known.
+    fn plan_if_shorter(&mut self, seen: &Observation, us: &[f64]) {
+        let hash = BuildHasherDefault::<FxHasher>::default().hash_one(&seen.keys);
+        if !self.times.contains_key(&hash) && self.times.len() >= SEQUENCES_MAX {
+            self.times.clear();
+        }
+        let times = self.times.entry(hash).or_insert_with(|| Times {
+            us: us.to_vec(),
+            plans: 0,
+            planned: f64::INFINITY,
+        });
+        times.us.iter_mut().zip(us).for_each(|(least, us)| *least = least.min(*us));
+        let sum: f64 = times.us.iter().sum();
+        if self.job.is_some() || times.plans >= PLANS_MAX || sum > times.planned * SHORTER {
+            return;
+        }
+        (times.plans, times.planned) = (times.plans + 1, sum);
+        let step = step_of(seen, &times.us);
+        self.plan(seen, step);
+    }
+
+    /// Plans a step on a thread of its own.
+    fn plan(&mut self, seen: &Observation, step: Step) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
         let work = move || {
@@ -354,25 +388,29 @@ impl Steps {
     }
 }
 
-/// A step that was seen as one that can be planned; none if its times are not all there.
-fn step_of(
+/// Microseconds of each operator; none if the work is not done yet, or no time was taken.
+fn times_of(
     seen: &Observation,
     between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
-) -> Option<Step> {
-    let count = seen.keys.len();
-    let mut ops: Vec<Op> =
-        seen.keys.iter().map(|&key| Op { key, ..Op::default() }).collect();
+) -> Option<Vec<f64>> {
+    let mut us = vec![0.0; seen.keys.len()];
     let (last, _) = *seen.stamps.last()?;
     for pair in seen.stamps.windows(2) {
         let [(from, begin), (to, end)] = *pair else { continue };
-        let us = between(begin, end)?.max(0.0) / f64::from((to - from).max(1));
-        ops[from as usize..to as usize].iter_mut().for_each(|op| op.us = us);
+        let each = between(begin, end)?.max(0.0) / f64::from((to - from).max(1));
+        us[from as usize..to as usize].fill(each);
     }
     // What comes after the last point takes as long as an operator did in the mean.
-    let known: f64 = ops.iter().map(|op| op.us).sum();
-    let rest = known / f64::from(last.max(1));
-    ops[last as usize..].iter_mut().for_each(|op| op.us = rest);
-    let mut step = Step { ops, load: seen.load.clone(), ..Step::default() };
+    let mean = us.iter().sum::<f64>() / f64::from(last.max(1));
+    us[last as usize..].fill(mean);
+    Some(us)
+}
+
+/// A step that was seen as one that can be planned.
+fn step_of(seen: &Observation, us: &[f64]) -> Step {
+    let count = seen.keys.len();
+    let ops = seen.keys.iter().zip(us).map(|(&key, &us)| Op { key, us, ..Op::default() });
+    let mut step = Step { ops: ops.collect(), load: seen.load.clone(), ..Step::default() };
     for tensor in &seen.seen {
         let last = tensor.before.unwrap_or(count as u32 - 1);
         let (Some(after), Some(before)) = (tensor.after, tensor.before) else { continue };
@@ -385,5 +423,5 @@ fn step_of(
         step.gaps.push(Gap { tensor: index, after, before });
     }
     step.gaps.sort_unstable_by_key(|gap| (gap.after, gap.tensor));
-    Some(step)
+    step
 }

@@ -74,6 +74,8 @@ pub(super) struct Program {
     next_tag: u64,
     refused: u32,
     wrong: Vec<String>,
+    /// Backward uses what was saved in the reverse order; else some of it in another, as a graph of several branches.
+    is_straight: bool,
 }
 
 /// The streams of the program.
@@ -88,7 +90,7 @@ impl Program {
     pub(super) fn new(heap: Heap, world: World, seed: Seed) -> Program {
         let rng = Rng::new(seed.0.wrapping_mul(77).wrapping_add(5));
         let (tensors, wrong) = (Vec::new(), Vec::new());
-        Program { heap, world, rng, tensors, next_tag: 1, refused: 0, wrong }
+        Program { heap, world, rng, tensors, next_tag: 1, refused: 0, wrong, is_straight: false }
     }
 
     pub(super) fn report(&self) -> SwapReport {
@@ -140,6 +142,10 @@ impl Program {
 
     fn temporary(&mut self, stream: u64) {
         let size = UNIT * (4 + self.rng.below(8));
+        self.temporary_of(size, stream);
+    }
+
+    fn temporary_of(&mut self, size: u64, stream: u64) {
         if let Some((address, tag)) = self.tensor(size, stream) {
             self.world.look(stream, address, size, tag, "a temporary");
             self.go_on();
@@ -176,7 +182,12 @@ impl Program {
 
     /// Autograd uses the tensor saved last, and gives it up; `uses` times.
     fn backward(&mut self, uses: u32) {
-        let Some(mut tensor) = self.tensors.pop() else { return };
+        if self.tensors.is_empty() {
+            return;
+        }
+        let last = self.tensors.len() as u64 - 1;
+        let index = if self.is_straight || self.rng.below(3) > 0 { last } else { self.rng.below(last + 1) };
+        let mut tensor = self.tensors.remove(index as usize);
         let stream = STREAMS[0];
         if std::mem::take(&mut tensor.is_held) {
             self.disown(tensor.storage);
@@ -235,11 +246,16 @@ impl Program {
                 _ => 1,
             };
             self.backward(uses);
+            // Backward may need more than forward did: then what was saved first goes once more.
+            if self.rng.below(6) == 0 {
+                self.temporary_of(UNIT * 40, STREAMS[0]);
+            }
         }
     }
 
     /// A step that is the same each time.
     pub(super) fn regular_step(&mut self) {
+        self.is_straight = true;
         let _ = self.heap.mark(MarkKind::Step, "");
         for layer in 0..24 {
             self.forward(UNIT * (6 + layer % 3), layer % 3, false);

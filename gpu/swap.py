@@ -1,0 +1,162 @@
+"""What does not fit, in several ways side by side: one table, one file.
+
+    python gpu/swap.py --rows shape                      # 5 layers of width 4096, batch by batch
+    python gpu/swap.py --rows long --cards 2 -o long.json
+    python gpu/swap.py --budget 40GiB -- --layers 5 --batch 16 --length 4096
+
+Each row is a launch of `workloads/longer.py`: `plain` under PyTorch's allocator, recomputation of
+every layer, PyTorch's `save_on_cpu`, offloading on streams of its own, selective checkpointing; and
+Girih with a budget of bytes for the GPU. Columns: what is allocated and reserved at most, MiB; the
+median of the settled steps and its ratio to `plain` where that fits, else to `recompute`; the first
+step; whether all gradients of the first step and of the last are those of the first row that ran,
+to the bit; GB copied out and back in a settled step; tensors that went because a request needed
+their bytes at that moment, and that came only when they were wanted, in the settled steps.
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from modes import MIB, printed, shareable
+
+WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "longer.py")
+WAYS = ("plain", "recompute", "selective", "save_on_cpu", "streams", "girih")
+# Name, the ways that are tried, Girih's budget, the shape.
+ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
+    "quick": [
+        ("b4", "plain,recompute,girih", "28GiB", ["--layers", "5", "--batch", "4"]),
+        ("b8", "plain,recompute,girih", "28GiB", ["--layers", "5", "--batch", "8"]),
+    ],
+    "shape": [
+        (f"batch {batch}", ",".join(WAYS), "30GiB", ["--layers", "5", "--batch", str(batch)])
+        for batch in (4, 8, 16, 32)
+    ],
+    "long": [
+        (
+            f"{length // 1024}K",
+            ",".join(WAYS),
+            budget,
+            ["--layers", "4", "--batch", "1", "--length", str(length), "--steps", "8"],
+        )
+        for length, budget in ((32768, "20GiB"), (65536, "30GiB"))
+    ],
+}
+HEAD = (
+    f"{'row':<10} {'way':<12} {'alloc MiB':>10} {'resv MiB':>10} {'step s':>8} {'ratio':>7}"
+    f" {'first s':>8} {'grads':>6} {'GB out':>7} {'GB in':>7} {'victims':>7} {'late':>5}"
+)
+
+
+def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> dict[str, Any]:
+    """Runs the workload once."""
+    own = "plain" if way == "girih" else way
+    command = [WORKLOAD, "--way", own, *shape]
+    with tempfile.TemporaryDirectory() as folder:
+        if way == "girih":
+            budgets = ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]
+            command = ["-m", "girih", "run", "--plan-dir", folder, *budgets, *command]
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"way": way, "error": f"ran past {timeout} s"}
+    results = printed(done.stdout)
+    if done.returncode != 0 or not results:
+        said = [line for line in done.stderr.splitlines() if "Error" in line]
+        return {"way": way, "error": said[-1] if said else done.stderr[-1500:]}
+    decode = json.JSONDecoder().raw_decode
+    seen = decode(done.stdout.split("SEEN ")[1])[0]
+    return {"way": way, "seen": seen | results[0], "said": done.stderr[-1500:]}
+
+
+def changes(seen: dict[str, Any]) -> dict[str, float]:
+    """What swapping did in the settled steps, for each of them."""
+    before, after = seen.get("settled_changes", {}), seen.get("settled_steps", 1)
+    return {name: value / max(1, after) for name, value in before.items()}
+
+
+def line(row: str, run: dict[str, Any], base: dict[str, Any] | None, digests: Any) -> str:
+    """One line of the table."""
+    if "error" in run:
+        return f"{row:<10} {run['way']:<12} FAILED {run['error'][:150]}"
+    seen = run["seen"]
+    ratio = f"{seen['median_step_s'] / base['median_step_s']:.3f}" if base else ""
+    same = "same" if seen["digests"] == digests else "DIFFER"
+    each = changes(seen)
+    swap = [each.get(name, 0.0) for name in ("swap.bytes_out", "swap.bytes_in")]
+    late = [each.get(name, 0.0) for name in ("swap.victims", "swap.demanded")]
+    return (
+        f"{row:<10} {run['way']:<12} {seen['allocated_peak'] / MIB:>10.0f}"
+        f" {seen['reserved_peak'] / MIB:>10.0f} {seen['median_step_s']:>8.3f} {ratio:>7}"
+        f" {seen['first_step_s']:>8.2f} {same:>6} {swap[0] / 1e9:>7.2f} {swap[1] / 1e9:>7.2f}"
+        f" {late[0]:>7.1f} {late[1]:>5.1f}"
+    )
+
+
+def measure(row: tuple[str, str, str, list[str]], options: argparse.Namespace) -> Any:
+    """Every way of one row, one after the other."""
+    name, ways, budget, shape = row
+    wanted = [way for way in ways.split(",") if not options.only or way in options.only.split(",")]
+    budget = options.budget or budget
+    shape = [*shape, *options.rest]
+    runs = [launch(way, budget, options.host_budget, shape, options.timeout) for way in wanted]
+    ran = [run["seen"] for run in runs if "seen" in run]
+    base, digests = (ran[0], ran[0]["digests"]) if ran else (None, None)
+    lines = [line(name, run, base, digests) for run in runs]
+    return {"row": name, "budget": budget, "shape": shape, "runs": runs, "lines": lines}
+
+
+def take_card(cards: Any) -> None:
+    """What this worker starts sees this card alone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
+
+
+def main() -> int:
+    """Runs what the command line asks for. 1 if a launch failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", choices=ROWS, help="what is measured; else one row, of `--`")
+    parser.add_argument("--only", help=f"of {','.join(WAYS)}")
+    parser.add_argument("--budget", help="of Girih, for every row")
+    parser.add_argument("--host-budget", default="")
+    parser.add_argument("--cards", type=int, default=1)
+    parser.add_argument("--timeout", type=int, default=500, help="seconds, of one launch")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("rest", nargs="*", help="further options of the workload, after --")
+    options = parser.parse_args()
+    rows = ROWS[options.rows] if options.rows else [("own", ",".join(WAYS), "30GiB", [])]
+    context = multiprocessing.get_context("spawn")
+    cards = context.Queue()
+    for card in range(options.cards):
+        cards.put(str(card))
+    print(HEAD, flush=True)
+    table = []
+    with concurrent.futures.ProcessPoolExecutor(
+        options.cards, mp_context=context, initializer=take_card, initargs=(cards,)
+    ) as pool:
+        for result in pool.map(measure, rows, [options] * len(rows)):
+            table.append(result)
+            print("\n".join(result["lines"]), flush=True)
+            if options.output:
+                stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                known = {"when": stamp, "rows": shareable(table)}
+                options.output.write_text(json.dumps(known, indent=1) + "\n")
+    return int(any("error" in run for result in table for run in result["runs"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A Llama of any shape, trained on as much as fits and more: the workload of `gpu/swap.py`.
+
+python gpu/workloads/longer.py --layers 5 --batch 8 --length 4096 --way plain
+python gpu/workloads/longer.py --way recompute
+python -m girih run --gpu-budget 40GiB gpu/workloads/longer.py --way plain
+
+A way is what the program itself does with its activations: `plain` keeps them, `recompute` is
+Hugging Face's checkpointing of every layer, `save_on_cpu` PyTorch's hooks with pinned memory,
+`streams` the same on streams of their own, as fine-tuning libraries do it, `selective` keeps what
+matrix products and attention give and recomputes the rest. What is printed are losses, times and
+peaks, and a digest of all gradients of the first step and of the last.
+"""
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import json
+import resource
+from typing import Any
+
+import torch
+import transformers
+from measure import Measure, deterministic
+from torch.autograd import graph
+from torch.utils import checkpoint
+
+WAYS = ("plain", "recompute", "save_on_cpu", "streams", "selective")
+
+
+class OnStreams(graph.saved_tensors_hooks):
+    """Every saved tensor of some size goes to pinned memory at once, on a stream of its own.
+
+    It comes back when backward asks for it, and the stream of the computation waits then.
+    """
+
+    LEAST = 1 << 20
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.parameters = parameters
+        self.out = torch.cuda.Stream()
+        self.back = torch.cuda.Stream()
+        super().__init__(self.pack, self.unpack)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if tensor.nbytes < self.LEAST or tensor.untyped_storage().data_ptr() in self.parameters:
+            return tensor
+        self.out.wait_stream(torch.cuda.current_stream())
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        with torch.cuda.stream(self.out):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self.out)
+        return (host,)
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        self.back.wait_stream(self.out)
+        with torch.cuda.stream(self.back):
+            tensor = saved[0].to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self.back)
+        tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+
+def keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """What selective checkpointing keeps."""
+    aten = torch.ops.aten
+    kept = {
+        aten.mm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    }
+    policy = checkpoint.CheckpointPolicy
+    return policy.MUST_SAVE if operator in kept else policy.PREFER_RECOMPUTE
+
+
+def build(arguments: argparse.Namespace) -> Any:
+    """The model, on the device."""
+    settings = transformers.LlamaConfig(
+        hidden_size=arguments.hidden,
+        intermediate_size=arguments.ffn,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        vocab_size=arguments.vocabulary,
+        max_position_embeddings=max(arguments.length, 4096),
+    )
+    settings._attn_implementation = "sdpa"
+    with torch.device("cuda"):
+        model: Any = transformers.LlamaForCausalLM(settings)
+    model = model.to(torch.bfloat16).train()
+    if arguments.way == "recompute":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if arguments.way == "selective":
+        context = functools.partial(
+            checkpoint.create_selective_checkpoint_contexts, keep_products
+        )
+        for layer in model.model.layers:
+            layer.forward = functools.partial(
+                checkpoint.checkpoint, layer.forward, use_reentrant=False, context_fn=context
+            )
+    return model
+
+
+def digest(model: Any) -> str:
+    """Of every gradient, to the bit."""
+    sums = hashlib.sha256()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            bits = parameter.grad.contiguous().view(torch.int16).to(torch.int64)
+            weights = torch.arange(1, bits.numel() + 1, device="cuda") % 65521
+            sums.update(str(int((bits.flatten() * weights).sum())).encode())
+            del bits, weights
+    return sums.hexdigest()[:16]
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--way", choices=WAYS, default="plain")
+    for name, value in {
+        "layers": 5,
+        "hidden": 4096,
+        "ffn": 11008,
+        "heads": 32,
+        "vocabulary": 32000,
+        "batch": 4,
+        "length": 4096,
+        "steps": 12,
+        "settled": 6,
+        "skip-every": 0,
+        "validate-every": 0,
+    }.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Trains, and prints what was measured."""
+    arguments = parse()
+    deterministic(arguments.exact)
+    torch.manual_seed(0)
+    tokens = arguments.batch * arguments.length
+    measure = Measure(arguments.way, arguments.settled, tokens)
+    model = build(arguments)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    ways: dict[str, Any] = {
+        "save_on_cpu": functools.partial(graph.save_on_cpu, pin_memory=True),
+        "streams": functools.partial(
+            OnStreams, {p.untyped_storage().data_ptr() for p in model.parameters()}
+        ),
+    }
+    way = ways.get(arguments.way, contextlib.nullcontext)
+    digests = []
+
+    def forward() -> torch.Tensor:
+        shape = (arguments.batch, arguments.length)
+        ids = torch.randint(0, arguments.vocabulary, shape, device="cuda")
+        # The loss of the last tokens alone: of all, logits in 32 bits would be most of the memory.
+        states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = model.lm_head(states[:, -256:]).float()
+        labels = ids[:, -256:]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    for step in range(arguments.steps):
+        with measure.step():
+            with way():
+                loss = forward()
+            loss.backward()
+            is_skipped = arguments.skip_every and (step + 1) % arguments.skip_every == 0
+            if step in (0, arguments.steps - 1):
+                digests.append(digest(model))
+            if not is_skipped:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if arguments.validate_every and (step + 1) % arguments.validate_every == 0:
+                model.eval()
+                with torch.no_grad():
+                    forward()
+                model.train()
+        measure.loss(loss)
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print("SEEN " + json.dumps({"digests": digests, "host_peak": host}), flush=True)
+    measure.print()
+
+
+if __name__ == "__main__":
+    main()
