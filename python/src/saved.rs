@@ -9,7 +9,7 @@
 //! With hooks PyTorch does not look whether a saved tensor was changed in place, so it is done here.
 
 use girih_torch::control::{self, Saved as Tensor, SavedError};
-use girih_torch::swap::storages::StorageId;
+use girih_torch::swap::storages;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -83,22 +83,19 @@ pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
     if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? || is_of_a_parameter(py, tensor)? {
         return Ok(saved);
     }
-    // A subclass may have no storage, or several.
-    let Ok(storage) = tensor.call_method0(intern!(py, "untyped_storage")) else { return Ok(saved) };
-    let size: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let Some(storages) = storages::of_the_process() else { return Ok(saved) };
+    let tensor_id: u64 = tensor.getattr(intern!(py, "_cdata"))?.extract()?;
+    let Some((storage, size)) = storages.of_tensor(tensor_id) else { return Ok(saved) };
     if size < LEAST {
         return Ok(saved);
     }
-    let address = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let id: u64 = storage.getattr(intern!(py, "_cdata"))?.extract()?;
+    let address = storages.address(storage);
     let device: i32 = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
     let dimensions: u64 = tensor.call_method0(intern!(py, "dim"))?.extract()?;
     let element: u64 = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
     let stream = stream_of(py, device)?;
-    // It is an owner of the storage while it lives, which is no saved tensor.
-    drop(storage);
     let kind = dimensions << 8 | element;
-    let tensor = Tensor { storage: StorageId(id), address, size, kind };
+    let tensor = Tensor { storage, address, size, kind };
     saved.device = device;
     saved.id = py
         .detach(|| control::save(device, tensor, stream))

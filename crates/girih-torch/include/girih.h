@@ -269,6 +269,8 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void *user);
 
 /* What swapping does with a storage, a c10::StorageImpl by its address, that saved tensors keep alive. None of them
  * calls this library, takes a lock, or needs Python. */
+/* The storage of a tensor, a c10::TensorImpl by its address, with the bytes that it has. 0 if it has none. */
+typedef uint64_t (*girih_of_tensor)(uint64_t tensor, uint64_t *size);
 /* The tensors over it. */
 typedef uint64_t (*girih_owners)(uint64_t storage);
 /* Where its bytes are now; 0 if it has none. */
@@ -278,8 +280,8 @@ typedef uint64_t (*girih_take)(uint64_t storage);
 /* Puts bytes into one that has none; its end frees them with girih_free. */
 typedef void (*girih_give)(uint64_t storage, uint64_t address);
 /* From now on storages are got at with these. The first call of the process counts. */
-void girih_set_storages(girih_owners owners, girih_address address, girih_take take,
-                        girih_give give);
+void girih_set_storages(girih_of_tensor of_tensor, girih_owners owners, girih_address address,
+                        girih_take take, girih_give give);
 
 /* ---- other processes ---- */
 

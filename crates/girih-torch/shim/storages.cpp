@@ -8,6 +8,7 @@
 #include "allocator.h"
 
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace girih {
@@ -16,6 +17,20 @@ namespace {
 
 c10::StorageImpl* storage_at(uint64_t storage) {
   return reinterpret_cast<c10::StorageImpl*>(static_cast<uintptr_t>(storage));
+}
+
+uint64_t of_tensor(uint64_t tensor, uint64_t* size) {
+  const auto* found = reinterpret_cast<const c10::TensorImpl*>(static_cast<uintptr_t>(tensor));
+  try {
+    if (!found->has_storage() || !found->unsafe_storage()) {
+      return 0;
+    }
+    *size = found->unsafe_storage().nbytes();
+    return reinterpret_cast<uintptr_t>(found->unsafe_storage().unsafeGetStorageImpl());
+  } catch (...) {
+    // A tensor that is traced has a size that is no number.
+    return 0;
+  }
 }
 
 uint64_t owners(uint64_t storage) {
@@ -46,7 +61,7 @@ void give(uint64_t storage, uint64_t address) {
 } // namespace
 
 void lend_storages() {
-  girih_set_storages(&owners, &address, &take, &give);
+  girih_set_storages(&of_tensor, &owners, &address, &take, &give);
 }
 
 } // namespace girih

@@ -256,6 +256,7 @@ fn rust_type(c: &str) -> String {
         "girih_stats" => "Stats",
         "girih_checkpoint" => "HeapCheckpoint",
         "girih_sink" => "Option<SinkFunction>",
+        "girih_of_tensor" => "Option<OfTensorFunction>",
         "girih_owners" => "Option<OwnersFunction>",
         "girih_address" => "Option<AddressFunction>",
         "girih_take" => "Option<TakeFunction>",

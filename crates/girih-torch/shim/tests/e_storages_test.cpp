@@ -4,6 +4,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdint>
@@ -43,6 +44,20 @@ TEST("the bytes of a storage go and come while the storage stays") {
     EXPECT_EQ(fake::live_blocks(), before + 1);
   }
   EXPECT_EQ(fake::live_blocks(), before);
+}
+
+TEST("the storage of a tensor is found without an owner more") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+  const uint64_t name = name_of(storage);
+  auto tensor = c10::make_intrusive<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(c10::DispatchKey::CUDA),
+      caffe2::TypeMeta::Make<float>());
+  uint64_t size = 0;
+  EXPECT_EQ(fake::heap().of_tensor(reinterpret_cast<uint64_t>(tensor.get()), &size), name);
+  EXPECT_EQ(size, 4096U);
+  EXPECT_EQ(fake::heap().owners(name), 1U);
 }
 
 TEST("a storage that ends without its bytes frees nothing") {

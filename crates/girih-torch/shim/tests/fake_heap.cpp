@@ -382,11 +382,13 @@ girih_status girih_reset_accumulated_stats(int32_t) {
 }
 
 void girih_set_storages(
+    girih_of_tensor of_tensor,
     girih_owners owners,
     girih_address address,
     girih_take take,
     girih_give give) {
   std::lock_guard<std::mutex> lock(g_mutex);
+  fake::heap().of_tensor = of_tensor;
   fake::heap().owners = owners;
   fake::heap().address = address;
   fake::heap().take = take;

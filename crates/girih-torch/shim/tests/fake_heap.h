@@ -44,6 +44,7 @@ struct Heap {
   girih_source_free source_free = nullptr;
   void* source_user = nullptr;
   // How storages are got at.
+  girih_of_tensor of_tensor = nullptr;
   girih_owners owners = nullptr;
   girih_address address = nullptr;
   girih_take take = nullptr;

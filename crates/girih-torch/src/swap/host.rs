@@ -5,14 +5,14 @@
 //!                                                                                on a thread of its own
 //! ```
 //!
-//! To pin takes a third of a second for each GiB, so it is done before it is needed: while less than [`AHEAD`] is
-//! free, a thread pins the next piece. Only where a copy is about to go and nothing is free does it happen in its way;
-//! that is counted.
+//! To pin takes a second for each GiB, most of it for the system to find the pages, so it is done before it is needed:
+//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user chose.
+//! Only where a copy is about to go and nothing is free does somebody wait for that; it is counted.
 //!
 //! A slot is the smallest free range that fits. Ranges grow together where both are free, within a piece.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use girih_runtime::{DeviceError, HostAddress, Pinner};
@@ -21,8 +21,10 @@ use girih_runtime::{DeviceError, HostAddress, Pinner};
 const GRAIN: u64 = 4096;
 /// Bytes that are pinned at once.
 const PIECE: u64 = 1 << 30;
-/// Free bytes below which more are pinned.
-const AHEAD: u64 = 4 << 30;
+/// Free bytes below which more are pinned, unless a user said how much there should be.
+const AHEAD: u64 = 8 << 30;
+/// Threads that pin.
+const PINNERS: usize = 4;
 
 /// A place of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +58,11 @@ pub(crate) struct Host {
     pieces: BTreeSet<HostAddress>,
     free: BTreeMap<HostAddress, u64>,
     by_size: BTreeSet<(u64, HostAddress)>,
-    coming: Option<Receiver<Pinned>>,
+    /// What threads pin now, and where they say how it went.
+    coming: usize,
+    come: (Sender<Pinned>, Receiver<Pinned>),
+    /// Free bytes below which more are pinned.
+    ahead: u64,
     /// What the system refused last: then no more is asked for ahead.
     refused: Option<DeviceError>,
     /// Pieces that were pinned only when a copy was about to go.
@@ -64,23 +70,22 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// At most `budget` bytes.
-    pub(crate) fn new(pinner: Pinner, budget: u64) -> Host {
-        let (pieces, free, by_size) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-        let (pinned, used, used_peak, late) = (0, 0, 0, 0);
-        let (coming, refused) = (None, None);
+    /// At most `budget` bytes; all of it is wanted if it `is_chosen` by a user.
+    pub(crate) fn new(pinner: Pinner, budget: u64, is_chosen: bool) -> Host {
         Host {
             pinner,
             budget,
-            pinned,
-            used,
-            used_peak,
-            pieces,
-            free,
-            by_size,
-            coming,
-            refused,
-            late,
+            pinned: 0,
+            used: 0,
+            used_peak: 0,
+            pieces: BTreeSet::new(),
+            free: BTreeMap::new(),
+            by_size: BTreeSet::new(),
+            coming: 0,
+            come: channel(),
+            ahead: if is_chosen { u64::MAX } else { AHEAD },
+            refused: None,
+            late: 0,
         }
     }
 
@@ -104,48 +109,47 @@ impl Host {
         self.late
     }
 
-    /// Lets a thread pin more if little is free.
+    /// Lets threads pin more if little is free.
     pub(crate) fn pin_ahead(&mut self) {
-        self.collect(false);
-        let free = self.pinned - self.used;
-        if self.coming.is_some() || self.refused.is_some() || free >= AHEAD {
-            return;
-        }
-        let size = PIECE.min(self.budget.saturating_sub(self.pinned)) / GRAIN * GRAIN;
-        if size == 0 {
-            return;
-        }
-        let (sender, receiver) = channel();
-        let pinner = Pinner::clone(&self.pinner);
-        let thread = thread::Builder::new().name("girih-pin".to_owned());
-        // Without a thread it is pinned when it is needed.
-        let started = thread.spawn(move || {
-            let _ = sender.send((size, pinner(size)));
-        });
-        if started.is_ok() {
+        self.collect();
+        while self.coming < PINNERS && self.refused.is_none() {
+            let free = self.pinned - self.used;
+            let size = PIECE.min(self.budget.saturating_sub(self.pinned)) / GRAIN * GRAIN;
+            if free >= self.ahead || size == 0 {
+                return;
+            }
+            let (pinner, sender) = (Pinner::clone(&self.pinner), self.come.0.clone());
+            let thread = thread::Builder::new().name("girih-pin".to_owned());
+            let started = thread.spawn(move || {
+                let _ = sender.send((size, pinner(size)));
+            });
+            if started.is_err() {
+                // It is pinned when it is needed.
+                return;
+            }
             self.pinned += size;
-            self.coming = Some(receiver);
+            self.coming += 1;
         }
     }
 
-    /// Takes in what the thread has pinned; with `waits` once it has.
-    fn collect(&mut self, waits: bool) {
-        let Some(receiver) = &self.coming else { return };
-        let come = if waits {
-            receiver.recv().map_err(|_| TryRecvError::Disconnected)
-        } else {
-            receiver.try_recv()
-        };
-        match come {
-            Ok((size, Ok(address))) => self.add_piece(address, size),
-            Ok((size, Err(error))) => {
+    /// Takes in what threads have pinned.
+    fn collect(&mut self) {
+        while self.coming > 0
+            && let Ok(come) = self.come.1.try_recv()
+        {
+            self.take_in(come);
+        }
+    }
+
+    fn take_in(&mut self, (size, pinned): Pinned) {
+        self.coming -= 1;
+        match pinned {
+            Ok(address) => self.add_piece(address, size),
+            Err(error) => {
                 self.pinned -= size;
                 self.refused = Some(error);
             }
-            Err(TryRecvError::Empty) => return,
-            Err(TryRecvError::Disconnected) => {}
         }
-        self.coming = None;
     }
 
     fn add_piece(&mut self, address: HostAddress, size: u64) {
@@ -169,14 +173,17 @@ impl Host {
     /// If the budget or the host has no more.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<Slot, NoSlot> {
         let size = bytes.next_multiple_of(GRAIN);
-        self.collect(false);
+        self.collect();
         let mut found = self.fitting(size);
         if found.is_none() && self.used.saturating_add(size) > self.budget {
             return Err(NoSlot::Budget);
         }
-        if found.is_none() && self.coming.is_some() {
+        while found.is_none()
+            && self.coming > 0
+            && let Ok(come) = self.come.1.recv()
+        {
             self.late += 1;
-            self.collect(true);
+            self.take_in(come);
             found = self.fitting(size);
         }
         if found.is_none() {
@@ -253,8 +260,8 @@ impl Host {
             .clone()
             .all(|((at, size), (next, _))| at + size < *next || self.pieces.contains(next));
         let is_right = ranges == self.by_size && apart && merged;
-        // What a thread pins just now is neither free nor used yet.
-        let is_full = self.coming.is_some() || free + self.used == self.pinned;
+        // What threads pin just now is neither free nor used yet.
+        let is_full = self.coming > 0 || free + self.used == self.pinned;
         if is_right && is_full && self.pinned <= self.budget.max(self.used) {
             return Ok(());
         }
@@ -283,7 +290,7 @@ mod tests {
             }
             Ok(next.fetch_add(size, Ordering::Relaxed))
         });
-        Host::new(pinner, budget)
+        Host::new(pinner, budget, false)
     }
 
     #[test]
@@ -330,13 +337,21 @@ mod tests {
 
     #[test]
     fn what_is_pinned_ahead_is_there_when_it_is_needed() {
-        let mut host = host_of(8 * PIECE, u64::MAX >> 8);
-        host.pin_ahead();
-        host.collect(true);
-        assert_eq!(host.pinned(), PIECE);
-        host.take(PIECE).unwrap();
+        let mut host = host_of(20 * PIECE, u64::MAX >> 8);
+        for _ in 0..1000 {
+            host.pin_ahead();
+            if host.pinned() == AHEAD && host.coming == 0 {
+                break;
+            }
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(host.pinned(), AHEAD);
+        for _ in 0..AHEAD / PIECE {
+            host.take(PIECE).unwrap();
+        }
         assert_eq!(host.late(), 0);
         host.take(PIECE).unwrap();
         assert_eq!(host.late(), 1, "nobody had pinned more");
+        host.check().unwrap();
     }
 }

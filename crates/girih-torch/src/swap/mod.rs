@@ -138,7 +138,7 @@ impl Swap {
         let said = |error: Box<crate::error::HeapError>| error.to_string();
         let [out, inward] = lanes.map(|lane| state.stream(lane));
         let budget = settings.host_budget.unwrap_or_else(settings::host_of_the_machine);
-        let mut host = Host::new(pinner, budget);
+        let mut host = Host::new(pinner, budget, settings.host_budget.is_some());
         host.pin_ahead();
         let room = settings::room(gpu);
         Ok(Some(Box::new(Swap {
@@ -357,6 +357,9 @@ impl Swap {
             policies: self.steps.policies() as u64,
             policy_changes: self.steps.changes(),
             planning_seconds: self.steps.planning_seconds(),
+            step_us: self.steps.planned_us()[0],
+            step_us_swapped: self.steps.planned_us()[1],
+            step_us_bound: self.steps.planned_us()[2],
         }
     }
 
@@ -394,6 +397,11 @@ pub(crate) struct SwapReport {
     policies: u64,
     policy_changes: u64,
     planning_seconds: f64,
+    /// Microseconds of the step that was planned last: without swapping, as it was planned, and as no schedule can
+    /// beat.
+    step_us: f64,
+    step_us_swapped: f64,
+    step_us_bound: f64,
 }
 
 #[cfg(test)]

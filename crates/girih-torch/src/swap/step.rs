@@ -16,7 +16,8 @@ use std::thread;
 
 use girih_runtime::TimeStamp;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
-use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih};
+use girih_swap::bound::bound;
+use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulate};
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::table::RecordId;
@@ -73,11 +74,14 @@ pub(super) struct Policy {
     pub(super) fetch: Vec<(u32, u32)>,
     /// For each tensor that goes, when it is used again.
     before: FxHashMap<u32, u32>,
+    /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
+    pub(super) us: [f64; 3],
 }
 
 impl Policy {
-    fn of(step: &Step, schedule: &Schedule) -> Policy {
-        let mut policy = Policy::default();
+    fn of(step: &Step, schedule: &Schedule, links: &Links, gpu: u64) -> Policy {
+        let us = [step.us(), simulate(step, links, schedule).step_us, bound(step, links, gpu)];
+        let mut policy = Policy { us, ..Policy::default() };
         for away in &schedule.away {
             let gap = step.gaps[away.gap as usize];
             let born = step.tensors[gap.tensor as usize].born;
@@ -132,6 +136,7 @@ pub(crate) struct Steps {
     job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
     changes: u64,
     seconds: f64,
+    last_us: [f64; 3],
 }
 
 impl Steps {
@@ -155,6 +160,7 @@ impl Steps {
             job: None,
             changes: 0,
             seconds: 0.0,
+            last_us: [0.0; 3],
         }
     }
 
@@ -347,8 +353,9 @@ impl Steps {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
         let work = move || {
-            let planned = timed(|| girih::plan(&step, &Links::default(), &budgets));
-            let policy = Policy::of(&step, &planned.0);
+            let links = Links::default();
+            let planned = timed(|| girih::plan(&step, &links, &budgets));
+            let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.
             let _ = sender.send((keys, policy, planned.1));
         };
@@ -364,6 +371,7 @@ impl Steps {
         match job.try_recv() {
             Ok((keys, policy, seconds)) => {
                 self.seconds += seconds;
+                self.last_us = policy.us;
                 let number = self.sequences.learn(&keys);
                 let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
                 self.policies.resize_with(count, Policy::default);
@@ -381,6 +389,11 @@ impl Steps {
 
     pub(super) fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Microseconds of the step that was planned last: see [`Policy::us`].
+    pub(super) fn planned_us(&self) -> [f64; 3] {
+        self.last_us
     }
 
     pub(super) fn planning_seconds(&self) -> f64 {

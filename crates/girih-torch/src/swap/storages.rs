@@ -16,6 +16,11 @@ pub struct StorageId(pub u64);
 
 /// What can be done with storages.
 pub trait Storages: Send + Sync {
+    /// The storage of a tensor (`c10::TensorImpl`) by its address, and its bytes. None if it has none. A tensor of
+    /// Python has that address as its `_cdata`; its storage must not be asked for in Python, for the object that
+    /// stands for it there is an owner from then on.
+    fn of_tensor(&self, tensor: u64) -> Option<(StorageId, u64)>;
+
     /// The tensors over a storage.
     fn owners(&self, storage: StorageId) -> u64;
 
@@ -37,6 +42,6 @@ pub(crate) fn set(storages: Box<dyn Storages>) {
 }
 
 /// Those of the process; none as long as nobody has said how to get at them.
-pub(crate) fn of_the_process() -> Option<&'static dyn Storages> {
+pub fn of_the_process() -> Option<&'static dyn Storages> {
     OF_THE_PROCESS.get().map(|storages| &**storages)
 }
