@@ -36,8 +36,8 @@ ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
         ("b8", "plain,recompute,girih", "28GiB", ["--layers", "5", "--batch", "8"]),
     ],
     "shape": [
-        (f"batch {batch}", ",".join(WAYS), "30GiB", ["--layers", "5", "--batch", str(batch)])
-        for batch in (4, 8, 16, 32)
+        (f"batch {batch}", ",".join(WAYS), "24GiB", ["--layers", "5", "--batch", str(batch)])
+        for batch in (4, 8, 16, 24)
     ],
     "long": [
         (
