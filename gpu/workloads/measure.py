@@ -168,6 +168,7 @@ class Measure:
             "settled_steps": len(self.seconds) - self.settled,
             "settled_calls": changes.pop("calls"),
             "settled_changes": changes,
+            "swap": after.get("swap"),
         }
 
     def print(self) -> None:

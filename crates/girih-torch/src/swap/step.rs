@@ -247,6 +247,12 @@ impl Steps {
         self.now.stamps.push((at, stamp));
     }
 
+    /// True if the step before this one needed no swapping.
+    pub(super) fn fits(&self) -> bool {
+        let before = self.before.as_ref().and_then(|before| before.load.iter().max());
+        before.is_some_and(|&peak| peak <= self.room)
+    }
+
     /// A record is gone.
     pub(super) fn dropped(&mut self, id: RecordId) {
         self.pinned.remove(&id);
