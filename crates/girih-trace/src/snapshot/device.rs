@@ -5,6 +5,7 @@ use super::entry::{Entry, FrameList};
 use super::error::ReadError;
 use super::gaps;
 use super::ids::Ids;
+use super::pools;
 use super::stacks::Stacks;
 use super::view::{Place, View};
 use super::words;
@@ -215,6 +216,7 @@ impl DeviceBuilder {
         self.marks.extend(marks);
         self.marks.sort_by_key(|mark| mark.before);
         self.segments.sort_by_key(|segment| segment.address);
+        pools::infer(&mut self.events, &self.segments);
         Ok(Trace {
             device: self.device as u32,
             events: self.events,

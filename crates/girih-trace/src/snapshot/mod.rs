@@ -23,6 +23,7 @@ mod entry;
 mod error;
 mod gaps;
 mod ids;
+mod pools;
 mod segments;
 mod stacks;
 mod view;
