@@ -79,3 +79,12 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     """The number that a variable holds; None if it holds none."""
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def on_this_machine(environ: Mapping[str, str] = os.environ) -> int:
+    """The job's processes on this machine, as far as a launcher tells; else 1."""
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        text = environ.get(name, "")
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+    return 1

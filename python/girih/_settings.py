@@ -106,6 +106,7 @@ class Settings:
                 "plan_dir": self.plan_dir,
                 "key": key,
                 "plans_by_gpu": _ranks.rank() is None,
+                "local_ranks": _ranks.on_this_machine(environ),
                 "record": self.records,
                 "torch": torch,
             }

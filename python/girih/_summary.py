@@ -37,6 +37,11 @@ def line(device: dict[str, Any]) -> str:
     requests = device["hits"] + device["misses"]
     if requests > 0:
         parts.append(f"{100 * device['hits'] / requests:.1f} % of requests as planned")
+    if swap := device.get("swap"):
+        parts.append(
+            f"swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
+            f"{swap['demanded']} tensors fetched late, {size(swap['host_peak'])} on the host"
+        )
     if device["ooms"] > 0:
         parts.append(f"{device['ooms']} requests out of memory")
     return f"girih {device['mode']}, cuda:{device['device']}: " + ", ".join(parts)

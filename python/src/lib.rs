@@ -26,12 +26,12 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 #[pymodule(name = "_native")]
 mod native {
     #[pymodule_export]
+    use super::saved::{Saved, pack, unpack};
+    #[pymodule_export]
     use super::{
         abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,
         plan_file, report, save_trace, shim_sources, take_warnings, why_refused,
     };
-    #[pymodule_export]
-    use super::saved::{Saved, pack, unpack};
 }
 
 /// Version of the C interface (`GIRIH_ABI` of girih.h) that this library implements.

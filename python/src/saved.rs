@@ -80,7 +80,8 @@ pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
     let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
     let detached = tensor.call_method0(intern!(py, "detach"))?;
     let mut saved = Saved { tensor: detached.unbind(), version, device: -1, id: 0 };
-    if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? || is_of_a_parameter(py, tensor)? {
+    if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? || is_of_a_parameter(py, tensor)?
+    {
         return Ok(saved);
     }
     let Some(storages) = storages::of_the_process() else { return Ok(saved) };
@@ -97,9 +98,8 @@ pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
     let kind = dimensions << 8 | element;
     let tensor = Tensor { storage, address, size, kind };
     saved.device = device;
-    saved.id = py
-        .detach(|| control::save(device, tensor, stream))
-        .map_err(PyRuntimeError::new_err)?;
+    saved.id =
+        py.detach(|| control::save(device, tensor, stream)).map_err(PyRuntimeError::new_err)?;
     Ok(saved)
 }
 

@@ -9,9 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use girih_runtime::{
-    Address, Copies, DeviceError, HostAddress, Pinner, StreamEvent, TimeStamp,
-};
+use girih_runtime::{Address, Copies, DeviceError, HostAddress, Pinner, StreamEvent, TimeStamp};
 use girih_trace::StreamId;
 
 use crate::books::misuse;
@@ -47,10 +45,8 @@ impl CopyBooks {
 
 /// Takes memory of the host and pins it.
 fn pin(driver: &'static Driver, context: CuContext, size: u64) -> Result<HostAddress, DeviceError> {
-    let refused = |reason: &str| DeviceError::Driver {
-        call: "cuMemHostRegister",
-        reason: reason.to_owned(),
-    };
+    let refused =
+        |reason: &str| DeviceError::Driver { call: "cuMemHostRegister", reason: reason.to_owned() };
     let size = usize::try_from(size).map_err(|_| refused("more than can be addressed"))?;
     let mut memory: Vec<u8> = Vec::new();
     let with_room = size.checked_add(PAGE).ok_or_else(|| refused("more than can be addressed"))?;
@@ -140,11 +136,7 @@ impl Copies for CudaDevice {
         Ok(TimeStamp(self.copies.timers.give(slot).0))
     }
 
-    fn time_between(
-        &mut self,
-        from: TimeStamp,
-        to: TimeStamp,
-    ) -> Result<Option<f64>, DeviceError> {
+    fn time_between(&mut self, from: TimeStamp, to: TimeStamp) -> Result<Option<f64>, DeviceError> {
         let timers = &self.copies.timers;
         let ends = timers.get(StreamEvent(from.0)).zip(timers.get(StreamEvent(to.0)));
         let Some((from, to)) = ends else {

@@ -52,8 +52,7 @@ pub trait Copies {
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError>;
 
     /// Microseconds from one point to another; none while the work before the later one is not done.
-    fn time_between(&mut self, from: TimeStamp, to: TimeStamp)
-    -> Result<Option<f64>, DeviceError>;
+    fn time_between(&mut self, from: TimeStamp, to: TimeStamp) -> Result<Option<f64>, DeviceError>;
 
     /// Gives a point back.
     fn forget_time(&mut self, stamp: TimeStamp);

@@ -19,8 +19,8 @@ use serde::Serialize;
 
 pub(crate) use self::files::write_whole;
 use crate::error::HeapError;
-pub use crate::heap::Saved;
 use crate::heap::Heap;
+pub use crate::heap::Saved;
 use crate::heaps;
 use crate::kept_plans;
 use crate::settings::Settings;

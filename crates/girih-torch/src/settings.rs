@@ -162,6 +162,7 @@ struct Written {
     gmlake_limit: Option<u64>,
     gpu_budget: Option<u64>,
     host_budget: Option<u64>,
+    local_ranks: Option<u64>,
     sim: Option<Simulated>,
 }
 
@@ -190,6 +191,7 @@ impl Settings {
     /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
     /// | `gpu_budget` | bytes that the heap of a device may hold: what does not fit goes to the host, if `auto`, `plan` or `stitch` is the mode |
     /// | `host_budget` | bytes of the host for that, pinned; a half of what is available without it |
+    /// | `local_ranks` | processes of the job on this machine, which share what is available; 1 without it |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU; with `"virtual_memory": false` one that cannot map memory |
     ///
     /// # Errors
@@ -203,7 +205,7 @@ impl Settings {
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
         let Written { record_bytes, phantom_capacity, gmlake_limit, .. } = written;
-        let Written { sim, plans_by_gpu, gpu_budget, host_budget, .. } = written;
+        let Written { sim, plans_by_gpu, gpu_budget, host_budget, local_ranks, .. } = written;
         let (conf, is_for_girih) =
             conf.map_or_else(|| (torch_conf.unwrap_or_default(), false), |conf| (conf, true));
         let mut config = Config::default();
@@ -256,7 +258,7 @@ impl Settings {
             phantom_capacity,
             gmlake,
             sim,
-            swap: swap_settings(mode, gpu_budget, host_budget)?,
+            swap: swap_settings(mode, gpu_budget, host_budget, local_ranks.unwrap_or(1))?,
             warnings,
         })
     }
@@ -327,6 +329,7 @@ fn swap_settings(
     mode: Mode,
     gpu_budget: Option<u64>,
     host_budget: Option<u64>,
+    local_ranks: u64,
 ) -> Result<SwapSettings, String> {
     match gpu_budget {
         None if host_budget.is_some() => Err("the settings of Girih: `host_budget` says how much may \
@@ -337,7 +340,7 @@ fn swap_settings(
              `{}`: elsewhere bytes that are let go of come back in pieces",
             mode.name()
         )),
-        _ => Ok(SwapSettings { gpu_budget, host_budget }),
+        _ => Ok(SwapSettings { gpu_budget, host_budget, local_ranks }),
     }
 }
 

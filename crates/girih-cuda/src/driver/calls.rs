@@ -354,9 +354,8 @@ impl Driver {
 
     /// Milliseconds between two events that take the time. None while one of them is not done.
     pub(crate) fn elapsed(&self, from: CuEvent, to: CuEvent) -> Result<Option<f32>, Failure> {
-        let asked = give!("cuEventElapsedTime", 0.0, |out| (self.table.event_elapsed)(
-            out, from, to
-        ));
+        let asked =
+            give!("cuEventElapsedTime", 0.0, |out| (self.table.event_elapsed)(out, from, to));
         match asked {
             Err(Failure { code: CuResult::NOT_READY, .. }) => Ok(None),
             asked => asked.map(Some),

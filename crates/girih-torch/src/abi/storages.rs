@@ -70,7 +70,8 @@ pub unsafe extern "C" fn girih_set_storages(
 ) {
     guard(|| {
         let of_storages = owners.zip(address).zip(take.zip(give));
-        if let (Some(of_tensor), Some(((owners, address), (take, give)))) = (of_tensor, of_storages) {
+        if let (Some(of_tensor), Some(((owners, address), (take, give)))) = (of_tensor, of_storages)
+        {
             storages::set(Box::new(Functions { of_tensor, owners, address, take, give }));
         }
         Ok(())

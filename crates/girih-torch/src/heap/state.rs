@@ -341,6 +341,17 @@ impl State {
 
     #[cold]
     pub(crate) fn explain(&mut self, request: Request, error: AllocError) -> Box<HeapError> {
+        self.explain_with(request, error, &[])
+    }
+
+    /// As [`State::explain`], with more that a user should know.
+    #[cold]
+    pub(crate) fn explain_with(
+        &mut self,
+        request: Request,
+        error: AllocError,
+        more: &[String],
+    ) -> Box<HeapError> {
         if let AllocError::SegmentLeft(segment) = error {
             return Box::new(HeapError::SegmentLeft(self.segment_left(request, segment)));
         }
@@ -355,7 +366,11 @@ impl State {
             info: self.device.memory_info(),
             stream: self.journal.stream_handle(request.stream),
         };
-        let oom = explain(self.engine.policy(), request, &error, &scene);
+        let mut oom = explain(self.engine.policy(), request, &error, &scene);
+        for line in more {
+            oom.text.push('\n');
+            oom.text.push_str(line);
+        }
         self.ooms_by_limit += u64::from(oom.is_by_limit);
         self.last_oom = Some(oom.clone());
         Box::new(HeapError::OutOfMemory(oom))

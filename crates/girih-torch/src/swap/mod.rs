@@ -33,7 +33,7 @@ mod tests;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use girih_runtime::{Address, Request};
+use girih_runtime::{Address, AllocError, Request};
 use girih_swap::record::{Record, State as Place, Wish};
 use girih_trace::{PoolId, StreamId};
 use rustc_hash::FxHashMap;
@@ -48,6 +48,7 @@ pub(crate) use self::table::RecordId;
 use self::table::{Entry, Table};
 use crate::error::{Outcome, unknown};
 use crate::heap::{Saved, State};
+use crate::units::short;
 
 /// Bytes from which on a storage is worth a record: smaller ones would cost more events than they give memory.
 pub const LEAST: u64 = 1 << 20;
@@ -137,7 +138,9 @@ impl Swap {
         let lanes = [copies.open_lane().map_err(said)?, copies.open_lane().map_err(said)?];
         let said = |error: Box<crate::error::HeapError>| error.to_string();
         let [out, inward] = lanes.map(|lane| state.stream(lane));
-        let budget = settings.host_budget.unwrap_or_else(settings::host_of_the_machine);
+        let budget = settings
+            .host_budget
+            .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
         let mut host = Host::new(pinner, budget, settings.host_budget.is_some());
         host.pin_ahead();
         let room = settings::room(gpu);
@@ -173,12 +176,50 @@ impl Swap {
                 }
                 Err(error) if error.is_out_of_memory() && is_own => {
                     if !self.make_more_room(state, request)? {
-                        return Err(state.explain(request, error));
+                        return Err(self.explain(state, request, error));
                     }
                 }
                 Err(error) => return Err(state.explain(request, error)),
             }
         }
+    }
+
+    /// The error of a request for which nothing more could go, with what stayed and why.
+    #[cold]
+    fn explain(
+        &self,
+        state: &mut State,
+        request: Request,
+        error: AllocError,
+    ) -> Box<crate::error::HeapError> {
+        let of = |is_idle: bool| -> u64 {
+            let here = self.table.here().filter(|&id| self.is_idle(id) == is_idle);
+            here.filter_map(|id| self.table.get(id)).map(|entry| entry.size).sum()
+        };
+        let (idle, held) = (of(true), of(false));
+        let (going, away, coming) = self.table.bytes();
+        let (used, _) = self.host.used();
+        let records = idle + held + going + coming;
+        let others = state.bytes_in_use().saturating_sub(records);
+        let lines = [
+            format!(
+                "Swapping has {} of saved tensors on the host, of {} that it may have there. What is left:",
+                short(away),
+                short(self.host.budget())
+            ),
+            format!("  {:>14}  saved tensors that could go, if the host had room", short(idle)),
+            format!("  {:>14}  saved tensors that the program holds too", short(held)),
+            format!(
+                "  {:>14}  not saved for backward: weights, states, temporaries",
+                short(others)
+            ),
+            if self.host.budget() < used + request.size {
+                "  - give the host more: host_budget".to_owned()
+            } else {
+                "  - give the GPU more: gpu_budget; or a smaller batch".to_owned()
+            },
+        ];
+        state.explain_with(request, error, &lines)
     }
 
     /// Bytes in use, those included that are on the host alone.
@@ -277,7 +318,7 @@ impl Swap {
                 Ok(()) => break,
                 Err(Fail::Gpu(error)) => {
                     if !self.make_more_room(state, request)? {
-                        return Err(state.explain(request, error));
+                        return Err(self.explain(state, request, error));
                     }
                 }
                 Err(fail) => return Err(fail.into()),

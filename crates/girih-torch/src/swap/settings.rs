@@ -7,8 +7,10 @@ use std::fs;
 pub struct SwapSettings {
     /// On the GPU, all that the heap holds; without it nothing is swapped.
     pub gpu_budget: Option<u64>,
-    /// On the host, pinned; a half of what the machine has available without it.
+    /// On the host, pinned; without it, this process's share of a half of what the machine has available.
     pub host_budget: Option<u64>,
+    /// Processes of the job on this machine.
+    pub local_ranks: u64,
 }
 
 /// Bytes that may be in use where so many may be held: the lake holds half a percent more than was in use at most, and
@@ -17,13 +19,12 @@ pub(super) fn room(gpu_budget: u64) -> u64 {
     gpu_budget.saturating_sub(gpu_budget / 100 + (32 << 20))
 }
 
-/// A half of the memory that the machine has available now, shared among the processes of this job here. Bytes.
-pub(super) fn host_of_the_machine() -> u64 {
+/// A half of the memory that the machine has available now, shared among so many processes. Bytes.
+pub(super) fn host_of_the_machine(ranks: u64) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = text.lines().find_map(|line| {
         let kib = line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?;
         kib.trim().parse::<u64>().ok()
     });
-    let ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse::<u64>().ok());
-    available.unwrap_or(0) * 1024 / 2 / ranks.unwrap_or(1).max(1)
+    available.unwrap_or(0) * 1024 / 2 / ranks.max(1)
 }

@@ -15,8 +15,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use girih_runtime::TimeStamp;
-use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
 use girih_swap::bound::bound;
+use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
 use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulate};
 use rustc_hash::{FxHashMap, FxHasher};
 
@@ -443,4 +443,31 @@ fn step_of(seen: &Observation, us: &[f64]) -> Step {
     }
     step.gaps.sort_unstable_by_key(|gap| (gap.after, gap.tensor));
     step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_steps_is_not_watched_for_ever() {
+        let mut steps = Steps::new(1 << 30, 1 << 30);
+        for number in 0..3 * OPERATORS_MAX as u64 {
+            if steps.begin(of_save(number % 5), number) {
+                steps.note_time(TimeStamp(number));
+            }
+            steps.saves(RecordId(number + 1), 1 << 20);
+            steps.saw_load(number);
+            steps.dropped(RecordId(number + 1));
+        }
+        let seen = &steps.now;
+        assert!(seen.keys.len() <= OPERATORS_MAX && seen.load.len() <= OPERATORS_MAX);
+        assert!(seen.seen.len() <= OPERATORS_MAX && seen.by_record.len() <= OPERATORS_MAX);
+        assert!(seen.stamps.len() <= 2 * STAMPS, "{} points in time", seen.stamps.len());
+        assert!(steps.shared.is_empty() && steps.live.is_empty());
+        let mut forgotten = Vec::new();
+        steps.end(|_, _| None, &mut forgotten);
+        assert_eq!(steps.now.keys.len(), 0, "the next step begins anew");
+        assert_eq!(forgotten.len(), 2 * STAMPS, "and its points in time are given back");
+    }
 }

@@ -225,7 +225,10 @@ impl Table {
         };
         let bytes = (of(&self.going), of(&self.away), of(&self.coming));
         if found != self.all().count() || found != self.len() || bytes != self.bytes() {
-            return Err(format!("{found} records are found, {bytes:?} bytes of {:?}", self.bytes()));
+            return Err(format!(
+                "{found} records are found, {bytes:?} bytes of {:?}",
+                self.bytes()
+            ));
         }
         for entry in self.all() {
             let (has_gpu, has_host) = (entry.record.has_gpu(), entry.record.has_host());

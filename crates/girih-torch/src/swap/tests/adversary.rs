@@ -404,11 +404,7 @@ impl Copies for Adversary {
     }
 
     /// A millisecond for each.
-    fn time_between(
-        &mut self,
-        from: TimeStamp,
-        to: TimeStamp,
-    ) -> Result<Option<f64>, DeviceError> {
+    fn time_between(&mut self, from: TimeStamp, to: TimeStamp) -> Result<Option<f64>, DeviceError> {
         Ok(Some(1000.0 * (to.0 - from.0) as f64))
     }
 

@@ -66,6 +66,8 @@ pub(super) struct Outcome {
     pub(super) wrong: Vec<String>,
     /// Requests that were refused.
     pub(super) refused: u32,
+    /// The error of the last of them.
+    pub(super) said: Option<String>,
     pub(super) report: SwapReport,
     pub(super) fault_came: bool,
 }
@@ -77,6 +79,7 @@ pub(super) struct Program {
     tensors: Vec<Tensor>,
     next_tag: u64,
     refused: u32,
+    said: Option<String>,
     wrong: Vec<String>,
     /// Backward uses what was saved in the reverse order; else some of it in another, as a graph of several branches.
     is_straight: bool,
@@ -94,7 +97,17 @@ impl Program {
     pub(super) fn new(heap: Heap, world: World, seed: Seed) -> Program {
         let rng = Rng::new(seed.0.wrapping_mul(77).wrapping_add(5));
         let (tensors, wrong) = (Vec::new(), Vec::new());
-        Program { heap, world, rng, tensors, next_tag: 1, refused: 0, wrong, is_straight: false }
+        Program {
+            heap,
+            world,
+            rng,
+            tensors,
+            next_tag: 1,
+            refused: 0,
+            said: None,
+            wrong,
+            is_straight: false,
+        }
     }
 
     pub(super) fn report(&self) -> SwapReport {
@@ -108,9 +121,13 @@ impl Program {
 
     /// Memory with something in it. None if there is none.
     fn tensor(&mut self, size: u64, stream: u64) -> Option<(Address, u64)> {
-        let Ok(address) = self.heap.allocate(size, stream, (0, 0)) else {
-            self.refused += 1;
-            return None;
+        let address = match self.heap.allocate(size, stream, (0, 0)) {
+            Ok(address) => address,
+            Err(error) => {
+                self.refused += 1;
+                self.said = Some(error.to_string());
+                return None;
+            }
         };
         let tag = self.next_tag;
         self.next_tag += 1;
@@ -190,7 +207,8 @@ impl Program {
             return;
         }
         let last = self.tensors.len() as u64 - 1;
-        let index = if self.is_straight || self.rng.below(3) > 0 { last } else { self.rng.below(last + 1) };
+        let index =
+            if self.is_straight || self.rng.below(3) > 0 { last } else { self.rng.below(last + 1) };
         let mut tensor = self.tensors.remove(index as usize);
         let stream = STREAMS[0];
         if std::mem::take(&mut tensor.is_held) {
@@ -198,8 +216,7 @@ impl Program {
         }
         for id in tensor.saves {
             for _ in 0..uses {
-                let is_there =
-                    id == 0 || (0..2).any(|_| self.heap.use_saved(id, stream).is_ok());
+                let is_there = id == 0 || (0..2).any(|_| self.heap.use_saved(id, stream).is_ok());
                 if !is_there {
                     self.refused += 1;
                     continue;
@@ -287,6 +304,6 @@ impl Program {
         if let Err(reason) = self.heap.check() {
             wrong.push(reason);
         }
-        Outcome { wrong, refused: self.refused, report, fault_came }
+        Outcome { wrong, refused: self.refused, said: self.said, report, fault_came }
     }
 }
