@@ -354,6 +354,11 @@ pub(crate) fn mark(kind: MarkKind, name: &str) -> Outcome<()> {
     each(|heap| heap.mark(kind, name))
 }
 
+/// True after [`finish`].
+pub(crate) fn is_finished() -> bool {
+    FINISHED.load(Ordering::Relaxed)
+}
+
 /// The process ends: frees do nothing from now on.
 pub fn finish() {
     FINISHED.store(true, Ordering::Relaxed);
