@@ -25,6 +25,7 @@ fn no_table_is_wider_than_a_terminal() {
         let file = arg(file);
         commands.extend([
             vec!["compare", file],
+            vec!["compare", file, "--baselines"],
             vec!["compare", file, "--learn", "50%", "--capacity", "2TiB"],
             vec!["replay", file, "--allocator", "gmlake"],
             vec!["replay", file, "--allocator", "stitch", "--capacity", "2TiB"],
