@@ -31,4 +31,13 @@ void release_reference(void** self) {
   *self = nullptr;
 }
 
+// libstdc++ 11: what std::allocator throws for a size that no memory has. The compiler's own is older.
+[[noreturn]] void __cxa_throw_bad_array_new_length();
+
+[[noreturn]] __attribute__((visibility("hidden"))) void throw_bad_array_new_length() asm(
+    "_ZSt28__throw_bad_array_new_lengthv");
+void throw_bad_array_new_length() {
+  __cxa_throw_bad_array_new_length();
+}
+
 } // extern "C"

@@ -13,7 +13,11 @@ frames = [{"name": "f", "filename": "a.py", "line": 3}, {"name": "ü", "filename
 def entry(i, action="alloc", **more):
     return {"action": action, "addr": 0x7f0000000000 + 512 * i, "size": 3 ** (i % 30), "stream": 0,
             "time_us": 1700000000000000 + i, "compile_context": "N/A", "user_metadata": "", **more}
-entries = [entry(i, frames=frames, pool_id=(0, 0)) for i in range(1100)]
+# One list for all, as torch has it at best, and a list for each: of no frame, of one, of several.
+entries = [entry(i, frames=list(frames) if i % 2 else frames, pool_id=(0, 0)) for i in range(1100)]
+entries += [entry(i, frames=frames[:i % 3] * (1 + i % 40)) for i in range(300)]
+# Python writes a list of more than a thousand in parts.
+entries += [entry(1, frames=frames * 750)]
 entries += [entry(0, "free_requested", stream=0x7f1234567890, pool_id=(0, 2 ** 40))]
 entries += [entry(0, "annotate", user_metadata={"action": "x", "deep": [(), (1,), (1, 2, 3), {}]})]
 oom = {"action": "oom", "device_free": 2 ** 63 + 5, "size": 2 ** 34, "stream": 0, "time_us": 1}
@@ -77,15 +81,20 @@ fn every_protocol_and_every_way_of_pickling_reads_the_same() {
     let devices: Vec<u32> = recording.traces.iter().map(|trace| trace.device).collect();
     assert_eq!(devices, [0, 1]);
     let trace = &recording.traces[1];
-    assert_eq!(trace.events.len(), 1103);
+    assert_eq!(trace.events.len(), 1404);
     for (index, event) in trace.events[..1100].iter().enumerate() {
         assert_eq!(event.address, 0x7f00_0000_0000 + 512 * index as u64);
         assert_eq!(event.size, 3u64.pow(index as u32 % 30));
         assert_eq!(event.time_us, 1_700_000_000_000_000 + index as i64);
         assert_eq!((event.stack.0, event.stream.0, event.pool.0), (0, 0, 0));
     }
-    assert_eq!(trace.events[1102].action, Action::Oom);
-    assert_eq!(trace.events[1102].address, (1 << 63) + 5);
+    for (index, event) in trace.events[1100..1400].iter().enumerate() {
+        let stack = trace.stacks.get(event.stack.0 as usize);
+        assert_eq!(stack.map_or(0, Vec::len), index % 3 * (1 + index % 40), "{index}");
+    }
+    assert_eq!(trace.stacks[trace.events[1400].stack.0 as usize], [0, 1].repeat(750));
+    assert_eq!(trace.events[1403].action, Action::Oom);
+    assert_eq!(trace.events[1403].address, (1 << 63) + 5);
     assert_eq!(trace.streams, [0, 0x7f12_3456_7890]);
     assert_eq!(trace.pools, [(0, 0), (0, 1 << 40)]);
     assert_eq!(trace.frames, ["a.py:3 f", "b.cpp:0 ü"]);

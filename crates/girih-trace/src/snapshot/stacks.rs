@@ -11,17 +11,19 @@ use crate::pickle::Value;
 
 /// The stacks and frames of one trace.
 ///
-/// PyTorch shares one list among all entries of one stack, and one dict among all stacks with that
-/// frame, so that nearly every lookup ends at the first map. The maps are std's, with its random
-/// keys: what is looked up comes from the file.
+/// PyTorch shares one dict among all stacks with that frame, and at best one list among all entries of
+/// one stack. Lists and dicts are numbered, so that tables find them; where they are not shared, maps
+/// do, which are std's with its random keys: what is looked up comes from the file.
 #[derive(Default)]
 pub(super) struct Stacks {
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) frames: Vec<String>,
     last: Option<(FrameList, StackId)>,
-    by_list: HashMap<u32, StackId>,
+    by_list: Table,
     by_content: HashMap<Vec<u32>, StackId>,
-    frame_by_dict: HashMap<u32, u32>,
+    frame_by_dict: Table,
+    /// The frames of the list that is read, for as long as that takes.
+    reading: Vec<u32>,
     frame_by_text: HashMap<String, u32>,
 }
 
@@ -38,8 +40,8 @@ impl Stacks {
         {
             return Ok(stack);
         }
-        let stack = match self.by_list.get(&list.get()) {
-            Some(&stack) => stack,
+        let stack = match self.by_list.get(list.get()) {
+            Some(stack) => StackId(stack),
             None => self.intern_list(view, list.get())?,
         };
         self.last = Some((list, stack));
@@ -51,18 +53,22 @@ impl Stacks {
         if items.is_empty() {
             return Ok(StackId::NONE);
         }
-        let frames =
-            items.iter().map(|&frame| self.frame(view, frame)).collect::<Result<Vec<_>, _>>()?;
-        let stack = match self.by_content.get(&frames) {
+        let mut frames = std::mem::take(&mut self.reading);
+        frames.clear();
+        for &frame in items {
+            frames.push(self.frame(view, frame)?);
+        }
+        let stack = match self.by_content.get(&frames[..]) {
             Some(&stack) => stack,
             None => {
                 let stack = StackId(self.stacks.len() as u32);
                 self.stacks.push(frames.clone());
-                self.by_content.insert(frames, stack);
+                self.by_content.insert(frames.clone(), stack);
                 stack
             }
         };
-        self.by_list.insert(list, stack);
+        self.reading = frames;
+        self.by_list.set(list, stack.0);
         Ok(stack)
     }
 
@@ -70,7 +76,7 @@ impl Stacks {
         let Some(dict) = frame.as_dict() else {
             return self.frame_of_text(view, unreadable(frame));
         };
-        if let Some(&known) = self.frame_by_dict.get(&dict) {
+        if let Some(known) = self.frame_by_dict.get(dict) {
             return Ok(known);
         }
         let text = match view.dict(frame)? {
@@ -84,7 +90,7 @@ impl Stacks {
             None => unreadable(frame),
         };
         let id = self.frame_of_text(view, text)?;
-        self.frame_by_dict.insert(dict, id);
+        self.frame_by_dict.set(dict, id);
         Ok(id)
     }
 
@@ -97,6 +103,27 @@ impl Stacks {
         self.frames.push(text.clone());
         self.frame_by_text.insert(text, id);
         Ok(id)
+    }
+}
+
+/// Numbers by number: of objects that the pickle numbers from 0, and has bytes for.
+#[derive(Default)]
+struct Table(Vec<u32>);
+
+impl Table {
+    const NONE: u32 = u32::MAX;
+
+    #[inline]
+    fn get(&self, of: u32) -> Option<u32> {
+        self.0.get(of as usize).copied().filter(|&found| found != Table::NONE)
+    }
+
+    fn set(&mut self, of: u32, to: u32) {
+        let index = of as usize;
+        if index >= self.0.len() {
+            self.0.resize(index + 1, Table::NONE);
+        }
+        self.0[index] = to;
     }
 }
 
