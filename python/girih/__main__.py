@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 
 USAGE = """\
 usage: python -m girih run [options] (script.py | -m module | -c code) [arguments]
@@ -30,6 +31,8 @@ With torchrun: torchrun --nproc-per-node 8 -m girih run train.py ...
 """
 
 
+# Exit status of what Ctrl-C has ended: 128 and the number of SIGINT.
+_INTERRUPTED = 130
 # Commands that are this package's own, and the modules whose `main` obeys them.
 _OWN = {"run": "_run", "top": "_top", "doctor": "_doctor"}
 
@@ -38,8 +41,8 @@ def main(words: list[str]) -> int:
     """Obeys the words after `python -m girih`. Gives the exit status."""
     command, *rest = words or [""]
     if command in _OWN:
-        status: int = importlib.import_module(f"girih.{_OWN[command]}").main(rest)
-        return status
+        module = importlib.import_module(f"girih.{_OWN[command]}")
+        return _obey(module.main, rest, is_program=command == "run")
     if command in ("-V", "--version"):
         from girih._version import VERSION
 
@@ -52,6 +55,17 @@ def main(words: list[str]) -> int:
         print(f"girih: no command\n{USAGE}", end="", file=sys.stderr)
         return 2
     return _become_program(words)
+
+
+def _obey(command: Callable[[list[str]], int], words: list[str], *, is_program: bool) -> int:
+    """Ctrl-C ends a command with a word and no traceback. A program under `run` has its own way."""
+    try:
+        return command(words)
+    except KeyboardInterrupt:
+        if is_program:
+            raise
+        print("girih: cut short by Ctrl-C", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _become_program(words: list[str]) -> int:

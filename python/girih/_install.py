@@ -49,6 +49,7 @@ def install(torch: Any) -> str:
         _install_plug(torch, native, str(_native.__file__), reason=str(error))
         return "plug"
     call_install(shim, path)
+    log.info("torch %s takes its GPU memory through the shim %s", torch.__version__, path)
     return "shim"
 
 

@@ -104,6 +104,7 @@ def enable(settings: Settings, *, by_launcher: bool = False) -> None:
             settings = dataclasses.replace(settings, mode="off")
         else:
             watch = _set_hooks(settings)
+    log.info("the mode is %s, the door to torch: %s", settings.mode, door)
     _enabled = Enabled(settings, door, by_launcher, watch, os.getpid(), asked, missing)
     if settings.mode != "off" and settings.option("live", True):
         _enabled.live = _listen()

@@ -25,7 +25,6 @@ from girih._units import count, size
 _WIDTH = 80
 _HEAD = ("pid", "rank", "gpu", "mode", "in use", "reserved", "plan", "misses", "views")
 _RIGHT_FROM = 4
-_INTERRUPTED = 130
 
 
 @dataclasses.dataclass
@@ -65,8 +64,6 @@ def main(words: list[str]) -> int:
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
