@@ -21,7 +21,9 @@ def find() -> Path:
     Raises:
         GirihError: if it is not there. The text says what to do.
     """
-    candidates = [*_installed(), Path(sysconfig.get_path("scripts")) / "girih"]
+    beside = Path(__file__).parent.parent / "bin"  # of `pip install --target`
+    folders = [beside, Path(sysconfig.get_path("scripts"))]
+    candidates = [*_installed(), *(folder / "girih" for folder in folders)]
     for path in candidates:
         if path.is_file() and os.access(path, os.X_OK):
             return path

@@ -203,9 +203,8 @@ def _shim_of(torch: Any) -> Iterator[Finding]:
 
     sources = _native.shim_sources()
     if isinstance(torch, Exception) or torch.version.cuda is None:
-        has = _prebuilt.releases()
-        if has:
-            yield Finding("shim", "note", f"none is needed without CUDA in torch; {has}")
+        if has := _prebuilt.releases():
+            yield Finding("shim", "note", f"none is needed without torch for CUDA; {has}")
         return
     known = torch_of(torch)
     found = _prebuilt.find(known, sources)

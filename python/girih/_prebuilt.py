@@ -52,7 +52,7 @@ def find(torch: Torch, sources: Sequence[tuple[str, str]], *, folder: Path = FOL
     elif index.get("sources") != digest_of(sources):
         why_not = "the shims of the wheel are of another version of Girih"
     elif not known:
-        why_not = f"the wheel has no shim for torch {number} ({releases(folder)})"
+        why_not = f"there is no prebuilt shim for torch {number} ({releases(folder)})"
     elif local and not re.fullmatch(r"cu\d+", local):
         why_not = f"torch {torch.version} is no build of its publishers"
     else:
@@ -72,7 +72,7 @@ def releases(folder: Path = FOLDER) -> str:
     if not minors:
         return ""
     first, last = (".".join(map(str, minor)) for minor in (minors[0], minors[-1]))
-    return f"it has them for {first} to {last}" if len(minors) > 1 else f"it has one for {first}"
+    return f"the wheel has {first} to {last}" if len(minors) > 1 else f"the wheel has {first}"
 
 
 def _index(folder: Path) -> dict[str, Any] | None:

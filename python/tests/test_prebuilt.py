@@ -58,9 +58,9 @@ def test_a_torch_of_the_index_has_the_shim_of_its_release(torch, folder, version
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"version": "2.12.0+cu130"}, r"no shim for torch 2\.12\.0 \(it has them for 2\.11 to"),
-        ({"version": "2.11.1+cu130"}, r"no shim for torch 2\.11\.1"),
-        ({"version": "2.11.0a0+79aa17489c.nv26.4"}, r"no shim for torch 2\.11\.0a0"),
+        ({"version": "2.12.0+cu130"}, r"for torch 2\.12\.0 \(the wheel has 2\.11 to 2\.14\)"),
+        ({"version": "2.11.1+cu130"}, r"no prebuilt shim for torch 2\.11\.1"),
+        ({"version": "2.11.0a0+79aa17489c.nv26.4"}, r"no prebuilt shim for torch 2\.11\.0a0"),
         ({"version": "2.11.0+git0123"}, "no build of its publishers"),
         ({"cxx11_abi": False}, r"none for torch 2\.11\.0 with CUDA 13 and the old C.. ABI"),
         ({"cuda": "11.8"}, "CUDA 11"),
