@@ -3,6 +3,8 @@
 import os
 import pty
 import re
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,10 +82,14 @@ def on_terminal(words, *, until=None, then=b""):
     """
     pid, terminal = pty.fork()
     if pid == 0:
+        # What runs in the background of a script ignores Ctrl-C, and so would its children.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         environ = dict(os.environ, TERM="xterm", COLUMNS="80", LINES="24")
         os.execve(_command.find(), ["girih", *words], environ)
     text = b""
     while True:
+        if not select.select([terminal], [], [], 120)[0]:
+            os.kill(pid, signal.SIGKILL)
         try:
             data = os.read(terminal, 1 << 16)
         except OSError:  # nobody writes there any more

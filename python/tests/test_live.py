@@ -251,6 +251,8 @@ def test_an_interrupt_leaves_with_130_and_no_traceback(where):
     with running():
         pid, terminal = pty.fork()
         if pid == 0:
+            # What runs in the background of a script ignores Ctrl-C, and so would its children.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(sys.executable, [sys.executable, "-m", "girih", "top"], os.environ)
         until(terminal, "expandable")
         os.write(terminal, b"\x03")
