@@ -81,11 +81,11 @@ class Server:
             self._socket.bind(str(self.path))
             self.path.chmod(0o600)
             self._socket.listen(4)
+            threading.Thread(target=self._serve, name="girih-live", daemon=True).start()
         except BaseException:
-            self._socket.close()
+            self.stop()
             raise
         os.register_at_fork(after_in_child=self._socket.close)
-        threading.Thread(target=self._serve, name="girih-live", daemon=True).start()
 
     def stop(self) -> None:
         """Answers nobody any more, and takes the socket away. In a forked child it does nothing."""

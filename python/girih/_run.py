@@ -41,6 +41,9 @@ def main(words: list[str]) -> int:
         _refuse_unwritable("--report", report)
         why = str(Path(options.why).absolute()) if options.why else None
         _refuse_unwritable("--why", why)
+        if settings.trace:
+            _refuse_unwritable("--trace", _paths.own(settings.trace, 0))
+        _refuse_no_folder("--plan-dir", settings.plan_dir)
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         return 2
@@ -66,6 +69,12 @@ def main(words: list[str]) -> int:
             _why.write(error, why)
         raise
     return 0
+
+
+def _refuse_no_folder(option: str, folder: str | None) -> None:
+    """Raises if what an option names cannot become a folder."""
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise GirihError(f"{option} {folder}: it is no folder; name one")
 
 
 def _say_what_is_done() -> None:

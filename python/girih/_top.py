@@ -135,30 +135,47 @@ def table(seen: Mapping[str, Seen]) -> list[str]:
     """The lines of the table, and below it what each process is."""
     rows: list[tuple[str, ...]] = []
     below: dict[str, list[Seen]] = {}
+    # Workers that load data are there too, and hold nothing.
+    idle = [one for one in seen.values() if one.state == "runs" and not _devices(one)]
+    if len(idle) == len(seen):
+        idle = []
     for one in seen.values():
+        if one in idle:
+            continue
         rows += _rows(one)
         words = one.said.get("program")
         program = shlex.join(words) if words else "a program that does not answer"
-        notes = {"ended": " (has ended)", "silent": " (does not answer: stopped, or busy)"}
-        below.setdefault(program + notes.get(one.state, ""), []).append(one)
+        states = {"ended": " (has ended)", "silent": " (does not answer: stopped, or busy)"}
+        below.setdefault(program + states.get(one.state, ""), []).append(one)
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
     lines = [_line(row, widths) for row in (_HEAD, *rows)]
     lines.insert(1, "-" * len(lines[0]))
-    return [*lines, "", *(_cut(_note(text, of)) for text, of in below.items())]
+    notes = [_note(text, of) for text, of in below.items()]
+    if idle:
+        notes.append(f"{len(idle)} more that hold nothing: {_pids(idle)}")
+    return [*lines, "", *map(_cut, notes)]
 
 
 def _note(text: str, of: list[Seen]) -> str:
     """The processes of a program, how far they are, and what the program is."""
-    pids = ", ".join(str(one.said["pid"]) for one in of)
+    pids = _pids(of)
     steps = max(one.said.get("steps", 0) for one in of)
     return f"{pids}: step {count(steps)}: {text}" if steps else f"{pids}: {text}"
+
+
+def _pids(of: list[Seen]) -> str:
+    return ", ".join(str(one.said["pid"]) for one in of)
+
+
+def _devices(one: Seen) -> list[dict[str, Any]]:
+    return list(one.said.get("heaps", {}).get("devices", []))
 
 
 def _rows(one: Seen) -> list[tuple[str, ...]]:
     said = one.said
     rank = said.get("rank")
     begin = (str(said["pid"]), "-" if rank is None else str(rank))
-    devices = said.get("heaps", {}).get("devices", [])
+    devices = _devices(one)
     mode = said.get("heaps", {}).get("mode", "-")
     if not devices:
         return [(*begin, "-", mode, "-", "-", "-", "-", "-")]

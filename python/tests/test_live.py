@@ -300,6 +300,16 @@ def test_the_table_fits_80_columns_whatever_is_in_it():
         assert max(map(len, lines)) <= 80, lines
 
 
+def test_processes_that_hold_nothing_are_a_line_unless_there_are_no_others():
+    worker = {"pid": 7, "program": ["-c"], "heaps": {"mode": "auto", "devices": []}}
+    rank = {"pid": 6, "program": ["t.py"], "heaps": {"mode": "auto", "devices": [DEVICE]}}
+    both = _top.table({"a": _top.Seen(rank), "b": _top.Seen(worker)})
+    assert both[-2:] == ["6: t.py", "1 more that hold nothing: 7"]
+    assert len(both) == 6
+    alone = _top.table({"b": _top.Seen(worker)})
+    assert alone[2].split() == ["7", "-", "-", "auto", "-", "-", "-", "-", "-"]
+
+
 DEVICE = {
     "device": 0,
     "mode": "auto",

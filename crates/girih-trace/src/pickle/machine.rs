@@ -322,7 +322,9 @@ impl<R: Read, F: Record> Machine<R, F> {
                 self.source.consume(length);
                 let items = self.items.as_slice().to_vec();
                 self.list(items)?;
-                if is_memoized { self.memoize(op::MEMOIZE)? }
+                if is_memoized {
+                    self.memoize(op::MEMOIZE)?
+                }
             }
             None => self.list(Vec::new())?,
         }
