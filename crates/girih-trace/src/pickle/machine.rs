@@ -323,7 +323,7 @@ impl<R: Read, F: Record> Machine<R, F> {
                 let items = self.items.as_slice().to_vec();
                 self.list(items)?;
                 if is_memoized {
-                    self.memoize(op::MEMOIZE)?
+                    self.memoize(op::MEMOIZE)?;
                 }
             }
             None => self.list(Vec::new())?,
