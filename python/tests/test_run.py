@@ -180,8 +180,12 @@ def test_a_forked_child_that_is_terminated_dies_and_leaves_the_files_to_its_pare
     python, tmp_path
 ):
     code = USE + (
+        "ready, say = os.pipe()\n"
         "child = os.fork()\n"
-        "if child == 0: time.sleep(60)\n"
+        "if child == 0:\n"
+        "    # A signal that comes while Python is forking would be lost.\n"
+        "    os.write(say, b'.'); time.sleep(60); os._exit(9)\n"
+        "os.read(ready, 1)\n"
         "os.kill(child, signal.SIGTERM)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists('r.json'))\n"
     )
