@@ -50,9 +50,9 @@ sys.stdout.buffer.write(data)
 "#;
 
 #[expect(clippy::print_stderr, reason = "a test that skips must say so")]
-fn python(protocol: u32, way: &str) -> Option<Vec<u8>> {
+fn python(script: &str, protocol: u32, way: &str) -> Option<Vec<u8>> {
     let output = Command::new("python3")
-        .args(["-c", SCRIPT, &protocol.to_string(), way])
+        .args(["-c", script, &protocol.to_string(), way])
         .env("PYTHONIOENCODING", "utf-8")
         .output();
     match output {
@@ -70,7 +70,7 @@ fn every_protocol_and_every_way_of_pickling_reads_the_same() {
     let mut first = None;
     for protocol in 0..=5 {
         for way in ["c", "python", "optimized", "fast"] {
-            let Some(pickle) = python(protocol, way) else { return };
+            let Some(pickle) = python(SCRIPT, protocol, way) else { return };
             let recording = read_slice(&pickle)
                 .unwrap_or_else(|error| panic!("protocol {protocol}, {way}: {error}"));
             let first = first.get_or_insert_with(|| recording.clone());
@@ -102,4 +102,35 @@ fn every_protocol_and_every_way_of_pickling_reads_the_same() {
     assert!(trace.settings.expandable_segments);
     assert_eq!((trace.marks[0].kind, &*trace.marks[0].name), (MarkKind::Step, "7"));
     assert_eq!(recording.traces[0].segments[0].blocks[0].requested, 1000);
+}
+
+/// Three devices whose stacks are of the same frames, and in part the same lists.
+const SHARED: &str = r#"
+import pickle, sys
+a, b, c = ({"name": name, "filename": "x.py", "line": 1} for name in "abc")
+both = [a, b]
+def entry(i, frames):
+    return {"action": "alloc", "addr": 512 * i, "size": 512, "stream": 0, "time_us": i, "frames": frames}
+def segment(device, address, frames):
+    return {"device": device, "address": address, "total_size": 512, "stream": 0, "frames": frames,
+            "segment_type": "large", "blocks": [{"address": address, "size": 512,
+            "requested_size": 512, "state": "active_allocated", "frames": frames}]}
+traces = [[entry(1, both), entry(2, [b, c])], [entry(1, [c, a]), entry(2, both)], [entry(1, both)]]
+segments = [segment(i % 3, 1024 * i, frames) for i, frames in enumerate([both, [a], [c], [b, a], both, both])]
+snapshot = {"segments": segments, "device_traces": traces}
+sys.stdout.buffer.write(pickle.dumps(snapshot, int(sys.argv[1])))
+"#;
+
+#[test]
+fn devices_that_share_frames_and_lists_have_stacks_of_their_own() {
+    let Some(pickle) = python(SHARED, 4, "c") else { return };
+    let recording = read_slice(&pickle).expect("it is whole");
+    let stacks = |device: usize| -> Vec<Vec<&str>> {
+        let trace = &recording.traces[device];
+        let name = |&frame: &u32| &trace.frames[frame as usize]["x.py:1 ".len()..];
+        trace.stacks.iter().map(|stack| stack.iter().map(name).collect()).collect()
+    };
+    assert_eq!(stacks(0), [vec!["a", "b"], vec!["b", "c"], vec!["b", "a"]]);
+    assert_eq!(stacks(1), [vec!["c", "a"], vec!["a", "b"], vec!["a"]]);
+    assert_eq!(stacks(2), [vec!["a", "b"], vec!["c"]]);
 }

@@ -1,5 +1,6 @@
 //! Call stacks: each list of frames becomes one [`StackId`], and equal stacks one.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::entry::FrameList;
@@ -14,20 +15,31 @@ use crate::pickle::Value;
 /// PyTorch shares one dict among all stacks with that frame, and at best one list among all entries of
 /// one stack. Lists and dicts are numbered, so that tables find them; where they are not shared, maps
 /// do, which are std's with its random keys: what is looked up comes from the file.
-#[derive(Default)]
 pub(super) struct Stacks {
+    /// The device: the tables are those of all.
+    owner: u32,
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) frames: Vec<String>,
     last: Option<(FrameList, StackId)>,
-    by_list: Table,
     by_content: HashMap<Vec<u32>, StackId>,
-    frame_by_dict: Table,
     /// The frames of the list that is read, for as long as that takes.
     reading: Vec<u32>,
     frame_by_text: HashMap<String, u32>,
 }
 
 impl Stacks {
+    pub(super) fn new(owner: u32) -> Stacks {
+        Stacks {
+            owner,
+            stacks: Vec::new(),
+            frames: Vec::new(),
+            last: None,
+            by_content: HashMap::new(),
+            reading: Vec::new(),
+            frame_by_text: HashMap::new(),
+        }
+    }
+
     /// The stack of a list of frames. None for an empty list: PyTorch writes it where it recorded
     /// no stack.
     pub(super) fn intern(
@@ -40,7 +52,7 @@ impl Stacks {
         {
             return Ok(stack);
         }
-        let stack = match self.by_list.get(list.get()) {
+        let stack = match view.lists_seen.get(list.get(), self.owner) {
             Some(stack) => StackId(stack),
             None => self.intern_list(view, list.get())?,
         };
@@ -68,7 +80,7 @@ impl Stacks {
             }
         };
         self.reading = frames;
-        self.by_list.set(list, stack.0);
+        view.lists_seen.set(list, self.owner, stack.0);
         Ok(stack)
     }
 
@@ -76,7 +88,7 @@ impl Stacks {
         let Some(dict) = frame.as_dict() else {
             return self.frame_of_text(view, unreadable(frame));
         };
-        if let Some(known) = self.frame_by_dict.get(dict) {
+        if let Some(known) = view.frames_seen.get(dict, self.owner) {
             return Ok(known);
         }
         let text = match view.dict(frame)? {
@@ -90,7 +102,7 @@ impl Stacks {
             None => unreadable(frame),
         };
         let id = self.frame_of_text(view, text)?;
-        self.frame_by_dict.set(dict, id);
+        view.frames_seen.set(dict, self.owner, id);
         Ok(id)
     }
 
@@ -106,24 +118,27 @@ impl Stacks {
     }
 }
 
-/// Numbers by number: of objects that the pickle numbers from 0, and has bytes for.
-#[derive(Default)]
-struct Table(Vec<u32>);
+/// What was made of each object that the pickle numbers, and for which device. One table serves all
+/// devices, so that it is never larger than what the pickle has of such objects; a device that finds
+/// another's number there looks in its maps.
+pub(super) struct Seen(RefCell<Vec<u64>>);
 
-impl Table {
-    const NONE: u32 = u32::MAX;
-
-    #[inline]
-    fn get(&self, of: u32) -> Option<u32> {
-        self.0.get(of as usize).copied().filter(|&found| found != Table::NONE)
+impl Seen {
+    /// For objects of 0 to `count`.
+    pub(super) fn new(count: usize) -> Seen {
+        Seen(RefCell::new(vec![0; count]))
     }
 
-    fn set(&mut self, of: u32, to: u32) {
-        let index = of as usize;
-        if index >= self.0.len() {
-            self.0.resize(index + 1, Table::NONE);
+    #[inline]
+    fn get(&self, of: u32, owner: u32) -> Option<u32> {
+        let seen = *self.0.borrow().get(of as usize)?;
+        (seen >> 32 == u64::from(owner) + 1).then_some(seen as u32)
+    }
+
+    fn set(&self, of: u32, owner: u32, to: u32) {
+        if let Some(seen) = self.0.borrow_mut().get_mut(of as usize) {
+            *seen = (u64::from(owner) + 1) << 32 | u64::from(to);
         }
-        self.0[index] = to;
     }
 }
 
