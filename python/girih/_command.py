@@ -47,7 +47,7 @@ def _installed() -> list[Path]:
     except importlib.metadata.PackageNotFoundError:
         return []
     return [
-        Path(str(file.locate()))
+        Path(os.path.normpath(str(file.locate())))
         for file in files
         if file.name in ("girih", "girih.exe") and file.parent.name in ("bin", "Scripts")
     ]
