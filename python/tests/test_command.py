@@ -82,8 +82,10 @@ def on_terminal(words, *, until=None, then=b""):
     """
     pid, terminal = pty.fork()
     if pid == 0:
-        # What runs in the background of a script ignores Ctrl-C, and so would its children.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # What runs in the background of a script ignores Ctrl-C, and so would its children; and
+        # where one of the three is ignored (nohup), the program leaves all of them to the system.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         environ = dict(os.environ, TERM="xterm", COLUMNS="80", LINES="24")
         os.execve(_command.find(), ["girih", *words], environ)
     text = b""
