@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import zipfile
 from collections.abc import Mapping
@@ -93,7 +94,9 @@ def add(wheel: Path, files: Mapping[str, Path]) -> None:
             data = path.read_bytes()
             # A date that says nothing, so that the same files make the same wheel.
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            entry.external_attr = (0o755 if os.access(path, os.X_OK) else 0o644) << 16
+            mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            # pip makes a program executable only if it is told that it is a plain file.
+            entry.external_attr = (stat.S_IFREG | mode) << 16
             new.writestr(entry, data, zipfile.ZIP_DEFLATED, 9)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
             lines.append(f"{name},sha256={digest.decode()},{len(data)}")
