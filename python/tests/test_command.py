@@ -1,7 +1,6 @@
 """`python -m girih COMMAND`: the program `girih`, which the wheel has laid into the environment."""
 
 import os
-import pty
 import re
 import select
 import signal
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import start_on_terminal
 
 from girih import __main__, _command
 from girih._errors import GirihError
@@ -80,14 +80,7 @@ def on_terminal(words, *, until=None, then=b""):
 
     As soon as `until` matches, `then` is typed.
     """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        # What runs in the background of a script ignores Ctrl-C, and so would its children; and
-        # where one of the three is ignored (nohup), the program leaves all of them to the system.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        environ = dict(os.environ, TERM="xterm", COLUMNS="80", LINES="24")
-        os.execve(_command.find(), ["girih", *words], environ)
+    pid, terminal = start_on_terminal(_command.find(), *words)
     text = b""
     while True:
         if not select.select([terminal], [], [], 120)[0]:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pty
 import re
 import select
 import signal
@@ -15,6 +14,7 @@ import threading
 import time
 
 import pytest
+from conftest import start_on_terminal
 from test_native import LOOP
 
 from girih import _live, _top
@@ -235,10 +235,8 @@ def test_options_are_checked(python, where, words):
 
 def test_on_a_terminal_it_goes_on_and_says_that_a_process_has_ended(where):
     with running() as process:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            words = [sys.executable, "-m", "girih", "top", "--interval", "0.1"]
-            os.execve(sys.executable, words, dict(os.environ, COLUMNS="80"))
+        top = (sys.executable, "-m", "girih", "top", "--interval", "0.1")
+        pid, terminal = start_on_terminal(*top)
         seen = until(terminal, r"(?s)expandable.*\x1b\[\d+A\r.*expandable")
         assert "has ended" not in seen
         process.stdin.write("\n")
@@ -249,11 +247,7 @@ def test_on_a_terminal_it_goes_on_and_says_that_a_process_has_ended(where):
 
 def test_an_interrupt_leaves_with_130_and_no_traceback(where):
     with running():
-        pid, terminal = pty.fork()
-        if pid == 0:
-            # What runs in the background of a script ignores Ctrl-C, and so would its children.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execve(sys.executable, [sys.executable, "-m", "girih", "top"], os.environ)
+        pid, terminal = start_on_terminal(sys.executable, "-m", "girih", "top")
         until(terminal, "expandable")
         os.write(terminal, b"\x03")
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
