@@ -53,8 +53,8 @@ def start_on_terminal(*words: str | Path) -> tuple[int, int]:
     pid, terminal = pty.fork()
     if pid == 0:
         try:
-            # What runs in the background of a script ignores Ctrl-C, and so would its children; and
-            # where one of the three is ignored (nohup), the command leaves all of them to the system.
+            # What runs in the background of a script ignores Ctrl-C, and so would its children;
+            # and where one of the three is ignored (nohup), the command leaves all to the system.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             os.execve(words[0], [str(word) for word in words], environ)
