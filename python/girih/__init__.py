@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from girih import _bootstrap, _one_handle, _process, _settings, _why
+from girih import _bootstrap, _one_handle, _process, _settings, _stats, _why
 from girih._errors import GirihError, GirihWarning
 from girih._steps import Authority
 from girih._version import VERSION as __version__
@@ -73,7 +73,8 @@ def enable(
             fit go to the host, and come back before they are used. Without it nothing is swapped.
         host_budget: what they may take there, pinned; half of what is available if None.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
-            passes of the model's first two levels; `hooks=False` sets no hooks at all;
+            passes of the model's first two levels; `hooks=False` sets no hooks at all; `live=False`
+            keeps `python -m girih top` from seeing this process;
             `gmlake_limit=BYTES` is the fragmentation limit of the mode `gmlake`; others go to the
             heaps.
 
@@ -101,8 +102,10 @@ def is_enabled() -> bool:
     return process is not None and process.settings.mode != "off"
 
 
-def stats(device: int | None = None) -> dict[str, Any]:
+def stats(device: int | None = None) -> _stats.Stats:
     """What Girih did and holds: of one device, or of all under `devices`. Bytes and counts.
+
+    It is a dict. Printed, it is a table of the most important of it; in a notebook it draws itself.
 
     Where Girih is off, `mode` is `off`, and `off` says why.
 
@@ -114,7 +117,7 @@ def stats(device: int | None = None) -> dict[str, Any]:
     found = _process.report(device)
     if is_enabled():
         _process.show_warnings()
-    return found
+    return _stats.Stats(found)
 
 
 def trace(path: str | os.PathLike[str], device: int | None = None) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from girih import _install, _process, _settings, _shim
+from girih import _command, _install, _prebuilt, _process, _settings, _shim
 from girih._errors import GirihError
 from girih._toolchain import (
     OLDEST_TORCH,
@@ -68,6 +68,8 @@ def main(words: list[str]) -> int:
         print("\nTraining on Girih works here.")
     else:
         print("\nTraining on Girih does not work here; what is BAD above says why.")
+        if any(finding.what == "command" and finding.verdict == "good" for finding in findings):
+            print("Recordings can be read: girih why, stats, compare and plan need no GPU.")
     return 0 if works else 1
 
 
@@ -78,7 +80,7 @@ def examine() -> Iterator[Finding]:
         ("girih", _girih),
         ("driver", _driver),
         ("torch", lambda: _torch(torch)),
-        ("shim", lambda: _shim_builds(torch)),
+        ("shim", lambda: _shim_of(torch)),
         ("settings", _settings_in_the_way),
         ("training", lambda: _trains(torch)),
     ]
@@ -108,6 +110,10 @@ def _girih() -> Iterator[Finding]:
     from girih import _native
 
     yield Finding("girih", "good", f"{VERSION}, interface {_native.abi()}, {_native.__file__}")
+    try:
+        yield Finding("command", "good", str(_command.find()))
+    except GirihError as error:
+        yield Finding("command", "note", str(error))
     cache = _settings.cache_dir()
     folder = _shim.writable()
     if folder == cache:
@@ -179,7 +185,10 @@ def _torch(torch: Any) -> Iterator[Finding]:
     known = torch_of(torch)
     if known.cuda is None:
         yield Finding(
-            "torch", "bad", f"{known.version} is built without CUDA; install a build with it"
+            "torch",
+            "bad",
+            f"{known.version} is built without CUDA (for the CPU, or for ROCm): a program runs on "
+            "torch's own allocator; install a build with CUDA (https://pytorch.org/get-started)",
         )
     elif known.release < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
@@ -188,19 +197,27 @@ def _torch(torch: Any) -> Iterator[Finding]:
         yield Finding("torch", "good", f"{known.version} for CUDA {known.cuda}")
 
 
-def _shim_builds(torch: Any) -> Iterator[Finding]:
+def _shim_of(torch: Any) -> Iterator[Finding]:
     """Without the shim training works too, through torch's own door."""
-    if isinstance(torch, Exception) or torch.version.cuda is None:
-        return
     from girih import _native
 
+    sources = _native.shim_sources()
+    if isinstance(torch, Exception) or torch.version.cuda is None:
+        if has := _prebuilt.releases():
+            yield Finding("shim", "note", f"none is needed without torch for CUDA; {has}")
+        return
     known = torch_of(torch)
+    found = _prebuilt.find(known, sources)
+    if found.path is not None:
+        yield Finding("shim", "good", f"the wheel's, for torch {known.version}: {found.path}")
+        return
+    yield Finding("prebuilt shim", "note", f"{found.why_not}; it is compiled here")
     try:
         compiler = find_compiler()
         yield Finding("compiler", "good", f"{' '.join(compiler.command)}: {compiler.version}")
         headers = find_cuda_headers(known)
         yield Finding("CUDA headers", "good", ", ".join(map(str, headers)))
-        built = _shim.build(known, _native.shim_sources())
+        built = _shim.get(known, sources)
     except GirihError as error:
         yield Finding("shim", "note", f"{error}\nWithout it these do not work: {_install.LOST}")
         return

@@ -49,20 +49,23 @@ def install(torch: Any) -> str:
         _install_plug(torch, native, str(_native.__file__), reason=str(error))
         return "plug"
     call_install(shim, path)
+    log.info("torch %s takes its GPU memory through the shim %s", torch.__version__, path)
     return "shim"
 
 
 def _load_shim(torch: Any, sources: _shim.Sources) -> tuple[Any, Path]:
-    """The shim for this torch, compiled and loaded, and its file."""
-    built = _shim.build(torch_of(torch), sources)
+    """The shim for this torch, loaded, and its file."""
+    built = _shim.get(torch_of(torch), sources)
     try:
         return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path
     except OSError as error:
         if built.seconds > 0:
             raise GirihError(f"the shim was compiled and does not load: {error}") from error
-        # Damaged, or from another machine with the same home folder.
+        # Damaged, or from another machine with the same home folder; the wheel's: a libstdc++ that
+        # is older than any that the wheel is for.
         log.debug("compiling the shim again: %s", error)
-    _shim.forget(built)
+    if built.why_compiled is not None:
+        _shim.forget(built)
     built = _shim.build(torch_of(torch), sources)
     try:
         return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path

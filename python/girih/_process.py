@@ -26,7 +26,18 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from girih import _hooks, _integrations, _key, _modules, _paths, _run_time, _saved, _terminate
+from girih import (
+    _hooks,
+    _integrations,
+    _key,
+    _live,
+    _modules,
+    _paths,
+    _ranks,
+    _run_time,
+    _saved,
+    _terminate,
+)
 from girih._errors import GirihError, GirihWarning, UnavailableError
 from girih._imports import when_imported
 from girih._install import install
@@ -52,6 +63,8 @@ class Enabled:
     """Those that were asked for."""
     missing: str | None = None
     """What is missing here, so that Girih is off though another mode was asked for."""
+    live: _live.Server | None = None
+    """Where `python -m girih top` asks; None if it cannot, or is not to."""
 
 
 _enabled: Enabled | None = None
@@ -92,7 +105,10 @@ def enable(settings: Settings, *, by_launcher: bool = False) -> None:
             settings = dataclasses.replace(settings, mode="off")
         else:
             watch = _set_hooks(settings)
+    log.info("the mode is %s, the door to torch: %s", settings.mode, door)
     _enabled = Enabled(settings, door, by_launcher, watch, os.getpid(), asked, missing)
+    if settings.mode != "off" and settings.option("live", True):
+        _enabled.live = _listen()
     atexit.register(_finish)
     if asked.mode != "off" and (settings.trace or _leaves_files):
         _terminate.before_dying(_finish)
@@ -156,6 +172,34 @@ def _call_at_exit() -> None:
     if _at_exit_pid == os.getpid():
         while _at_exit:
             _at_exit.pop(0)()
+
+
+def _listen() -> _live.Server | None:
+    """Lets `python -m girih top` ask. Where it cannot, nothing else is the worse for it."""
+    where = _live.folder()
+    if where is None:
+        return None
+    try:
+        return _live.Server(where, _answer)
+    except (OSError, RuntimeError):
+        log.debug("`python -m girih top` cannot see this process", exc_info=True)
+        return None
+
+
+def _answer() -> str:
+    """What this process says of itself to who looks: JSON, put together without reading it."""
+    from girih import _native
+
+    process, rank = _require(), _ranks.rank()
+    known = {
+        "pid": process.pid,
+        "program": [str(word) for word in getattr(sys, "argv", [])],
+        "rank": None if rank is None else rank.number,
+        "world": None if rank is None else rank.world,
+        "steps": process.watch.steps.count,
+        "door": process.door,
+    }
+    return f'{json.dumps(known)[:-1]}, "heaps": {_native.report()}}}'
 
 
 def report(device: int | None = None) -> dict[str, Any]:
@@ -298,6 +342,8 @@ def _finish() -> None:
     if _enabled is None or _enabled.pid != os.getpid():
         return
     _call_at_exit()
+    if _enabled.live is not None:
+        _enabled.live.stop()
     if _enabled.settings.mode == "off":
         return
     from girih import _native

@@ -13,6 +13,7 @@ import argparse
 import builtins
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import runpy
 import sys
@@ -40,9 +41,14 @@ def main(words: list[str]) -> int:
         _refuse_unwritable("--report", report)
         why = str(Path(options.why).absolute()) if options.why else None
         _refuse_unwritable("--why", why)
+        if settings.trace:
+            _refuse_unwritable("--trace", _paths.own(settings.trace, 0))
+        _refuse_no_folder("--plan-dir", settings.plan_dir)
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         return 2
+    if options.verbose:
+        _say_what_is_done()
     _settings.to_environ(settings, os.environ)
     _paths.launch(os.environ)
     _bootstrap.reach_children()
@@ -63,6 +69,22 @@ def main(words: list[str]) -> int:
             _why.write(error, why)
         raise
     return 0
+
+
+def _refuse_no_folder(option: str, folder: str | None) -> None:
+    """Raises if what an option names cannot become a folder."""
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise GirihError(f"{option} {folder}: it is no folder; name one")
+
+
+def _say_what_is_done() -> None:
+    """Has Girih's log written on standard error, whatever the program does with logging."""
+    log = logging.getLogger("girih")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("girih: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
 
 
 def _refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
@@ -136,7 +158,18 @@ _VALUED = (
     "--host-budget",
     "--option",
 )
-_PLAIN = ("--why", "--modules", "--no-hooks", "--no-plan-dir", "--quiet", "-q", "--help", "-h")
+_PLAIN = (
+    "--why",
+    "--modules",
+    "--no-hooks",
+    "--no-plan-dir",
+    "--quiet",
+    "-q",
+    "--verbose",
+    "-v",
+    "--help",
+    "-h",
+)
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -190,7 +223,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
     add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")
-    add("--quiet", "-q", action="store_true", help="prints no line at the end")
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("--quiet", "-q", action="store_true", help="prints no line at the end")
+    loudness.add_argument(
+        "--verbose", "-v", action="store_true", help="says on standard error what Girih does"
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
-"""Compiles the shim once for each release of torch, and keeps it.
+"""The shim for the torch that is installed: the wheel's, or compiled once and kept.
 
-The shim is the C++ class that torch calls. Its source travels inside `_native`; it is compiled
-against the headers of the torch that is installed, into the user's cache:
+The shim is the C++ class that torch calls. For releases of torch that are on PyPI the wheel brings
+it compiled (`_prebuilt`). Its source travels inside `_native` too; for any other torch it is
+compiled against the headers that are installed, into the user's cache:
 
     ~/.cache/girih/shim/2.11.0+cu130-5f0c.../girih_shim.so
                         torch        hash of source, compiler and flags
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from girih import _settings
+from girih import _prebuilt, _settings
 from girih._errors import GirihError
 from girih._toolchain import (
     CRT_SUBSTITUTES,
@@ -52,18 +53,22 @@ class Built:
     path: Path
     seconds: float
     """What compiling took; 0 if it was there."""
+    why_compiled: str | None = None
+    """Why it is not the wheel's; None if it is."""
+
+
+def get(torch: Torch, sources: Sources) -> Built:
+    """The shim for this torch: the wheel's if it has one, else from the cache, or compiled."""
+    _refuse_unfit(torch)
+    found = _prebuilt.find(torch, sources)
+    if found.path is not None:
+        return Built(found.path, 0.0)
+    return dataclasses.replace(build(torch, sources), why_compiled=found.why_not)
 
 
 def build(torch: Torch, sources: Sources, *, cache: Path | None = None) -> Built:
     """The shim for this torch: found in the cache, or compiled."""
-    if torch.cuda is None:
-        raise GirihError(
-            f"torch {torch.version} is built without CUDA; install a build with CUDA "
-            "(https://pytorch.org/get-started/locally)"
-        )
-    if torch.release < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        raise GirihError(f"torch {torch.version} is too old; Girih needs {oldest} or later")
+    _refuse_unfit(torch)
     recipe = _Recipe(
         sources, find_compiler(), compile_flags(torch, find_cuda_headers(torch)), link_flags(torch)
     )
@@ -80,6 +85,17 @@ def build(torch: Torch, sources: Sources, *, cache: Path | None = None) -> Built
         seconds = time.perf_counter() - start
     log.info("compiled the shim for torch %s in %.1f s: %s", torch.version, seconds, library)
     return Built(library, seconds)
+
+
+def _refuse_unfit(torch: Torch) -> None:
+    if torch.cuda is None:
+        raise GirihError(
+            f"torch {torch.version} is built without CUDA; install a build with CUDA "
+            "(https://pytorch.org/get-started/locally)"
+        )
+    if torch.release < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise GirihError(f"torch {torch.version} is too old; Girih needs {oldest} or later")
 
 
 def forget(built: Built) -> None:

@@ -6,9 +6,7 @@ memory history must be on before the model is built.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import pickle
 import sys
 import traceback
@@ -167,27 +165,3 @@ def write(error: BaseException, path: str) -> None:
         return
     print(f"girih: {answer['sentence']}", file=sys.stderr)
     print(f"girih: more in {answer_path}; the recording is beside it", file=sys.stderr)
-
-
-# ---- python -m girih why ----
-
-
-def main(words: list[str]) -> int:
-    """Obeys the words after `python -m girih why`. Gives the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m girih why", description="Says why a run was refused memory."
-    )
-    parser.add_argument("run", type=Path, help="a snapshot of torch's, or a trace file of Girih")
-    parser.add_argument("--device", type=int, help="the device, if the recording has several")
-    parser.add_argument("--json", action="store_true", help="prints one JSON object")
-    given = parser.parse_args(words)
-    try:
-        answer = of_file(given.run, given.device)
-    except GirihError as error:
-        print(f"girih: {error}", file=sys.stderr)
-        return 2
-    try:
-        print(json.dumps(answer) if given.json else answer)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import signal
 import subprocess
 import sys
 import types
@@ -43,6 +45,23 @@ def python(tmp_path: Path, cache: Path) -> Python:
         )
 
     return run
+
+
+def start_on_terminal(*words: str | Path) -> tuple[int, int]:
+    """Starts a program with a terminal of its own; gives its process and that terminal."""
+    environ = dict(os.environ, TERM="xterm", COLUMNS="80", LINES="24")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            # What runs in the background of a script ignores Ctrl-C, and so would its children;
+            # and where one of the three is ignored (nohup), the command leaves all to the system.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            os.execve(words[0], [str(word) for word in words], environ)
+        finally:
+            # Nothing may go on here: it would be a second run of the tests.
+            os._exit(127)
+    return pid, terminal
 
 
 class Marks(list[tuple[str, str]]):

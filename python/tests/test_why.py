@@ -81,22 +81,24 @@ def test_a_history_that_was_not_kept_is_asked_for(fake_torch, monkeypatch):
         girih.why()
 
 
-def test_a_file_is_answered_with_the_log_beside_it(tmp_path, capsys):
+def test_a_file_is_answered_with_the_log_beside_it_and_as_the_command_does(python, tmp_path):
     path = tmp_path / "run.pickle"
     path.write_bytes(pickle.dumps(snapshot(), protocol=4))
     (tmp_path / "run.log").write_text(TEXT)
-    assert _why.main([str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    ran = python("-m", "girih", "why", "run.pickle", "--json")
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
     assert told["name"] == "run"
     assert girih.why(path) == told
 
 
-def test_what_is_no_recording_is_refused(tmp_path, capsys):
+def test_what_is_no_recording_is_refused(tmp_path):
     path = tmp_path / "run.pickle"
     path.write_bytes(b"nothing")
-    assert _why.main([str(path)]) == 2
-    assert capsys.readouterr().err.startswith("girih: cannot read run:")
-    assert _why.main([str(tmp_path / "none.pickle")]) == 2
+    with pytest.raises(girih.GirihError, match="cannot read run:"):
+        girih.why(path)
+    with pytest.raises(girih.GirihError, match=r"cannot read .*none\.pickle"):
+        girih.why(tmp_path / "none.pickle")
 
 
 def test_a_run_that_dies_leaves_the_answer_the_recording_and_the_error(

@@ -21,6 +21,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// What a training run cost in GPU memory, what it could cost, and why.
 #[derive(Parser)]
 #[command(name = "girih", version = env!("GIRIH_VERSION"), arg_required_else_help = true)]
+#[command(after_help = "Programs run on Girih by the Python package: python -m girih run train.py")]
 struct Cli {
     /// Prints one JSON object instead of text: bytes as integers, ratios as fractions.
     #[arg(long, global = true)]

@@ -55,6 +55,11 @@ impl Progress {
         self.parts.set(Some((done, all)));
     }
 
+    /// Prints something on standard output, with nothing that moves above or below it.
+    pub(crate) fn make_room<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
     /// The rest has no parts.
     pub(crate) fn whole(&mut self) {
         self.parts.set(None);

@@ -135,7 +135,8 @@ fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Res
     let files = problems(&args.folder)?;
     let progress = Progress::new();
     let mut result = Json { problems: Vec::new() };
-    for file in &files {
+    for (done, file) in files.iter().enumerate() {
+        progress.part(done, files.len());
         let name = load::name_of(file);
         let rows: Vec<JsonRow> = ROWS
             .iter()
@@ -151,8 +152,10 @@ fn planners(args: &PlannersArgs, json: bool, out: &mut dyn Write) -> anyhow::Res
             })
             .collect();
         if !json {
-            print(&name, &rows, out)?;
-            out.flush()?;
+            progress.make_room(|| {
+                print(&name, &rows, out)?;
+                out.flush().map_err(anyhow::Error::from)
+            })?;
         }
         result.problems.push(JsonProblem { name, rows });
     }

@@ -25,7 +25,10 @@ use crate::progress::Progress;
 use crate::table::table;
 use crate::units::{bytes, percent};
 
-/// The allocators that are compared, in the order of their rows.
+/// Those that are there to be measured against, and asked for.
+const BASELINES: [Allocator; 1] = [Allocator::Gmlake];
+
+/// The allocators that can be compared, in the order of their rows.
 const COMPARED: [Allocator; 7] = [
     Allocator::Native,
     Allocator::Expandable,
@@ -51,8 +54,19 @@ pub(crate) struct CompareArgs {
     /// Learns a plan from this share of the iterations, such as 50% or 0.5, and follows it in the rest.
     #[arg(long, value_name = "SHARE", conflicts_with = "plan")]
     learn: Option<Share>,
+    /// Compares the published allocators too that Girih is measured against: GMLake.
+    #[arg(long)]
+    baselines: bool,
     #[command(flatten)]
     what_if: WhatIf,
+}
+
+impl CompareArgs {
+    /// Those that are asked for.
+    fn compared(&self) -> Vec<Allocator> {
+        let is_wanted = |allocator: &Allocator| self.baselines || !BASELINES.contains(allocator);
+        COMPARED.into_iter().filter(is_wanted).collect()
+    }
 }
 
 /// One recording under all allocators.
@@ -156,9 +170,11 @@ fn compare(
     setup.plan = Some(args.what_if.plan(&loaded, &setup)?);
     progress.say(format!("{shown}: a first launch"));
     setup.kept = WhatIf::kept(&loaded, &setup)?;
-    let mut rows = Vec::with_capacity(COMPARED.len());
-    for (done, allocator) in COMPARED.into_iter().enumerate() {
-        progress.part(done, COMPARED.len());
+    let compared = args.compared();
+    let mut rows = Vec::with_capacity(compared.len());
+    let all = compared.len();
+    for (done, allocator) in compared.into_iter().enumerate() {
+        progress.part(done, all);
         progress.say(format!("{shown}: {}", allocator.name()));
         let (simulation, seconds) =
             timed(|| simulate(&loaded.trace, &loaded.lives, allocator, &setup));

@@ -39,7 +39,8 @@ struct JsonFile {
 pub(crate) fn run(args: &ConformArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
     let progress = Progress::new();
     let mut files = Vec::with_capacity(args.files.len());
-    for path in &args.files {
+    for (done, path) in args.files.iter().enumerate() {
+        progress.part(done, args.files.len());
         progress.say(format!("{}", path.display()));
         let name = name_of(path);
         let Conformance { runs, exact, first_difference } = conform(&read(path)?, &name);

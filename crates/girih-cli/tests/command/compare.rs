@@ -63,7 +63,7 @@ fn the_native_allocator_is_met_to_the_byte_and_the_plan_holds_less() {
 #[test]
 fn the_causes_of_waste_add_up_to_what_was_reserved_and_not_requested() {
     for name in RECORDINGS {
-        let result = json(&["compare", arg(&snapshot(name))]);
+        let result = json(&["compare", arg(&snapshot(name)), "--baselines"]);
         let recording = &result["recordings"][0];
         let by_allocator = recording["waste_at_peak_by_allocator"].as_object().expect("a map");
         assert_eq!(recording["waste_at_peak"], by_allocator["native"]);
@@ -84,7 +84,7 @@ fn the_causes_of_waste_add_up_to_what_was_reserved_and_not_requested() {
 #[test]
 fn a_capacity_that_is_too_small_says_at_which_request_and_why() {
     let file = snapshot("megatron_gpt2-R_r3");
-    let printed = text(&["compare", arg(&file), "--capacity", "16GiB"]);
+    let printed = text(&["compare", arg(&file), "--capacity", "16GiB", "--baselines"]);
     let (_, verdicts) = printed.split_once("on a device of 16.0 GiB:").expect("a verdict");
     let verdicts: Vec<&str> = verdicts.trim().lines().map(str::trim).collect();
     let [native, expandable, gmlake, others @ ..] = &verdicts[..] else { panic!("{printed}") };

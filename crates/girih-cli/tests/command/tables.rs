@@ -19,16 +19,24 @@ fn tables(printed: &str) -> Vec<Vec<&str>> {
 fn no_table_is_wider_than_a_terminal() {
     let oracle = corpus("oracle").read_dir().expect("the corpus has it").next();
     let oracle = oracle.expect("it has files").expect("they can be read").path();
-    let mut commands = vec![vec!["lab"], vec!["conform", arg(&oracle)]];
+    let died = ["died_fragmented", "died_leak"].map(snapshot);
+    let [one, other] = [arg(&died[0]), arg(&died[1])];
+    let mut commands = vec![vec!["lab"], vec!["conform", arg(&oracle)], vec!["diff", one, other]];
+    for by in ["line", "function", "module", "stream", "category"] {
+        commands.push(vec!["why", one, "--group-by", by]);
+        commands.push(vec!["why", other, "--group-by", by, "--at", "never-freed"]);
+    }
     let files = RECORDINGS.map(snapshot);
     for file in &files {
         let file = arg(file);
         commands.extend([
             vec!["compare", file],
+            vec!["compare", file, "--baselines"],
             vec!["compare", file, "--learn", "50%", "--capacity", "2TiB"],
             vec!["replay", file, "--allocator", "gmlake"],
             vec!["replay", file, "--allocator", "stitch", "--capacity", "2TiB"],
             vec!["stats", file],
+            vec!["swap", file, "--gpu-budget", "8GiB"],
             vec!["plan", file, "--explain"],
         ]);
     }

@@ -30,6 +30,7 @@ pub(crate) fn load<R: Read, F: Record>(input: R) -> std::result::Result<Loaded<F
         source: Source::new(input),
         heap: Heap::new(),
         stack: Vec::new(),
+        items: Vec::new(),
         marks: Vec::new(),
         memo: Vec::new(),
     };
@@ -44,6 +45,8 @@ struct Machine<R, F> {
     source: Source<R>,
     heap: Heap<F>,
     stack: Vec<Value>,
+    /// The items of a list that is read at once, for as long as that takes.
+    items: Vec<Value>,
     /// Heights of the stack at which a MARK stands.
     marks: Vec<usize>,
     memo: Vec<Value>,
@@ -72,6 +75,7 @@ impl<R: Read, F: Record> Machine<R, F> {
                 }
                 op::MARK => self.mark()?,
                 op::EMPTY_DICT => self.dict_at_once()?,
+                op::EMPTY_LIST => self.list_at_once()?,
                 op::MEMOIZE => self.memoize(code)?,
                 op::SETITEMS => self.set_items(code)?,
                 op::BININT => {
@@ -146,7 +150,6 @@ impl<R: Read, F: Record> Machine<R, F> {
     /// The opcodes that build containers or move values, apart from the most frequent.
     fn structure(&mut self, code: u8) -> Result<()> {
         match code {
-            op::EMPTY_LIST => self.list(Vec::new())?,
             op::LIST => {
                 let start = self.pop_mark(code)?;
                 let items = self.stack.drain(start..).collect();
@@ -309,6 +312,23 @@ impl<R: Read, F: Record> Machine<R, F> {
         let id = number(self.heap.dicts.len() - 1)?;
         self.push(Value::dict(id));
         Ok(())
+    }
+
+    /// A new list; with all its items, if they are few and fetched from the memo.
+    fn list_at_once(&mut self) -> Result<()> {
+        self.items.clear();
+        match fused::read_list(self.source.available(), &self.memo, &mut self.items) {
+            Some((length, is_memoized)) => {
+                self.source.consume(length);
+                let items = self.items.as_slice().to_vec();
+                self.list(items)?;
+                if is_memoized {
+                    self.memoize(op::MEMOIZE)?;
+                }
+            }
+            None => self.list(Vec::new())?,
+        }
+        self.check_height()
     }
 
     fn list(&mut self, items: Vec<Value>) -> Result<()> {

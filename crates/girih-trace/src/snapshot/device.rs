@@ -42,7 +42,7 @@ impl DeviceBuilder {
             segments: Vec::new(),
             streams: Ids::new(0),
             pools: Ids::new((0, 0)),
-            stacks: Stacks::default(),
+            stacks: Stacks::new(device as u32),
             marks: Vec::new(),
             metadata: words::EMPTY,
             unknown_actions: (0, String::new()),

@@ -1,5 +1,6 @@
 //! Call stacks: each list of frames becomes one [`StackId`], and equal stacks one.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use super::entry::FrameList;
@@ -11,21 +12,34 @@ use crate::pickle::Value;
 
 /// The stacks and frames of one trace.
 ///
-/// PyTorch shares one list among all entries of one stack, and one dict among all stacks with that
-/// frame, so that nearly every lookup ends at the first map. The maps are std's, with its random
-/// keys: what is looked up comes from the file.
-#[derive(Default)]
+/// PyTorch shares one dict among all stacks with that frame, and at best one list among all entries of
+/// one stack. Lists and dicts are numbered, so that tables find them; where they are not shared, maps
+/// do, which are std's with its random keys: what is looked up comes from the file.
 pub(super) struct Stacks {
+    /// The device: the tables are those of all.
+    owner: u32,
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) frames: Vec<String>,
     last: Option<(FrameList, StackId)>,
-    by_list: HashMap<u32, StackId>,
     by_content: HashMap<Vec<u32>, StackId>,
-    frame_by_dict: HashMap<u32, u32>,
+    /// The frames of the list that is read, for as long as that takes.
+    reading: Vec<u32>,
     frame_by_text: HashMap<String, u32>,
 }
 
 impl Stacks {
+    pub(super) fn new(owner: u32) -> Stacks {
+        Stacks {
+            owner,
+            stacks: Vec::new(),
+            frames: Vec::new(),
+            last: None,
+            by_content: HashMap::new(),
+            reading: Vec::new(),
+            frame_by_text: HashMap::new(),
+        }
+    }
+
     /// The stack of a list of frames. None for an empty list: PyTorch writes it where it recorded
     /// no stack.
     pub(super) fn intern(
@@ -38,8 +52,8 @@ impl Stacks {
         {
             return Ok(stack);
         }
-        let stack = match self.by_list.get(&list.get()) {
-            Some(&stack) => stack,
+        let stack = match view.lists_seen.get(list.get(), self.owner) {
+            Some(stack) => StackId(stack),
             None => self.intern_list(view, list.get())?,
         };
         self.last = Some((list, stack));
@@ -51,18 +65,22 @@ impl Stacks {
         if items.is_empty() {
             return Ok(StackId::NONE);
         }
-        let frames =
-            items.iter().map(|&frame| self.frame(view, frame)).collect::<Result<Vec<_>, _>>()?;
-        let stack = match self.by_content.get(&frames) {
+        let mut frames = std::mem::take(&mut self.reading);
+        frames.clear();
+        for &frame in items {
+            frames.push(self.frame(view, frame)?);
+        }
+        let stack = match self.by_content.get(&frames[..]) {
             Some(&stack) => stack,
             None => {
                 let stack = StackId(self.stacks.len() as u32);
                 self.stacks.push(frames.clone());
-                self.by_content.insert(frames, stack);
+                self.by_content.insert(frames.clone(), stack);
                 stack
             }
         };
-        self.by_list.insert(list, stack);
+        self.reading = frames;
+        view.lists_seen.set(list, self.owner, stack.0);
         Ok(stack)
     }
 
@@ -70,7 +88,7 @@ impl Stacks {
         let Some(dict) = frame.as_dict() else {
             return self.frame_of_text(view, unreadable(frame));
         };
-        if let Some(&known) = self.frame_by_dict.get(&dict) {
+        if let Some(known) = view.frames_seen.get(dict, self.owner) {
             return Ok(known);
         }
         let text = match view.dict(frame)? {
@@ -84,7 +102,7 @@ impl Stacks {
             None => unreadable(frame),
         };
         let id = self.frame_of_text(view, text)?;
-        self.frame_by_dict.insert(dict, id);
+        view.frames_seen.set(dict, self.owner, id);
         Ok(id)
     }
 
@@ -97,6 +115,30 @@ impl Stacks {
         self.frames.push(text.clone());
         self.frame_by_text.insert(text, id);
         Ok(id)
+    }
+}
+
+/// What was made of each object that the pickle numbers, and for which device. One table serves all
+/// devices, so that it is never larger than what the pickle has of such objects; a device that finds
+/// another's number there looks in its maps.
+pub(super) struct Seen(RefCell<Vec<u64>>);
+
+impl Seen {
+    /// For objects of 0 to `count`.
+    pub(super) fn new(count: usize) -> Seen {
+        Seen(RefCell::new(vec![0; count]))
+    }
+
+    #[inline]
+    fn get(&self, of: u32, owner: u32) -> Option<u32> {
+        let seen = *self.0.borrow().get(of as usize)?;
+        (seen >> 32 == u64::from(owner) + 1).then_some(seen as u32)
+    }
+
+    fn set(&self, of: u32, owner: u32, to: u32) {
+        if let Some(seen) = self.0.borrow_mut().get_mut(of as usize) {
+            *seen = (u64::from(owner) + 1) << 32 | u64::from(to);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use super::entry::{Entry, PairId};
 use super::error::ReadError;
+use super::stacks::Seen;
 use super::words;
 use crate::pickle::{DictKind, Heap, Loaded, Pairs, Text, Value};
 
@@ -24,6 +25,9 @@ pub(super) struct View<'a> {
     bytes: u64,
     items_left: Cell<u64>,
     text_left: Cell<u64>,
+    /// The stacks that lists became, and the frames that dicts did.
+    pub(super) lists_seen: Seen,
+    pub(super) frames_seen: Seen,
 }
 
 impl<'a> View<'a> {
@@ -33,6 +37,8 @@ impl<'a> View<'a> {
             bytes: loaded.bytes,
             items_left: Cell::new(loaded.bytes + FLOOR_ITEMS),
             text_left: Cell::new(loaded.bytes.saturating_mul(TEXT_PER_BYTE) + FLOOR_TEXT),
+            lists_seen: Seen::new(loaded.heap.lists.len()),
+            frames_seen: Seen::new(loaded.heap.dicts.len()),
         }
     }
 
