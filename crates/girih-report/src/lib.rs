@@ -2,7 +2,7 @@
 //!
 //! [`Picture`] holds what is drawn of a recording: bytes over time ([`series`]), every block from its
 //! birth to its death ([`blocks`]), what was held of the device ([`held`]), steps and phases, and call
-//! stacks. [`html`] puts it into one page that needs no network, `perfetto` and `memory_viz` write
+//! stacks. [`html`] puts it into one page that needs no network, [`perfetto`] and [`memory_viz`] write
 //! the formats of other viewers.
 //!
 //! ```text
@@ -22,9 +22,9 @@ pub mod figures;
 pub mod held;
 pub mod html;
 pub mod lanes;
-//MV
-//PF
-//PK
+pub mod memory_viz;
+pub mod perfetto;
+pub mod pickle;
 pub mod picture;
 pub mod replays;
 pub mod series;

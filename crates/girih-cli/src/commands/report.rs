@@ -8,7 +8,10 @@ use std::thread;
 
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Args};
-use girih_report::{Against, Allocator, Beside, Copies, Figures, Layout, Picture, Subject, html};
+use girih_report::{
+    Against, Allocator, Beside, Copies, Figures, Layout, Picture, Subject, html, memory_viz,
+    perfetto,
+};
 use girih_runtime::simulate::{Allocator as Name, Setup, SimulateError};
 use girih_swap::{Budgets, Links, Method, Steps};
 use girih_trace::Earlier;
@@ -156,7 +159,8 @@ fn write_all(args: &ReportArgs, wanted: &[Wanted]) -> anyhow::Result<Made> {
         let bytes = output.write(|out| {
             match *format {
                 "html" => page = Some(html::write(&picture, &beside, env!("GIRIH_VERSION"), out)?),
-                _ => unreachable!(),
+                "perfetto" => perfetto::write(&picture, &beside, out)?,
+                _ => memory_viz::write(&picture, out)?,
             }
             Ok(())
         })?;
