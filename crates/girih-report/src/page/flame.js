@@ -29,8 +29,8 @@ class Flame {
       const bytes = slots.size[is];
       const kind = slots.category[is];
       kinds[kind] += bytes;
-      this.add(root, kind, slots.stack[is], bytes, index < data.blocks.older);
-      const line = this.line(slots.stack[is], index, has_stacks);
+      const line = this.line(is, index, has_stacks);
+      this.add(root, kind, slots.stack[is], bytes, has_stacks ? "" : line);
       const group = lines.get(line) || { bytes: 0, count: 0, largest: 0, most: -1, index };
       group.bytes += bytes;
       group.count++;
@@ -40,30 +40,29 @@ class Flame {
     const total = page.sums.at(event)[0][1];
     this.leftOut(root, total);
     find("who-about").textContent = `${page.when(event)}: ${bytesText(total)} requested by live blocks` +
-      (has_stacks ? ", by stack from the outermost call down." : "; no call stacks were recorded.");
+      (has_stacks ? ", by stack from the outermost call down." : ". No call stacks were recorded: blocks of one size are together.");
     this.drawShares(kinds, root.bytes);
     this.drawTree(root);
-    this.drawLines(lines, root.bytes);
+    this.drawLines(lines, root.bytes, has_stacks);
   }
 
-  line(stack, index, has_stacks) {
+  /** The line that asked for a block; where no stacks were recorded, blocks of one size are together. */
+  line(is, index, has_stacks) {
     const { data } = this.page;
-    if (stack > 0) return data.stacks.lines[stack - 1];
+    const { stack, size, category } = data.blocks.slots;
+    if (stack[is] > 0) return data.stacks.lines[stack[is] - 1];
     if (index < data.blocks.older) return "before the recording began";
-    return has_stacks ? "backward (no Python frame)" : "no stack recorded";
+    return has_stacks ? "backward (no Python frame)" : `${data.head.categories[category[is]]} of ${bytesText(size[is])}`;
   }
 
-  /** Adds a block to the tree: its category, then its frames from the outermost. */
-  add(root, kind, stack, bytes, is_older) {
+  /** Adds a block to the tree: its category, then its frames from the outermost, or what stands for them. */
+  add(root, kind, stack, bytes, instead) {
     const { categories } = this.page.data.head;
     root.bytes += bytes;
     root.count++;
     let node = this.child(root, categories[kind], kind, bytes);
-    if (stack === 0) {
-      if (is_older) this.child(node, "before the recording began", kind, bytes);
-      return;
-    }
-    for (const frame of this.frames(stack)) node = this.child(node, frame, kind, bytes);
+    const frames = stack > 0 ? this.frames(stack) : instead ? [instead] : [];
+    for (const frame of frames) node = this.child(node, frame, kind, bytes);
   }
 
   child(node, name, kind, bytes) {
@@ -161,7 +160,7 @@ class Flame {
     box.style.height = `${depth * LEVEL}px`;
   }
 
-  drawLines(lines, total) {
+  drawLines(lines, total, has_stacks) {
     const { page } = this;
     const sorted = [...lines].sort((a, b) => b[1].bytes - a[1].bytes || (a[0] < b[0] ? -1 : 1));
     const rows = sorted.slice(0, LARGEST).map(([line, group]) => {
@@ -172,7 +171,7 @@ class Flame {
         bytesText(group.largest), page.data.head.categories[group.kind] ?? "",
       ];
     });
-    fillTable(find("largest"), [["line", "place"], ["alive", "n"], ["share", "n"], ["blocks", "n"], ["largest", "n"], "for"], rows);
+    fillTable(find("largest"), [[has_stacks ? "line" : "blocks of one size", "place"], ["alive", "n"], ["share", "n"], ["blocks", "n"], ["largest", "n"], "for"], rows);
     this.lines = sorted;
   }
 }

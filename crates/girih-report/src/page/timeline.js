@@ -97,44 +97,66 @@ class Timeline {
     return low === Infinity ? [0, 0] : [low, high];
   }
 
-  drawCurve(pen, curve, y, bottom) {
+  /**
+   * The columns of a curve: one for each pixel, or one for each event where those are wider. Each is
+   * where it begins and ends on the screen, its least, and its most.
+   */
+  columns(curve) {
     const { view, data } = this.page;
     const events = data.series.events;
     const perPixel = (view.to - view.from) / this.width;
-    // At most one column for each pixel, and one for each event where those are wider.
     const columns = [];
-    const step = Math.max(1, perPixel);
-    for (let at = perPixel >= 1 ? view.from : Math.floor(view.from); at < view.to; at += step) {
-      const from = Math.max(0, Math.floor(at));
-      const to = Math.min(events, Math.max(from + 1, Math.floor(at + step)));
-      if (from >= events || at + step <= 0) continue;
-      columns.push([this.x(at), this.x(Math.min(at + step, events)), ...this.column(curve, from, to)]);
+    if (perPixel < 1) {
+      const last = Math.min(events, Math.ceil(view.to));
+      for (let at = Math.max(0, Math.floor(view.from)); at < last; at++) {
+        columns.push([this.x(at), this.x(at + 1), ...this.column(curve, at, at + 1)]);
+      }
+      return columns;
     }
+    for (let left = 0; left < this.width; left++) {
+      const from = Math.max(0, Math.floor(view.from + left * perPixel));
+      const to = Math.min(events, Math.max(from + 1, Math.floor(view.from + (left + 1) * perPixel)));
+      if (from < events) columns.push([left, left + 1, ...this.column(curve, from, to)]);
+    }
+    return columns;
+  }
+
+  // Upright rectangles alone: a browser without a GPU draws those at once, and a jagged line slowly.
+  drawCurve(pen, curve, y, bottom) {
+    const columns = this.columns(curve);
+    if (curve.dash) return this.drawDashed(pen, curve, columns, y);
     if (curve.fill) {
       pen.globalAlpha = curve.name === "active" ? 0.28 : 0.45;
       pen.fillStyle = styles.color(curve.fill);
-      pen.beginPath();
-      columns.forEach(([left, right, , high]) => {
-        pen.rect(left, y(high), right - left + 0.4, bottom - y(high));
-      });
-      pen.fill();
+      for (const [left, right, , high] of columns) pen.fillRect(left, y(high), right - left, bottom - y(high));
       pen.globalAlpha = 1;
     }
-    pen.strokeStyle = styles.color(curve.color);
-    pen.lineWidth = curve.name === "requested" ? 1.4 : 1.1;
-    pen.setLineDash(curve.dash || []);
-    pen.beginPath();
-    let is_first = true;
+    pen.fillStyle = styles.color(curve.color);
+    const thick = curve.name === "requested" ? 1.5 : 1.2;
+    let last = null;
     for (const [left, right, low, high] of columns) {
-      if (is_first) pen.moveTo(left, y(high));
-      else pen.lineTo(left, y(high));
-      if (perPixel < 1) pen.lineTo(right, y(high));
-      else if (low < high) {
-        pen.lineTo(left, y(low));
-        pen.lineTo(left, y(high));
-      }
-      is_first = false;
+      // Down or up to the column before, so that the curve has no gaps.
+      const top = y(last ? Math.max(high, last[0]) : high) - thick / 2;
+      const under = y(last ? Math.min(low, last[1]) : low) + thick / 2;
+      pen.fillRect(left, top, right - left > thick ? thick : right - left, under - top);
+      if (right - left > thick) pen.fillRect(left, y(high) - thick / 2, right - left, thick);
+      last = [low, high];
     }
+  }
+
+  drawDashed(pen, curve, columns, y) {
+    pen.strokeStyle = styles.color(curve.color);
+    pen.lineWidth = 1.2;
+    pen.setLineDash(curve.dash);
+    pen.beginPath();
+    let last = NaN;
+    columns.forEach(([left, right, , high], i) => {
+      if (high === last && i + 1 < columns.length) return;
+      if (i > 0) pen.lineTo(left, y(i + 1 < columns.length ? last : high));
+      pen.lineTo(left, y(high));
+      pen.lineTo(right, y(high));
+      last = high;
+    });
     pen.stroke();
     pen.setLineDash([]);
   }
