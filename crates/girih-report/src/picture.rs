@@ -64,10 +64,9 @@ impl<'a> Picture<'a> {
         let steps = steps::starts(trace, lives, iterations, &stacks, end);
         let (categories, lines, at_peak) = {
             let of = Categories::new(lives, &stacks, &phases, steps.first().copied(), end);
-            let every: Vec<u32> = (0..lives.requests.len() as u32).collect();
             let grouping = Grouping { trace, lives, stacks: &stacks, categories: &of };
             let alive = moment::alive(lives, Tick(series.peak_at().0 + 1));
-            (of.of(&every), grouping.of(&alive, By::Line), grouping.of(&alive, By::Category))
+            (of.over_time(&alive), grouping.of(&alive, By::Line), grouping.of(&alive, By::Category))
         };
         Picture {
             subject,

@@ -168,10 +168,16 @@ class Page {
       this.map.forget();
       this.redraw();
     };
+    // On paper everything is light, the canvases too, which have their colors painted in.
+    const print = (is_paper) => {
+      document.documentElement.classList.toggle("paper", is_paper);
+      repaint();
+      while (this.wants.moving) this.draw();
+    };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
     window.addEventListener("resize", () => this.redraw());
-    window.addEventListener("beforeprint", repaint);
-    window.addEventListener("afterprint", repaint);
+    window.addEventListener("beforeprint", () => print(true));
+    window.addEventListener("afterprint", () => print(false));
   }
 
   redraw() {

@@ -10,6 +10,7 @@ class Flame {
     this.page = page;
     this.zoomed = [];
     find("all-frames").addEventListener("change", () => page.redraw());
+    find("flame").addEventListener("keydown", (event) => this.move(event));
     find("flame-out").addEventListener("click", () => {
       this.zoomed = [];
       page.redraw();
@@ -134,7 +135,7 @@ class Flame {
       const text = `${node.name}: ${bytesText(node.bytes)}, ${share}`;
       const is_dim = query && !node.name.toLowerCase().includes(query);
       const button = make("button", {
-        type: "button", role: "treeitem", title: text, "aria-label": text, "aria-level": String(level + 1),
+        type: "button", title: text, "aria-label": text, tabIndex: made.length === 0 ? 0 : -1,
         class: node.kind < 0 ? "root" : is_dim ? "dim" : "",
       });
       button.textContent = wide < 28 ? "" : level === 0 && node === root ? text : shortFrame(node.name);
@@ -148,6 +149,7 @@ class Flame {
         this.zoomed = path;
         this.page.redraw();
       });
+      Object.assign(button, { level, left, wide });
       made.push(button);
       let at = left;
       for (const child of [...node.children.values()].sort((a, b) => b.bytes - a.bytes)) {
@@ -156,8 +158,29 @@ class Flame {
       }
     };
     place(top, 0, 0, this.zoomed);
+    const had_focus = box.contains(document.activeElement);
     box.replaceChildren(...made);
+    if (had_focus) made[0]?.focus();
     box.style.height = `${depth * LEVEL}px`;
+  }
+
+  /** Arrows: to what is beside, to what is below, and to what it is a part of. */
+  move(event) {
+    const from = event.target;
+    const all = [...find("flame").children];
+    const beside = all.filter((it) => it.level === from.level);
+    const at = beside.indexOf(from);
+    const holds = (outer, inner) => outer.left <= inner.left + 0.01 && inner.left < outer.left + outer.wide;
+    const to = {
+      ArrowRight: () => beside[at + 1],
+      ArrowLeft: () => beside[at - 1],
+      ArrowDown: () => all.find((it) => it.level === from.level + 1 && holds(from, it)),
+      ArrowUp: () => all.find((it) => it.level === from.level - 1 && holds(it, from)),
+    }[event.key];
+    if (!to) return;
+    to()?.focus();
+    event.preventDefault();
+    event.stopPropagation();
   }
 
   drawLines(lines, total, has_stacks) {

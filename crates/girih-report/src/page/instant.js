@@ -157,7 +157,8 @@ class Instant {
       of.push(`${bytesText(missing)} are in blocks that are left out of this page.`);
     }
     if (this.layout !== "recorded") {
-      of.push(`As the allocator ${data.head.layout} would have placed them.`);
+      of.push(`As the allocator ${data.head.layout} would have placed them, each freed when that was asked for.`);
+      if (missing > 0) of.push(`${bytesText(missing)} have no place there: they are older than the recording, or left out.`);
     }
     of.push("Click a block to see who asked for it.");
     find("places-about").textContent = of.join(" ");

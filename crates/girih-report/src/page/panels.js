@@ -67,8 +67,10 @@ function drawCopies(page) {
   if (!copies) return;
   find("copies").hidden = false;
   const hidden = copies.copy_us > 0 ? copies.hidden_us / copies.copy_us : 1;
-  find("copies-about").textContent =
-    `Step ${copies.step} with at most ${bytesText(copies.gpu_budget)} on the GPU, scheduled by ${copies.method}` +
+  find("copies-about").textContent = copies.copies.length === 0
+    ? `Step ${copies.step} has ${bytesText(copies.gpu_peak)} on the GPU at most` +
+      (copies.fits ? `: with ${bytesText(copies.gpu_budget)} nothing has to go to the host.` : ", and nothing can go to the host.")
+    : `Step ${copies.step} with at most ${bytesText(copies.gpu_budget)} on the GPU, scheduled by ${copies.method}` +
     `${copies.fits ? "" : " (it does not fit)"}: ${bytesText(copies.bytes_out)} go to the host and come back in ` +
     `${countText(copies.copies.length)} copies. ${percentText(hidden)} of their time is hidden behind operators; the step takes ` +
     `${timeText(copies.step_us_swapped)} instead of ${timeText(copies.step_us)}, of which it waits ${timeText(copies.stall_us)}. ` +

@@ -37,6 +37,8 @@ function countedThen(page, event) {
 function selftest(page) {
   const { data } = page;
   const { figures } = data;
+  page.setEvent(figures.live_peak_event, true);
+  page.draw();
   const at = aliveThen(page, figures.live_peak_event);
   const [requested] = page.sums.at(figures.live_peak_event);
   const sampled = [0, 0.25, 0.5, 0.75, 1].map((share) => Math.floor(share * (data.series.events - 1)));
@@ -62,6 +64,10 @@ function selftest(page) {
     open_ms: page.openMs,
     elements: document.querySelectorAll("*").length,
     scripts: document.querySelectorAll("script").length,
+    pictures: document.querySelectorAll("img, iframe, object, svg").length,
+    name: find("name").textContent,
+    places: [...document.querySelectorAll("#largest td.place")].map((it) => it.textContent),
+    flame: [...find("flame").children].map((it) => it.title),
   };
   document.body.append(make("pre", { id: "selftest" }, JSON.stringify(result)));
 }

@@ -37,6 +37,11 @@ class Timeline {
       return button;
     });
     find("legend").replaceChildren(...buttons);
+    const { head, marks } = this.page.data;
+    const kinds = [1, 2, 3, 4].filter((kind) => marks.phases.kind.includes(kind));
+    find("phase-legend").replaceChildren(
+      ...kinds.map((kind) => make("span", {}, key(PHASE_COLORS[kind]), head.phases[kind])),
+    );
   }
 
   /** Bytes at the top of the axis. */
