@@ -87,7 +87,8 @@ impl Blocks {
             let keep = ((areas.len() as f64 * share) as usize).min(areas.len() - 1);
             let mut sorted = areas.clone();
             let (_, &mut threshold, _) = sorted.select_nth_unstable_by(keep, |a, b| b.cmp(a));
-            blocks = Blocks::with(lives, categories, Some(&|index| areas[index] > threshold));
+            let keeps = |index: usize| areas[index] > threshold || areas[index] == u128::MAX;
+            blocks = Blocks::with(lives, categories, Some(&keeps));
         }
         blocks.left_out_most = blocks.most_left_out(lives, events);
         blocks
@@ -269,5 +270,107 @@ impl Writer {
         column.append(&self.gaps);
         column.append(&self.durations);
         column
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use girih_trace::generate::{Training, training};
+
+    /// Reads a column as the page does.
+    struct Reader<'a>(&'a [u8]);
+
+    impl Reader<'_> {
+        fn int(&mut self) -> u64 {
+            let (mut value, mut shift) = (0, 0);
+            loop {
+                let (&byte, rest) = self.0.split_first().expect("it goes on");
+                self.0 = rest;
+                value |= u64::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte < 0x80 {
+                    return value;
+                }
+            }
+        }
+
+        fn signed(&mut self) -> i64 {
+            let value = self.int();
+            if value % 2 == 1 { -((value as i64 + 1) / 2) } else { value as i64 / 2 }
+        }
+    }
+
+    /// Slot, birth and death of every life, read back.
+    fn lives_of(blocks: &Blocks) -> Vec<(u32, u32, u32)> {
+        let mut reader = Reader(blocks.lives.bytes());
+        let (count, older) = (reader.int() as usize, reader.int() as usize);
+        assert_eq!((count, older), (blocks.kept.len(), blocks.older));
+        let mut follower = vec![None; blocks.slots.len()];
+        let (mut last, mut fresh) = (None, 0);
+        let slots: Vec<u32> = (0..count)
+            .map(|_| {
+                let guess = last.and_then(|last: u32| follower[last as usize]).unwrap_or(fresh);
+                let slot = match reader.int() {
+                    0 => guess,
+                    1 => fresh,
+                    code => code as u32 - 2,
+                };
+                fresh += u32::from(slot == fresh);
+                if let Some(last) = last {
+                    follower[last as usize] = Some(slot);
+                }
+                last = Some(slot);
+                slot
+            })
+            .collect();
+        let mut gaps = vec![1_i64; blocks.slots.len()];
+        let mut at = 0;
+        let births: Vec<u32> = (slots.iter())
+            .map(|&slot| {
+                gaps[slot as usize] += reader.signed();
+                at += gaps[slot as usize];
+                at as u32
+            })
+            .collect();
+        let mut durations = vec![0_i64; blocks.slots.len()];
+        (slots.into_iter().zip(births))
+            .map(|(slot, birth)| {
+                durations[slot as usize] += reader.signed();
+                let death = match durations[slot as usize] {
+                    0 => u32::MAX,
+                    lived => birth + lived as u32 - 1,
+                };
+                (slot, birth, death)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn lives_are_read_back_as_they_were_and_what_repeats_is_small() {
+        for (seed, budget) in [(1, usize::MAX), (2, usize::MAX), (3, 500)] {
+            let trace = training(&Training::default(), seed);
+            let lives = Lifetimes::of(&trace);
+            let categories = vec![Category::Other; lives.requests.len()];
+            let blocks = Blocks::of(&lives, &categories, trace.events.len(), &[], budget);
+            let read = lives_of(&blocks);
+            for (&(index, slot), read) in blocks.kept.iter().zip(read) {
+                let life = &lives.requests[index as usize];
+                assert_eq!(read, (slot, life.birth.0, life.death.0));
+                let is = blocks.slots[slot as usize];
+                assert_eq!((is.address, is.size), (life.address, life.size));
+            }
+            assert_eq!(budget == usize::MAX, blocks.left_out == 0);
+        }
+        // A hundred steps that are alike hardly take more than ten.
+        let bytes = |steps| {
+            let trace = training(&Training { steps, ..Training::default() }, 5);
+            let lives = Lifetimes::of(&trace);
+            let categories = vec![Category::Other; lives.requests.len()];
+            let blocks = Blocks::of(&lives, &categories, trace.events.len(), &[], usize::MAX);
+            deflated(blocks.lives.bytes()).len()
+        };
+        let (ten, hundred) = (bytes(10), bytes(100));
+        assert!(hundred < 2 * ten, "{ten} bytes of ten steps, {hundred} of a hundred");
     }
 }
