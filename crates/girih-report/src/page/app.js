@@ -42,12 +42,17 @@ class Page {
     drawNotes(this);
   }
 
-  /** When an event is, in words. */
+  /** When it is that one looks at, in words. */
   when(event) {
+    return `After ${this.what(event)}`;
+  }
+
+  /** An event with its step, its phase and its time. */
+  what(event) {
     const { marks, head } = this.data;
     const step = above(marks.steps, event) - 1;
     const phase = above(marks.phases.start, event) - 1;
-    const words = [`After event ${countText(event)}`];
+    const words = [`event ${countText(event)}`];
     if (step >= 0) words.push(`step ${step}`);
     const kind = phase >= 0 ? head.phases[marks.phases.kind[phase]] : "other";
     if (kind !== "other") words.push(kind);

@@ -180,12 +180,12 @@ class Instant {
       row("address", page.address(slots.offset[is])),
       row("stream", data.head.streams[slots.stream[is]] ?? "?"),
       row("pool", data.head.pools[slots.pool[is]] ?? "?"),
-      row("born", index < blocks.older ? "before the recording began" : page.when(blocks.birth[index])),
-      row("freed", blocks.death[index] === NEVER ? "never in this recording" : page.when(blocks.death[index])),
+      row("born", index < blocks.older ? "before the recording began" : `with ${page.what(blocks.birth[index])}`),
+      row("freed", blocks.death[index] === NEVER ? "never in this recording" : `with ${page.what(blocks.death[index])}`),
     ];
     const freed = blocks.freed.get(index);
     if (freed !== undefined && freed < NEVER) {
-      rows.push(row("let go of", `${page.when(freed)}, and held by a stream until it was freed`));
+      rows.push(row("let go of", `with ${page.what(freed)}, and held by a stream until it was freed`));
     }
     const table = make("table");
     fillTable(table, ["", ""], rows);

@@ -114,7 +114,8 @@ class Timeline {
     if (perPixel < 1) {
       const last = Math.min(events, Math.ceil(view.to));
       for (let at = Math.max(0, Math.floor(view.from)); at < last; at++) {
-        columns.push([this.x(at), this.x(at + 1), ...this.column(curve, at, at + 1)]);
+        // At whole pixels, so that areas have no seams.
+        columns.push([Math.round(this.x(at)), Math.round(this.x(at + 1)), ...this.column(curve, at, at + 1)]);
       }
       return columns;
     }
