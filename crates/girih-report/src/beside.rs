@@ -89,6 +89,8 @@ pub struct Copies {
     pub copy_us: f64,
     /// The copies, by beginning.
     pub copies: Vec<Copy>,
+    /// From when on which pass runs, in microseconds: `forward`, `backward` or `optimizer`.
+    pub passes: Vec<(f64, &'static str)>,
     /// When the operators wait, from and to, in microseconds.
     pub stalls: Vec<(f64, f64)>,
     /// What is on the GPU from when on: with copies.

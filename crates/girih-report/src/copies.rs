@@ -2,7 +2,7 @@
 //! is on the GPU meanwhile.
 
 use girih_swap::simulate::{Direction, Piece};
-use girih_swap::{Answer, Step};
+use girih_swap::{Answer, Pass, Step};
 
 use crate::beside::{Copies, Copy};
 
@@ -38,6 +38,7 @@ impl Copies {
             hidden_us: copy_us - exposed,
             copy_us,
             copies: copies(answer, step),
+            passes: passes(answer, step),
             stalls,
             gpu_bytes: thinned(&run.starts_us, &answer.schedule.held(step)),
             gpu_bytes_unswapped: thinned(&starts, &step.load),
@@ -68,6 +69,23 @@ fn copies(answer: &Answer, step: &Step) -> Vec<Copy> {
     let mut found: Vec<Copy> = found.into_iter().flatten().collect();
     found.sort_by(|a, b| a.from_us.total_cmp(&b.from_us));
     found.truncate(COPIES_MAX);
+    found
+}
+
+/// From when on which pass runs.
+fn passes(answer: &Answer, step: &Step) -> Vec<(f64, &'static str)> {
+    let mut found: Vec<(f64, &'static str)> = Vec::new();
+    for (&start, op) in answer.run.starts_us.iter().zip(&step.ops) {
+        let name = match op.pass {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::Optimizer => "optimizer",
+        };
+        if found.last().is_none_or(|&(_, last)| last != name) {
+            found.push((start, name));
+        }
+    }
+    found.truncate(POINTS_MAX);
     found
 }
 
@@ -129,6 +147,7 @@ mod tests {
         let waited: f64 = copies.stalls.iter().map(|(from, to)| to - from).sum();
         assert!((waited - copies.stall_us).abs() < 1.0, "{waited} {}", copies.stall_us);
         assert!(copies.hidden_us >= -1e-3 && copies.hidden_us <= copies.copy_us + 1e-3);
+        assert!(copies.passes.len() > 1 && copies.passes[0].1 == "forward", "{:?}", copies.passes);
         let most = copies.gpu_bytes.iter().map(|&(_, bytes)| bytes).max();
         assert_eq!(most, Some(copies.gpu_peak));
     }

@@ -12,7 +12,8 @@ class Page {
     this.sums = new Sums(data, this.lives, this.held);
     this.events = data.series.events;
     this.view = { from: 0, to: this.events };
-    this.event = data.figures.refused > 0 ? data.marks.refused.at(-1).event : data.figures.live_peak_event;
+    this.event =
+      data.figures.refused > 0 ? data.marks.refused.at(-1).event : data.figures.live_peak_event;
     this.highlighted = "";
     this.drawings = [];
     this.wants = { moving: false, still: false };
@@ -33,7 +34,8 @@ class Page {
     if (head.has_times) about.push(timeText(this.sums.time(this.events)));
     if (head.conf) about.push(head.conf);
     find("about").textContent = about.join(", ");
-    find("made").textContent = `Made by girih ${head.version}. This page loads nothing and sends nothing.`;
+    find("made").textContent =
+      `Made by girih ${head.version}. This page loads nothing and sends nothing.`;
     find("event").max = this.events - 1;
     drawTiles(this);
     drawAllocators(this);
@@ -75,7 +77,9 @@ class Page {
 
   /** The offset of an address; null if nothing was ever there. */
   offset(address) {
-    const lane = this.data.lanes.list.find((it) => it.address <= address && address < it.address + BigInt(it.size));
+    const lane = this.data.lanes.list.find(
+      (it) => it.address <= address && address < it.address + BigInt(it.size),
+    );
     return lane ? lane.offset + Number(address - lane.address) : null;
   }
 
@@ -84,8 +88,10 @@ class Page {
     const is = slot[index];
     const stack = slots.stack[is];
     const line = stack > 0 ? `, ${this.data.stacks.lines[stack - 1]}` : "";
-    return `${bytesText(slots.size[is])} at ${this.address(slots.offset[is])}, ` +
-      `${this.data.head.categories[slots.category[is]]}, from event ${countText(birth[index])}${line}`;
+    return (
+      `${bytesText(slots.size[is])} at ${this.address(slots.offset[is])}, ` +
+      `${this.data.head.categories[slots.category[is]]}, from event ${countText(birth[index])}${line}`
+    );
   }
 
   /** Chooses a block; goes to where it begins if that is asked for. */
@@ -153,14 +159,24 @@ class Page {
     document.querySelectorAll("[data-do]").forEach((button) => {
       button.addEventListener("click", () => this.act(button.dataset.do));
     });
-    find("event").addEventListener("change", () => this.setEvent(Number(find("event").value), true));
+    find("event").addEventListener("change", () =>
+      this.setEvent(Number(find("event").value), true),
+    );
     const keys = {
-      "+": "in", "=": "in", "-": "out", 0: "all", s: "step", p: "peak", "]": "next step", "[": "last step",
-      ArrowRight: "next", ArrowLeft: "last",
+      "+": "in",
+      "=": "in",
+      "-": "out",
+      0: "all",
+      s: "step",
+      p: "peak",
+      "]": "next step",
+      "[": "last step",
+      ArrowRight: "next",
+      ArrowLeft: "last",
     };
     document.addEventListener("keydown", (event) => {
-      const is_text = event.target.matches("input:not([type=checkbox])");
-      if (event.ctrlKey || event.metaKey || event.altKey || is_text) return;
+      const isText = event.target.matches("input:not([type=checkbox])");
+      if (event.ctrlKey || event.metaKey || event.altKey || isText) return;
       if (event.key === "/") find("words").focus();
       else if (event.shiftKey && event.key === "ArrowRight") this.act("right");
       else if (event.shiftKey && event.key === "ArrowLeft") this.act("left");
@@ -174,8 +190,8 @@ class Page {
       this.redraw();
     };
     // On paper everything is light, the canvases too, which have their colors painted in.
-    const print = (is_paper) => {
-      document.documentElement.classList.toggle("paper", is_paper);
+    const print = (isPaper) => {
+      document.documentElement.classList.toggle("paper", isPaper);
       repaint();
       while (this.wants.moving) this.draw();
     };
@@ -220,10 +236,12 @@ class Page {
   sayDetail() {
     const { from, to } = this.view;
     const perPixel = (to - from) / Math.max(1, this.timeline.width);
-    const events = `Events ${countText(Math.max(0, from))} to ${countText(to)} of ${countText(this.events)}`;
-    find("detail").textContent = perPixel > 1
-      ? `${events}; a column of pixels shows the least and the most of ${countText(Math.max(2, perPixel))} events.`
-      : `${events}; every event is drawn.`;
+    const shown = `Events ${countText(Math.max(0, from))} to ${countText(to)}`;
+    const events = `${shown} of ${countText(this.events)}`;
+    find("detail").textContent =
+      perPixel > 1
+        ? `${events}; a column of pixels shows the least and the most of ${countText(Math.max(2, perPixel))} events.`
+        : `${events}; every event is drawn.`;
   }
 }
 
@@ -242,7 +260,9 @@ async function open() {
 
 open().catch((error) => {
   troubles.push(String(error));
-  find("trouble").textContent = `This page cannot be drawn: ${error.message}. It needs a browser of 2023 or later.`;
+  find("trouble").textContent =
+    `This page cannot be drawn: ${error.message}. It needs a browser of 2023 or later.`;
   find("trouble").hidden = false;
-  if (location.hash === "#selftest") document.body.append(make("pre", { id: "selftest" }, JSON.stringify({ troubles })));
+  if (location.hash === "#selftest")
+    document.body.append(make("pre", { id: "selftest" }, JSON.stringify({ troubles })));
 });

@@ -226,7 +226,7 @@ function readCurves(bytes) {
   return curves;
 }
 
-/** Where another allocator has the blocks: offsets on lanes of its own, -1 for a block it has not. */
+/** Where another allocator has the blocks: offsets on lanes of its own, -1 for one it has not. */
 function readLayout(bytes, blocks) {
   const reader = new Reader(bytes);
   const lanes = readLanes(reader);
@@ -241,10 +241,19 @@ function readLayout(bytes, blocks) {
 
 /** Everything in the page. */
 async function readAll() {
-  const [head, series, held, blockBytes, marks, curves, stacks, layout, copies] = await Promise.all([
-    jsonSection("head"), section("series"), section("held"), section("blocks"), section("marks"),
-    section("curves"), jsonSection("stacks"), section("layout"), jsonSection("copies"),
-  ]);
+  const [head, series, held, blockBytes, marks, curves, stacks, layout, copies] = await Promise.all(
+    [
+      jsonSection("head"),
+      section("series"),
+      section("held"),
+      section("blocks"),
+      section("marks"),
+      section("curves"),
+      jsonSection("stacks"),
+      section("layout"),
+      jsonSection("copies"),
+    ],
+  );
   const reader = new Reader(held);
   const lanes = readLanes(reader);
   const runs = readRuns(reader);

@@ -24,14 +24,14 @@ class Flame {
     const kinds = data.head.categories.map(() => 0);
     const root = { name: "all", bytes: 0, count: 0, kind: -1, children: new Map() };
     const lines = new Map();
-    const has_stacks = data.stacks.stacks.length > 0;
+    const hasStacks = data.stacks.stacks.length > 0;
     lives.alive(event, (index) => {
       const is = slot[index];
       const bytes = slots.size[is];
       const kind = slots.category[is];
       kinds[kind] += bytes;
-      const line = this.line(is, index, has_stacks);
-      this.add(root, kind, slots.stack[is], bytes, has_stacks ? "" : line);
+      const line = this.line(is, index, hasStacks);
+      this.add(root, kind, slots.stack[is], bytes, hasStacks ? "" : line);
       const group = lines.get(line) || { bytes: 0, count: 0, largest: 0, most: -1, index };
       group.bytes += bytes;
       group.count++;
@@ -40,23 +40,28 @@ class Flame {
     });
     const total = page.sums.at(event)[0][1];
     this.leftOut(root, total);
-    find("who-about").textContent = `${page.when(event)}: ${bytesText(total)} requested by live blocks` +
-      (has_stacks ? ", by stack from the outermost call down." : ". No call stacks were recorded: blocks of one size are together.");
+    find("who-about").textContent =
+      `${page.when(event)}: ${bytesText(total)} requested by live blocks` +
+      (hasStacks
+        ? ", by stack from the outermost call down."
+        : ". No call stacks were recorded: blocks of one size are together.");
     this.drawShares(kinds, root.bytes);
     this.drawTree(root);
-    this.drawLines(lines, root.bytes, has_stacks);
+    this.drawLines(lines, root.bytes, hasStacks);
   }
 
-  /** The line that asked for a block; where no stacks were recorded, blocks of one size are together. */
-  line(is, index, has_stacks) {
+  /** The line that asked for a block; without stacks, blocks of one size are together. */
+  line(is, index, hasStacks) {
     const { data } = this.page;
     const { stack, size, category } = data.blocks.slots;
     if (stack[is] > 0) return data.stacks.lines[stack[is] - 1];
     if (index < data.blocks.older) return "before the recording began";
-    return has_stacks ? "backward (no Python frame)" : `${data.head.categories[category[is]]} of ${bytesText(size[is])}`;
+    return hasStacks
+      ? "backward (no Python frame)"
+      : `${data.head.categories[category[is]]} of ${bytesText(size[is])}`;
   }
 
-  /** Adds a block to the tree: its category, then its frames from the outermost, or what stands for them. */
+  /** Adds a block to the tree: its category, then its frames from the outermost. */
   add(root, kind, stack, bytes, instead) {
     const { categories } = this.page.data.head;
     root.bytes += bytes;
@@ -77,16 +82,16 @@ class Flame {
     return child;
   }
 
-  /** The frames of a stack from the outermost; only Python's where it has any, unless all are wanted. */
+  /** The frames of a stack from the outermost: Python's, where it has any and not all are wanted. */
   frames(stack) {
-    const wants_all = find("all-frames").checked;
+    const wantsAll = find("all-frames").checked;
     this.known ??= new Map();
-    const name = wants_all ? stack : -stack;
+    const name = wantsAll ? stack : -stack;
     if (!this.known.has(name)) {
       const { stacks } = this.page.data;
       const all = stacks.stacks[stack - 1].map((frame) => stacks.frames[frame]).reverse();
       const python = all.filter((frame) => /\.py:\d+ |^<.*>:\d+ /.test(frame));
-      this.known.set(name, wants_all || python.length === 0 ? all : python);
+      this.known.set(name, wantsAll || python.length === 0 ? all : python);
     }
     return this.known.get(name);
   }
@@ -96,14 +101,21 @@ class Flame {
     if (this.page.data.head.left_out > 0 && missing > 0) {
       root.bytes += missing;
       root.children.set("left out of this page", {
-        name: "left out of this page", bytes: missing, count: 0, kind: -1, children: new Map(),
+        name: "left out of this page",
+        bytes: missing,
+        count: 0,
+        kind: -1,
+        children: new Map(),
       });
     }
   }
 
   drawShares(kinds, total) {
     const { categories } = this.page.data.head;
-    const order = kinds.map((_, kind) => kind).filter((kind) => kinds[kind] > 0).sort((a, b) => kinds[b] - kinds[a]);
+    const order = kinds
+      .map((_, kind) => kind)
+      .filter((kind) => kinds[kind] > 0)
+      .sort((a, b) => kinds[b] - kinds[a]);
     const text = (kind) => `${categories[kind]} ${bytesText(kinds[kind])}`;
     const parts = order.map((kind) => {
       const part = make("span", { title: text(kind) }, text(kind));
@@ -133,17 +145,23 @@ class Flame {
       depth = Math.max(depth, level + 1);
       const share = percentText(node.bytes / Math.max(1, root.bytes));
       const text = `${node.name}: ${bytesText(node.bytes)}, ${share}`;
-      const is_dim = query && !node.name.toLowerCase().includes(query);
+      const isDim = query && !node.name.toLowerCase().includes(query);
       const button = make("button", {
-        type: "button", title: text, "aria-label": text, tabIndex: made.length === 0 ? 0 : -1,
-        class: node.kind < 0 ? "root" : is_dim ? "dim" : "",
+        type: "button",
+        title: text,
+        "aria-label": text,
+        tabIndex: made.length === 0 ? 0 : -1,
+        class: node.kind < 0 ? "root" : isDim ? "dim" : "",
       });
-      button.textContent = wide < 28 ? "" : level === 0 && node === root ? text : shortFrame(node.name);
-      button.style.left = `${left}px`;
-      button.style.width = `${Math.max(1, wide - 1)}px`;
+      button.textContent =
+        wide < 28 ? "" : level === 0 && node === root ? text : shortFrame(node.name);
+      button.style.left = `${(left / width) * 100}%`;
+      button.style.width = `calc(${(wide / width) * 100}% - 1px)`;
       button.style.top = `${level * LEVEL}px`;
       if (node.kind >= 0) {
-        button.style.background = `color-mix(in srgb, var(--c${node.kind}) ${100 - (level % 2) * 10}%, var(--paper))`;
+        const share = 100 - (level % 2) * 10;
+        const color = `var(--c${node.kind}) ${share}%`;
+        button.style.background = `color-mix(in srgb, ${color}, var(--paper))`;
       }
       button.addEventListener("click", () => {
         this.zoomed = path;
@@ -158,9 +176,9 @@ class Flame {
       }
     };
     place(top, 0, 0, this.zoomed);
-    const had_focus = box.contains(document.activeElement);
+    const hadFocus = box.contains(document.activeElement);
     box.replaceChildren(...made);
-    if (had_focus) made[0]?.focus();
+    if (hadFocus) made[0]?.focus();
     box.style.height = `${depth * LEVEL}px`;
   }
 
@@ -170,7 +188,8 @@ class Flame {
     const all = [...find("flame").children];
     const beside = all.filter((it) => it.level === from.level);
     const at = beside.indexOf(from);
-    const holds = (outer, inner) => outer.left <= inner.left + 0.01 && inner.left < outer.left + outer.wide;
+    const holds = (outer, inner) =>
+      outer.left <= inner.left + 0.01 && inner.left < outer.left + outer.wide;
     const to = {
       ArrowRight: () => beside[at + 1],
       ArrowLeft: () => beside[at - 1],
@@ -183,18 +202,37 @@ class Flame {
     event.stopPropagation();
   }
 
-  drawLines(lines, total, has_stacks) {
+  drawLines(lines, total, hasStacks) {
     const { page } = this;
     const sorted = [...lines].sort((a, b) => b[1].bytes - a[1].bytes || (a[0] < b[0] ? -1 : 1));
     const rows = sorted.slice(0, LARGEST).map(([line, group]) => {
-      const link = make("button", { type: "button", class: "link", title: "Show its largest block" }, line);
+      const link = make(
+        "button",
+        { type: "button", class: "link", title: "Show its largest block" },
+        line,
+      );
       link.addEventListener("click", () => page.show(group.index));
       return [
-        link, bytesText(group.bytes), percentText(group.bytes / Math.max(1, total)), countText(group.count),
-        bytesText(group.largest), page.data.head.categories[group.kind] ?? "",
+        link,
+        bytesText(group.bytes),
+        percentText(group.bytes / Math.max(1, total)),
+        countText(group.count),
+        bytesText(group.largest),
+        page.data.head.categories[group.kind] ?? "",
       ];
     });
-    fillTable(find("largest"), [[has_stacks ? "line" : "blocks of one size", "place"], ["alive", "n"], ["share", "n"], ["blocks", "n"], ["largest", "n"], "for"], rows);
+    fillTable(
+      find("largest"),
+      [
+        [hasStacks ? "line" : "blocks of one size", "place"],
+        ["alive", "n"],
+        ["share", "n"],
+        ["blocks", "n"],
+        ["largest", "n"],
+        "for",
+      ],
+      rows,
+    );
     this.lines = sorted;
   }
 }

@@ -30,7 +30,11 @@ class Instant {
     if (!layout) return;
     const names = ["recorded", head.layout];
     const buttons = names.map((name) => {
-      const button = make("button", { type: "button", "aria-pressed": String(name === "recorded") }, name);
+      const button = make(
+        "button",
+        { type: "button", "aria-pressed": String(name === "recorded") },
+        name,
+      );
       button.addEventListener("click", () => {
         this.layout = name;
         buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
@@ -46,28 +50,41 @@ class Instant {
   look() {
     const { data, event, lives, held, heldThere } = this.page;
     const { slots, slot } = data.blocks;
-    const is_other = this.layout !== "recorded";
-    const there = is_other ? data.layout : data;
+    const isOther = this.layout !== "recorded";
+    const there = isOther ? data.layout : data;
     const pieces = [];
-    (is_other ? heldThere : held).alive(event, (i) => {
+    (isOther ? heldThere : held).alive(event, (i) => {
       const { offset, size, stream, pool, flags } = there.runs;
-      pieces.push({ offset: offset[i], size: size[i], stream: stream[i], pool: pool[i], flags: flags[i] & 1 });
+      pieces.push({
+        offset: offset[i],
+        size: size[i],
+        stream: stream[i],
+        pool: pool[i],
+        flags: flags[i] & 1,
+      });
     });
     pieces.sort((a, b) => a.offset - b.offset);
     const segments = [];
     for (const piece of pieces) {
       const last = segments.at(-1);
-      const is_same = last && last.stream === piece.stream && last.pool === piece.pool;
+      const isSame = last && last.stream === piece.stream && last.pool === piece.pool;
       // Pages of an expandable segment that touch are one piece.
-      if (is_same && last.flags && piece.flags && last.offset + last.size === piece.offset) last.size += piece.size;
+      if (isSame && last.flags && piece.flags && last.offset + last.size === piece.offset)
+        last.size += piece.size;
       else segments.push({ ...piece });
     }
     const blocks = [];
     lives.alive(event, (index) => {
       const is = slot[index];
-      const offset = is_other ? data.layout.offset[index] : slots.offset[is];
+      const offset = isOther ? data.layout.offset[index] : slots.offset[is];
       if (offset >= 0) {
-        blocks.push({ index, offset, size: slots.granted[is], requested: slots.size[is], kind: slots.category[is] });
+        blocks.push({
+          index,
+          offset,
+          size: slots.granted[is],
+          requested: slots.size[is],
+          kind: slots.category[is],
+        });
       }
     });
     blocks.sort((a, b) => a.offset - b.offset);
@@ -82,7 +99,10 @@ class Instant {
     const width = this.canvas.parentElement.clientWidth;
     // A pixel between segments shows where one ends.
     const gap = segments.length > 400 ? 0 : 2;
-    const perLine = Math.max(1, bytes / Math.min(LINES_MAX, Math.max(1, Math.ceil(segments.length / 3), 6)));
+    const perLine = Math.max(
+      1,
+      bytes / Math.min(LINES_MAX, Math.max(1, Math.ceil(segments.length / 3), 6)),
+    );
     const scale = width / perLine;
     let x = 0;
     for (const segment of segments) {
@@ -132,7 +152,9 @@ class Instant {
   hit(x, y) {
     if (!this.seen || !this.seen.width) return null;
     const at = Math.floor(y / (LINE + 3)) * this.seen.width + x;
-    return this.seen.blocks.find((block) => block.x <= at && at < block.x + Math.max(1, block.wide));
+    return this.seen.blocks.find(
+      (block) => block.x <= at && at < block.x + Math.max(1, block.wide),
+    );
   }
 
   choose(index) {
@@ -157,8 +179,13 @@ class Instant {
       of.push(`${bytesText(missing)} are in blocks that are left out of this page.`);
     }
     if (this.layout !== "recorded") {
-      of.push(`As the allocator ${data.head.layout} would have placed them, each freed when that was asked for.`);
-      if (missing > 0) of.push(`${bytesText(missing)} have no place there: they are older than the recording, or left out.`);
+      of.push(
+        `As the allocator ${data.head.layout} would have placed them, each freed when that was asked for.`,
+      );
+      if (missing > 0)
+        of.push(
+          `${bytesText(missing)} have no place there: they are older than the recording, or left out.`,
+        );
     }
     of.push("Click a block to see who asked for it.");
     find("places-about").textContent = of.join(" ");
@@ -180,19 +207,35 @@ class Instant {
       row("address", page.address(slots.offset[is])),
       row("stream", data.head.streams[slots.stream[is]] ?? "?"),
       row("pool", data.head.pools[slots.pool[is]] ?? "?"),
-      row("born", index < blocks.older ? "before the recording began" : `with ${page.what(blocks.birth[index])}`),
-      row("freed", blocks.death[index] === NEVER ? "never in this recording" : `with ${page.what(blocks.death[index])}`),
+      row(
+        "born",
+        index < blocks.older
+          ? "before the recording began"
+          : `with ${page.what(blocks.birth[index])}`,
+      ),
+      row(
+        "freed",
+        blocks.death[index] === NEVER
+          ? "never in this recording"
+          : `with ${page.what(blocks.death[index])}`,
+      ),
     ];
     const freed = blocks.freed.get(index);
     if (freed !== undefined && freed < NEVER) {
-      rows.push(row("let go of", `with ${page.what(freed)}, and held by a stream until it was freed`));
+      rows.push(
+        row("let go of", `with ${page.what(freed)}, and held by a stream until it was freed`),
+      );
     }
     const table = make("table");
     fillTable(table, ["", ""], rows);
     table.tHead.remove();
     const parts = [
-      make("h3", {}, `${bytesText(slots.size[is])} (${countText(slots.size[is])} bytes), ` +
-        `${data.head.categories[slots.category[is]]}`),
+      make(
+        "h3",
+        {},
+        `${bytesText(slots.size[is])} (${countText(slots.size[is])} bytes), ` +
+          `${data.head.categories[slots.category[is]]}`,
+      ),
       table,
     ];
     const stack = slots.stack[is];
@@ -214,7 +257,8 @@ function covering(segments, blocks) {
     const segment = segments[at];
     if (segment && segment.offset <= block.offset) continue;
     if (last && last.offset + last.size === block.offset) last.size += block.size;
-    else all.push((last = { offset: block.offset, size: block.size, stream: 0, pool: 0, flags: 0 }));
+    else
+      all.push((last = { offset: block.offset, size: block.size, stream: 0, pool: 0, flags: 0 }));
   }
   return all.length === segments.length ? all : all.sort((a, b) => a.offset - b.offset);
 }

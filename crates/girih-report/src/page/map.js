@@ -1,6 +1,6 @@
 // The map: addresses over time. What is held is a shade, what blocks have is the color of what they
-// are for. It is painted in tiles of 256 columns, at a level of detail for each power of two of events
-// in a column, and a tile once painted is kept: panning moves pictures.
+// are for. It is painted in tiles of 256 columns, at a level of detail for each power of two of
+// events // in a column, and a tile once painted is kept: panning moves pictures.
 
 const TILE = 256;
 const TILES_KEPT = 160;
@@ -17,7 +17,7 @@ class MemoryMap {
     this.tiles.clear();
   }
 
-  /** Draws what is in view. Paints tiles that lack for at most `budget` milliseconds; true if some are left. */
+  /** Draws what is in view. Paints tiles for at most `budget` milliseconds; true if some lack. */
   draw(budget) {
     const { pen, width, height } = fitted(this.canvas);
     const { view } = this.page;
@@ -29,25 +29,29 @@ class MemoryMap {
     const level = Math.max(0, Math.round(Math.log2(perPixel)));
     const span = TILE * 2 ** level;
     const began = performance.now();
-    let is_short = false;
+    let isShort = false;
     pen.imageSmoothingEnabled = false;
     const first = Math.max(0, Math.floor(view.from / span));
-    const last = Math.min(Math.ceil(this.page.data.series.events / span), Math.ceil(view.to / span));
+    const last = Math.min(
+      Math.ceil(this.page.data.series.events / span),
+      Math.ceil(view.to / span),
+    );
     for (let index = first; index < last; index++) {
       let tile = this.tiles.get(`${level}/${index}`);
-      if (!tile && (performance.now() - began < budget || index === first)) tile = this.paint(level, index);
+      if (!tile && (performance.now() - began < budget || index === first))
+        tile = this.paint(level, index);
       const x = (event) => ((event - view.from) / (view.to - view.from)) * width;
       if (tile) {
         pen.drawImage(tile, x(index * span), 0, x((index + 1) * span) - x(index * span), height);
       } else {
-        is_short = true;
+        isShort = true;
         this.drawCoarser(pen, level, index, x, height);
       }
     }
     const at = ((this.page.event + 0.5 - view.from) / (view.to - view.from)) * width;
     pen.fillStyle = styles.color("ink");
     if (at >= 0 && at <= width) pen.fillRect(Math.round(at), 0, 1, height);
-    return is_short;
+    return isShort;
   }
 
   /** Draws the part of a coarser tile that stands where one lacks. */
@@ -58,7 +62,17 @@ class MemoryMap {
       if (!tile) continue;
       const wide = TILE / 2 ** up;
       const from = (index - ((index >> up) << up)) * wide;
-      pen.drawImage(tile, from, 0, wide, this.rows, x(index * span), 0, x((index + 1) * span) - x(index * span), height);
+      pen.drawImage(
+        tile,
+        from,
+        0,
+        wide,
+        this.rows,
+        x(index * span),
+        0,
+        x((index + 1) * span) - x(index * span),
+        height,
+      );
       return;
     }
   }
@@ -133,7 +147,8 @@ class MemoryMap {
         const at = (row * TILE + column) * 4;
         for (let part = 0; part < 3; part++) {
           let value = shade[part] * idle + paper[part] * Math.max(0, 1 - idle - used * fit);
-          for (let kind = 0; kind < kinds; kind++) value += colors[kind][part] * Math.max(0, now[kind]) * fit;
+          for (let kind = 0; kind < kinds; kind++)
+            value += colors[kind][part] * Math.max(0, now[kind]) * fit;
           image.data[at + part] = value;
         }
         image.data[at + 3] = 255;

@@ -14,15 +14,34 @@ const CAUSES = [
 
 function drawTiles(page) {
   const { figures } = page.data;
-  const tile = (name, value, below) => make("div", {}, make("dt", {}, name), make("dd", {}, value), make("dd", {}, below));
+  const tile = (name, value, below) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value), make("dd", {}, below));
   const unused = figures.reserved_peak - figures.lower_bound;
   find("tiles").replaceChildren(
-    tile("requested at most", bytesText(figures.live_peak), `after event ${countText(figures.live_peak_event)}`),
-    tile("reserved at most", bytesText(figures.reserved_peak), `after event ${countText(figures.reserved_peak_event)}`),
+    tile(
+      "requested at most",
+      bytesText(figures.live_peak),
+      `after event ${countText(figures.live_peak_event)}`,
+    ),
+    tile(
+      "reserved at most",
+      bytesText(figures.reserved_peak),
+      `after event ${countText(figures.reserved_peak_event)}`,
+    ),
     tile("lower bound", bytesText(figures.lower_bound), "no allocator can reserve less"),
-    tile("above the bound", bytesText(unused), figures.reserved_peak > 0 ? `${percentText(unused / figures.reserved_peak)} of what was reserved` : ""),
+    tile(
+      "above the bound",
+      bytesText(unused),
+      figures.reserved_peak > 0
+        ? `${percentText(unused / figures.reserved_peak)} of what was reserved`
+        : "",
+    ),
     tile("steps", countText(figures.steps), `${countText(figures.requests)} requests`),
-    tile("refused", countText(figures.refused), figures.refused === 0 ? "never out of memory" : "requests, out of memory"),
+    tile(
+      "refused",
+      countText(figures.refused),
+      figures.refused === 0 ? "never out of memory" : "requests, out of memory",
+    ),
   );
 }
 
@@ -30,16 +49,45 @@ function drawAllocators(page) {
   const { figures } = page.data;
   if (figures.allocators.length === 0) return;
   find("allocators").hidden = false;
-  const row = (name, allocated, reserved, efficiency, above) => [
-    name, bytesText(allocated), bytesText(reserved), efficiency === null ? "stopped" : percentText(efficiency), above,
+  const row = (name, allocated, reserved, efficiency, over) => [
+    name,
+    bytesText(allocated),
+    bytesText(reserved),
+    efficiency === null ? "stopped" : percentText(efficiency),
+    over,
   ];
   const rows = figures.allocators.map((of, i) => {
     const name = make("span", { title: of.about }, key(`a${i % 7}`), of.name);
-    return row(name, of.allocated_peak, of.reserved_peak, of.efficiency, bytesText(Math.max(0, of.reserved_peak - figures.lower_bound)));
+    return row(
+      name,
+      of.allocated_peak,
+      of.reserved_peak,
+      of.efficiency,
+      bytesText(Math.max(0, of.reserved_peak - figures.lower_bound)),
+    );
   });
   rows.push(row("lower bound", figures.lower_bound, figures.lower_bound, 1, "0 B"));
-  fillTable(find("allocator-table"), ["allocator", ["allocated", "n"], ["reserved", "n"], ["efficiency", "n"], ["above the bound", "n"]], rows);
-  const most = Math.max(1, ...figures.allocators.map((of) => of.waste.reduce((sum, { bytes }) => sum + bytes, 0)));
+  fillTable(
+    find("allocator-table"),
+    [
+      "allocator",
+      ["allocated", "n"],
+      ["reserved", "n"],
+      ["efficiency", "n"],
+      ["above the bound", "n"],
+    ],
+    rows,
+  );
+  find("allocators-legend").replaceChildren(
+    ...figures.allocators.map((of, i) => make("span", {}, key(`a${i % 7}`), of.name)),
+    make("span", {}, key("active"), "requested"),
+    make("span", {}, key("bound"), "lower bound so far"),
+  );
+  page.drawings.push(() => drawReserved(page));
+  const most = Math.max(
+    1,
+    ...figures.allocators.map((of) => of.waste.reduce((sum, { bytes }) => sum + bytes, 0)),
+  );
   find("waste").replaceChildren(
     ...figures.allocators.map((of) => {
       const total = of.waste.reduce((sum, { bytes }) => sum + bytes, 0);
@@ -56,10 +104,64 @@ function drawAllocators(page) {
         bar.append(part);
       });
       bar.setAttribute("aria-label", `${of.name}: ${said.join(", ") || "no waste"}`);
-      return make("div", { class: "waste-row" }, make("span", {}, of.name), bar, make("span", { class: "n" }, bytesText(total)));
+      return make(
+        "div",
+        { class: "waste-row" },
+        make("span", {}, of.name),
+        bar,
+        make("span", { class: "n" }, bytesText(total)),
+      );
     }),
   );
-  find("waste-legend").replaceChildren(...CAUSES.map(([, about], i) => make("span", {}, key(`w${i}`), about)));
+  find("waste-legend").replaceChildren(
+    ...CAUSES.map(([, about], i) => make("span", {}, key(`w${i}`), about)),
+  );
+}
+
+/** What each allocator would have reserved, one over the other, over what was requested. */
+function drawReserved(page) {
+  const { figures } = page.data;
+  const { events } = page.data.series;
+  const { pen, width, height } = fitted(find("allocators-chart"));
+  const most =
+    Math.max(1, figures.live_peak, ...figures.allocators.map((of) => of.reserved_peak)) * 1.04;
+  const y = (bytes) => height - 1 - (bytes / most) * (height - 6);
+  const columns = Math.round(width);
+  const edge = (column) => Math.floor((column / columns) * events);
+  const { timeline } = page;
+  pen.font = FONT;
+  pen.fillStyle = styles.color("active");
+  pen.globalAlpha = 0.35;
+  const range = (curve, column) =>
+    timeline.column(curve, edge(column), Math.max(edge(column) + 1, edge(column + 1)));
+  for (let x = 0; x < columns; x++) {
+    const [, high] = range({ name: "requested" }, x);
+    pen.fillRect(x, y(high), 1, height - y(high));
+  }
+  pen.globalAlpha = 1;
+  const line = (curve, color, dash) => {
+    pen.strokeStyle = styles.color(color);
+    pen.lineWidth = 1.4;
+    pen.setLineDash(dash);
+    pen.beginPath();
+    let last = NaN;
+    for (let x = 0; x <= columns; x++) {
+      const [, high] = range(curve, Math.min(x, columns - 1));
+      if (high === last && x < columns) continue;
+      if (x > 0) pen.lineTo(x, y(last));
+      pen.lineTo(x, y(high));
+      last = high;
+    }
+    pen.stroke();
+    pen.setLineDash([]);
+  };
+  line({ name: "bound" }, "bound", [5, 3]);
+  figures.allocators.forEach((_, i) =>
+    line({ name: "", curve: page.data.curves[i] }, `a${i % 7}`, []),
+  );
+  pen.fillStyle = styles.color("quiet");
+  pen.textBaseline = "bottom";
+  for (const bytes of byteSteps(most, 4)) timeline.label(pen, bytesText(bytes), 4, y(bytes) - 1);
 }
 
 function drawCopies(page) {
@@ -67,17 +169,25 @@ function drawCopies(page) {
   if (!copies) return;
   find("copies").hidden = false;
   const hidden = copies.copy_us > 0 ? copies.hidden_us / copies.copy_us : 1;
-  find("copies-about").textContent = copies.copies.length === 0
-    ? `Step ${copies.step} has ${bytesText(copies.gpu_peak)} on the GPU at most` +
-      (copies.fits ? `: with ${bytesText(copies.gpu_budget)} nothing has to go to the host.` : ", and nothing can go to the host.")
-    : `Step ${copies.step} with at most ${bytesText(copies.gpu_budget)} on the GPU, scheduled by ${copies.method}` +
-    `${copies.fits ? "" : " (it does not fit)"}: ${bytesText(copies.bytes_out)} go to the host and come back in ` +
-    `${countText(copies.copies.length)} copies. ${percentText(hidden)} of their time is hidden behind operators; the step takes ` +
-    `${timeText(copies.step_us_swapped)} instead of ${timeText(copies.step_us)}, of which it waits ${timeText(copies.stall_us)}. ` +
-    copies.assumed.map((it) => `Assumed: ${it}.`).join(" ");
+  find("copies-about").textContent =
+    copies.copies.length === 0
+      ? `Step ${copies.step} has ${bytesText(copies.gpu_peak)} on the GPU at most` +
+        (copies.fits
+          ? `: with ${bytesText(copies.gpu_budget)} nothing has to go to the host.`
+          : ", and nothing can go to the host.")
+      : `Step ${copies.step} with at most ${bytesText(copies.gpu_budget)} on the GPU, scheduled by ${copies.method}` +
+        `${copies.fits ? "" : " (it does not fit)"}: ${bytesText(copies.bytes_out)} go to the host and come back in ` +
+        `${countText(copies.copies.length)} copies. ${percentText(hidden)} of their time is hidden behind operators; the step takes ` +
+        `${timeText(copies.step_us_swapped)} instead of ${timeText(copies.step_us)}, of which it waits ${timeText(copies.stall_us)}. ` +
+        copies.assumed.map((it) => `Assumed: ${it}.`).join(" ");
   find("copies-legend").replaceChildren(
-    make("span", {}, key("c0"), "to the host"), make("span", {}, key("c3"), "back"), make("span", {}, key("alarm"), "waiting"),
-    make("span", {}, key("held"), "operators run"), make("span", {}, key("requested"), "on the GPU"),
+    make("span", {}, key("c0"), "forward"),
+    make("span", {}, key("c1"), "backward"),
+    make("span", {}, key("c2"), "optimizer"),
+    make("span", {}, key("alarm"), "waiting"),
+    make("span", {}, key("c4"), "to the host"),
+    make("span", {}, key("c3"), "back"),
+    make("span", {}, key("requested"), "on the GPU"),
     make("span", {}, key("reserved"), "without copies"),
   );
   const canvas = find("copies-chart");
@@ -87,14 +197,23 @@ function drawCopies(page) {
     const x = (us) => (us / until) * width;
     pen.font = FONT;
     pen.textBaseline = "middle";
-    const lanes = [["operators", 0], ["out", 1], ["in", 2]];
+    const lanes = [
+      ["operators", 0],
+      ["out", 1],
+      ["in", 2],
+    ];
     const box = (lane, from, to, color) => {
       pen.fillStyle = styles.color(color);
       pen.fillRect(x(from), lane * 20 + 2, Math.max(0.6, x(to) - x(from)), 15);
     };
-    box(0, 0, copies.step_us_swapped, "held");
+    const passColors = { forward: "c0", backward: "c1", optimizer: "c2" };
+    copies.passes.forEach(([from, pass], i) => {
+      box(0, from, copies.passes[i + 1]?.[0] ?? copies.step_us_swapped, passColors[pass]);
+    });
     copies.stalls.forEach(([from, to]) => box(0, from, to, "alarm"));
-    copies.copies.forEach((copy) => box(copy.is_out ? 1 : 2, copy.from_us, copy.to_us, copy.is_out ? "c0" : "c3"));
+    copies.copies.forEach((copy) =>
+      box(copy.is_out ? 1 : 2, copy.from_us, copy.to_us, copy.is_out ? "c4" : "c3"),
+    );
     const [top, bottom] = [72, height - 18];
     const most = Math.max(copies.gpu_peak_unswapped, copies.gpu_budget, copies.gpu_peak) * 1.05;
     const y = (bytes) => bottom - (bytes / most) * (bottom - top);
@@ -112,7 +231,14 @@ function drawCopies(page) {
     };
     line(copies.gpu_bytes_unswapped, "reserved", []);
     line(copies.gpu_bytes, "requested", []);
-    line([[0, copies.gpu_budget], [until, copies.gpu_budget]], "bound", [5, 3]);
+    line(
+      [
+        [0, copies.gpu_budget],
+        [until, copies.gpu_budget],
+      ],
+      "bound",
+      [5, 3],
+    );
     pen.fillStyle = styles.color("quiet");
     pen.textBaseline = "bottom";
     page.timeline.label(pen, `budget ${bytesText(copies.gpu_budget)}`, 4, y(copies.gpu_budget) - 2);
@@ -126,10 +252,19 @@ function drawCopies(page) {
     });
   };
   canvas.addEventListener("pointermove", (event) => {
-    const us = (event.offsetX / canvas.clientWidth) * Math.max(copies.step_us_swapped, copies.step_us);
+    const us =
+      (event.offsetX / canvas.clientWidth) * Math.max(copies.step_us_swapped, copies.step_us);
     const going = copies.copies.filter((copy) => copy.from_us <= us && us < copy.to_us);
-    find("copies-tip").textContent = `${timeText(us)}: ` +
-      (going.map((copy) => `${bytesText(copy.bytes)} (request ${countText(copy.request)}) ${copy.is_out ? "to the host" : "back"}`).join(", ") || "no copy");
+    const isWait = copies.stalls.some(([from, to]) => from <= us && us < to);
+    const pass = copies.passes.filter(([from]) => from <= us).at(-1)?.[1] ?? "";
+    find("copies-tip").textContent =
+      `${timeText(us)}, ${isWait ? "waiting" : pass}: ` +
+      (going
+        .map(
+          (copy) =>
+            `${bytesText(copy.bytes)} (request ${countText(copy.request)}) ${copy.is_out ? "to the host" : "back"}`,
+        )
+        .join(", ") || "no copy");
   });
   page.drawings.push(draw);
 }
@@ -146,8 +281,10 @@ function drawAgainst(page) {
     `(${signed(change)}); reserved ${bytesText(figures.reserved_peak)} and ${bytesText(other.reserved_peak)}. ` +
     "Both runs are drawn to the same width, by the share of their events.";
   find("against-legend").replaceChildren(
-    make("span", {}, key("requested"), `requested, ${figures.name}`), make("span", {}, key("reserved"), `reserved, ${figures.name}`),
-    make("span", {}, key("c1"), `requested, ${other.name}`), make("span", {}, key("c4"), `reserved, ${other.name}`),
+    make("span", {}, key("requested"), `requested, ${figures.name}`),
+    make("span", {}, key("reserved"), `reserved, ${figures.name}`),
+    make("span", {}, key("c1"), `requested, ${other.name}`),
+    make("span", {}, key("c4"), `reserved, ${other.name}`),
   );
   page.drawings.push(() => {
     const { pen, width, height } = fitted(find("against-chart"));
@@ -173,13 +310,22 @@ function drawAgainst(page) {
     line("requested", ...own("requested"));
     pen.fillStyle = styles.color("quiet");
     pen.textBaseline = "bottom";
-    for (const bytes of byteSteps(most, 4)) page.timeline.label(pen, bytesText(bytes), 4, y(bytes) - 1);
+    for (const bytes of byteSteps(most, 4))
+      page.timeline.label(pen, bytesText(bytes), 4, y(bytes) - 1);
   });
   const side = (bytes, count) => `${bytesText(bytes)} in ${countText(count)}`;
   const rows = other.differences.map((of) => [
-    of.where, signed(of.bytes_after - of.bytes_before), side(of.bytes_before, of.count_before), side(of.bytes_after, of.count_after), of.category,
+    of.where,
+    signed(of.bytes_after - of.bytes_before),
+    side(of.bytes_before, of.count_before),
+    side(of.bytes_after, of.count_after),
+    of.category,
   ]);
-  fillTable(find("against-table"), [["line", "place"], ["change", "n"], [other.name, "n"], [figures.name, "n"], "for"], rows);
+  fillTable(
+    find("against-table"),
+    [["line", "place"], ["change", "n"], [other.name, "n"], [figures.name, "n"], "for"],
+    rows,
+  );
 }
 
 function drawNotes(page) {
@@ -190,7 +336,9 @@ function drawNotes(page) {
     series.width === 1
       ? "The curves have every event."
       : `The curves have the least and the most of every ${countText(series.width)} events` +
-        (head.left_out === 0 ? "; zoomed in, they are added up from the blocks, event by event." : "."),
+        (head.left_out === 0
+          ? "; zoomed in, they are added up from the blocks, event by event."
+          : "."),
     head.left_out === 0
       ? `All ${countText(blocks.count)} blocks are in this page.`
       : `${countText(head.left_out)} of ${countText(blocks.count + head.left_out)} blocks are left out, to keep the file small: ` +
@@ -199,5 +347,7 @@ function drawNotes(page) {
     "On the map a cell is the average of its addresses and events.",
   ];
   if (!head.phases_shown) said.push("There are too many phases to show.");
-  find("notes-list").replaceChildren(...[...said, ...figures.warnings].map((text) => make("li", {}, text)));
+  find("notes-list").replaceChildren(
+    ...[...said, ...figures.warnings].map((text) => make("li", {}, text)),
+  );
 }

@@ -12,8 +12,8 @@ function above(array, value, from = 0, to = array.length) {
 }
 
 /**
- * Lives in order of birth. Over them stands a pyramid of the latest death among sixteen below, so that
- * whole stretches of lives that are over are passed by.
+ * Lives in order of birth. Over them stands a pyramid of the latest death among sixteen below, so
+ * that whole stretches of lives that are over are passed by.
  */
 class Lives {
   constructor(birth, death) {
@@ -74,8 +74,8 @@ class Pyramid {
     let [low, high] = [Infinity, -Infinity];
     for (let level = 0; from < to; level++) {
       const array = this.levels[level];
-      const is_last = level + 1 === this.levels.length;
-      while (from < to && (is_last || from % 4 !== 0)) {
+      const isLast = level + 1 === this.levels.length;
+      while (from < to && (isLast || from % 4 !== 0)) {
         low = Math.min(low, array.low[from]);
         high = Math.max(high, array.high[from++]);
       }
@@ -107,7 +107,7 @@ class Sums {
     let most = 0;
     for (let i = 0; i < active.length; i++) bound[i] = most = Math.max(most, active[i]);
     this.bound = bound;
-    this.is_exact = data.head.left_out === 0 || data.series.width === 1;
+    this.isExact = data.head.left_out === 0 || data.series.width === 1;
     this.stretch = null;
   }
 
@@ -128,7 +128,7 @@ class Sums {
     const { width, events } = this.series;
     from = Math.max(0, Math.floor(from));
     to = Math.min(events, Math.ceil(to));
-    if (width === 1 || !this.is_exact || to - from > 60000) return;
+    if (width === 1 || !this.isExact || to - from > 60000) return;
     const has = this.stretch;
     if (has && has.from <= from && to <= has.to) return;
     [from, to] = [Math.max(0, from - (to - from)), Math.min(events, to + (to - from))];

@@ -35,7 +35,8 @@ class Search {
 
   look() {
     const query = this.words.value.trim().toLowerCase();
-    this.page.highlighted = query.length > 1 && !/^(step|event)?\s*\d+$|^0x/.test(query) ? query : "";
+    this.page.highlighted =
+      query.length > 1 && !/^(step|event)?\s*\d+$|^0x/.test(query) ? query : "";
     this.page.redraw();
     this.found.hidden = query === "";
     if (query === "") return;
@@ -48,7 +49,10 @@ class Search {
       });
       return button;
     });
-    if (answers.length > FOUND_MAX) shown.push(make("p", { class: "quiet" }, `and ${countText(answers.length - FOUND_MAX)} more`));
+    if (answers.length > FOUND_MAX)
+      shown.push(
+        make("p", { class: "quiet" }, `and ${countText(answers.length - FOUND_MAX)} more`),
+      );
     if (shown.length === 0) shown.push(make("p", { class: "quiet" }, "Nothing has that in it."));
     this.found.replaceChildren(...shown);
   }
@@ -62,7 +66,10 @@ class Search {
     const answers = [];
     for (const [line, group] of page.flame.lines) {
       if (!line.toLowerCase().includes(query)) continue;
-      answers.push({ text: `${line}: ${bytesText(group.bytes)} alive at this instant`, go: () => page.show(group.index) });
+      answers.push({
+        text: `${line}: ${bytesText(group.bytes)} alive at this instant`,
+        go: () => page.show(group.index),
+      });
     }
     const { stacks } = data;
     const frames = new Set();
@@ -70,27 +77,36 @@ class Search {
     const has = stacks.stacks.map((stack) => stack.some((frame) => frames.has(frame)));
     if (has.includes(true)) {
       // Of the blocks that such a stack asked for, the largest, whenever it was.
-      const best = this.largest((is) => data.blocks.slots.stack[is] > 0 && has[data.blocks.slots.stack[is] - 1]);
+      const best = this.largest(
+        (is) => data.blocks.slots.stack[is] > 0 && has[data.blocks.slots.stack[is] - 1],
+      );
       if (best >= 0) {
         const size = bytesText(data.blocks.slots.size[data.blocks.slot[best]]);
-        answers.push({ text: `the largest block with it in its stack: ${size}`, go: () => page.show(best, true) });
+        answers.push({
+          text: `the largest block with it in its stack: ${size}`,
+          go: () => page.show(best, true),
+        });
       }
     }
     const kind = data.head.categories.findIndex((name) => name.startsWith(query));
     const best = kind < 0 ? -1 : this.largest((is) => data.blocks.slots.category[is] === kind);
     if (best >= 0) {
       const size = bytesText(data.blocks.slots.size[data.blocks.slot[best]]);
-      answers.push({ text: `the largest block of ${data.head.categories[kind]}: ${size}`, go: () => page.show(best, true) });
+      answers.push({
+        text: `the largest block of ${data.head.categories[kind]}: ${size}`,
+        go: () => page.show(best, true),
+      });
     }
     return answers;
   }
 
   largest(wants) {
     const { slot, slots } = this.page.data.blocks;
-    const is_wanted = Array.from({ length: slots.count }, (_, is) => wants(is));
+    const isWanted = Array.from({ length: slots.count }, (_, is) => wants(is));
     let best = -1;
     for (let i = 0; i < slot.length; i++) {
-      if (is_wanted[slot[i]] && (best < 0 || slots.size[slot[i]] > slots.size[slot[best]])) best = i;
+      if (isWanted[slot[i]] && (best < 0 || slots.size[slot[i]] > slots.size[slot[best]]))
+        best = i;
     }
     return best;
   }
@@ -100,7 +116,10 @@ class Search {
     const { steps } = page.data.marks;
     const answers = [];
     if (what !== "event" && number < steps.length) {
-      answers.push({ text: `step ${number}, from event ${countText(steps[number])}`, go: () => page.goToStep(number) });
+      answers.push({
+        text: `step ${number}, from event ${countText(steps[number])}`,
+        go: () => page.goToStep(number),
+      });
     }
     if (what !== "step" && number < page.data.series.events) {
       answers.push({ text: `event ${countText(number)}`, go: () => page.setEvent(number, true) });

@@ -1,10 +1,12 @@
-// The self-test: with #selftest the page adds its data up anew, and says on the page what it found and
-// what went wrong, for a test that opens it.
+// The self-test: with #selftest the page adds its data up anew, and says on the page what it found
+// and what went wrong, for a test that opens it.
 
 const troubles = [];
 window.addEventListener("error", (event) => troubles.push(String(event.message)));
 window.addEventListener("unhandledrejection", (event) => troubles.push(String(event.reason)));
-document.addEventListener("securitypolicyviolation", (event) => troubles.push(`policy: ${event.violatedDirective}`));
+document.addEventListener("securitypolicyviolation", (event) =>
+  troubles.push(`policy: ${event.violatedDirective}`),
+);
 
 function largest(array) {
   return array.reduce((most, value) => Math.max(most, value), 0);
@@ -41,7 +43,9 @@ function selftest(page) {
   page.draw();
   const at = aliveThen(page, figures.live_peak_event);
   const [requested] = page.sums.at(figures.live_peak_event);
-  const sampled = [0, 0.25, 0.5, 0.75, 1].map((share) => Math.floor(share * (data.series.events - 1)));
+  const sampled = [0, 0.25, 0.5, 0.75, 1].map((share) =>
+    Math.floor(share * (data.series.events - 1)),
+  );
   const result = {
     troubles,
     events: data.series.events,
@@ -51,12 +55,17 @@ function selftest(page) {
     active_peak: largest(data.series.active.high),
     reserved_peak: largest(data.series.reserved.high),
     held_at_peak: at.held,
-    categories: Object.fromEntries(data.head.categories.map((name, kind) => [name, at.kinds[kind]])),
+    categories: Object.fromEntries(
+      data.head.categories.map((name, kind) => [name, at.kinds[kind]]),
+    ),
     steps: data.marks.steps.length,
     refused: data.marks.refused.length,
     blocks: data.blocks.count,
     left_out: data.head.left_out,
-    allocators: figures.allocators.map((of, i) => ({ name: of.name, reserved_peak: largest(data.curves[i].value) })),
+    allocators: figures.allocators.map((of, i) => ({
+      name: of.name,
+      reserved_peak: largest(data.curves[i].value),
+    })),
     alive: sampled.map((event) => [aliveThen(page, event).count, countedThen(page, event)]),
     lines: page.flame.lines.slice(0, 20).map(([line, group]) => [line, group.bytes, group.count]),
     tiles: [...document.querySelectorAll("#tiles dd:nth-of-type(1)")].map((it) => it.textContent),

@@ -19,7 +19,11 @@ class Timeline {
     page.data.figures.allocators.forEach((allocator, i) => {
       const curve = page.data.curves[i];
       this.curves.push({
-        name: `of ${allocator.name}`, title: `reserved by ${allocator.name}`, color: `a${i % 7}`, curve, is_off: true,
+        name: `of ${allocator.name}`,
+        title: `reserved by ${allocator.name}`,
+        color: `a${i % 7}`,
+        curve,
+        isOff: true,
       });
     });
     this.legend();
@@ -28,10 +32,15 @@ class Timeline {
 
   legend() {
     const buttons = this.curves.map((curve) => {
-      const button = make("button", { type: "button", "aria-pressed": String(!curve.is_off) }, key(curve.color), curve.title);
+      const button = make(
+        "button",
+        { type: "button", "aria-pressed": String(!curve.isOff) },
+        key(curve.color),
+        curve.title,
+      );
       button.addEventListener("click", () => {
-        curve.is_off = !curve.is_off;
-        button.setAttribute("aria-pressed", String(!curve.is_off));
+        curve.isOff = !curve.isOff;
+        button.setAttribute("aria-pressed", String(!curve.isOff));
         this.page.redraw();
       });
       return button;
@@ -49,7 +58,8 @@ class Timeline {
     const { figures } = this.page.data;
     let most = Math.max(figures.reserved_peak, figures.live_peak, 1);
     this.curves.forEach((curve, i) => {
-      if (curve.curve && !curve.is_off) most = Math.max(most, figures.allocators[i - 4].reserved_peak);
+      if (curve.curve && !curve.isOff)
+        most = Math.max(most, figures.allocators[i - 4].reserved_peak);
     });
     return most * 1.06;
   }
@@ -75,7 +85,7 @@ class Timeline {
     page.sums.refine(from, to);
     pen.font = FONT;
     for (const curve of this.curves) {
-      if (!curve.is_off) this.drawCurve(pen, curve, y, bottom);
+      if (!curve.isOff) this.drawCurve(pen, curve, y, bottom);
     }
     this.drawGrid(pen, y, most, top, bottom);
     this.drawMarks(pen, bottom);
@@ -103,8 +113,8 @@ class Timeline {
   }
 
   /**
-   * The columns of a curve: one for each pixel, or one for each event where those are wider. Each is
-   * where it begins and ends on the screen, its least, and its most.
+   * The columns of a curve: one for each pixel, or one for each event where those are wider. Each
+   * is where it begins and ends on the screen, its least, and its most.
    */
   columns(curve) {
     const { view, data } = this.page;
@@ -115,26 +125,34 @@ class Timeline {
       const last = Math.min(events, Math.ceil(view.to));
       for (let at = Math.max(0, Math.floor(view.from)); at < last; at++) {
         // At whole pixels, so that areas have no seams.
-        columns.push([Math.round(this.x(at)), Math.round(this.x(at + 1)), ...this.column(curve, at, at + 1)]);
+        columns.push([
+          Math.round(this.x(at)),
+          Math.round(this.x(at + 1)),
+          ...this.column(curve, at, at + 1),
+        ]);
       }
       return columns;
     }
     for (let left = 0; left < this.width; left++) {
       const from = Math.max(0, Math.floor(view.from + left * perPixel));
-      const to = Math.min(events, Math.max(from + 1, Math.floor(view.from + (left + 1) * perPixel)));
+      const to = Math.min(
+        events,
+        Math.max(from + 1, Math.floor(view.from + (left + 1) * perPixel)),
+      );
       if (from < events) columns.push([left, left + 1, ...this.column(curve, from, to)]);
     }
     return columns;
   }
 
-  // Upright rectangles alone: a browser without a GPU draws those at once, and a jagged line slowly.
+  // Upright rectangles alone: a browser without a GPU draws them at once, and a jagged line slowly.
   drawCurve(pen, curve, y, bottom) {
     const columns = this.columns(curve);
     if (curve.dash) return this.drawDashed(pen, curve, columns, y);
     if (curve.fill) {
       pen.globalAlpha = curve.name === "active" ? 0.28 : 0.45;
       pen.fillStyle = styles.color(curve.fill);
-      for (const [left, right, , high] of columns) pen.fillRect(left, y(high), right - left, bottom - y(high));
+      for (const [left, right, , high] of columns)
+        pen.fillRect(left, y(high), right - left, bottom - y(high));
       pen.globalAlpha = 1;
     }
     pen.fillStyle = styles.color(curve.color);
@@ -283,11 +301,18 @@ class Timeline {
     if (event < 0 || event >= page.data.series.events) return this.noTip();
     const perPixel = Math.max(1, (page.view.to - page.view.from) / this.width);
     const to = Math.min(page.data.series.events, Math.max(event + 1, Math.floor(event + perPixel)));
-    const rows = this.curves.filter((curve) => !curve.is_off).map((curve) => {
-      const [low, high] = this.column(curve, event, to);
-      const range = low < high ? `${bytesText(low)} to ${bytesText(high)}` : bytesText(high);
-      return make("tr", {}, make("td", {}, key(curve.color), curve.title), make("td", { class: "n" }, range));
-    });
+    const rows = this.curves
+      .filter((curve) => !curve.isOff)
+      .map((curve) => {
+        const [low, high] = this.column(curve, event, to);
+        const range = low < high ? `${bytesText(low)} to ${bytesText(high)}` : bytesText(high);
+        return make(
+          "tr",
+          {},
+          make("td", {}, key(curve.color), curve.title),
+          make("td", { class: "n" }, range),
+        );
+      });
     tip.replaceChildren(make("div", {}, page.when(event)), make("table", {}, ...rows));
     tip.hidden = false;
     const left = x + 14 + tip.offsetWidth > this.width ? x - 14 - tip.offsetWidth : x + 14;
@@ -304,12 +329,12 @@ class Timeline {
     for (const canvas of [this.canvas, find("map")]) {
       let held = null;
       canvas.addEventListener("pointerdown", (event) => {
-        held = { x: event.offsetX, view: { ...this.page.view }, is_drag: false };
+        held = { x: event.offsetX, view: { ...this.page.view }, isDrag: false };
         canvas.setPointerCapture(event.pointerId);
       });
       canvas.addEventListener("pointermove", (event) => {
-        if (held && Math.abs(event.offsetX - held.x) > 4) held.is_drag = true;
-        if (held && held.is_drag) {
+        if (held && Math.abs(event.offsetX - held.x) > 4) held.isDrag = true;
+        if (held && held.isDrag) {
           const { from, to } = held.view;
           const moved = ((held.x - event.offsetX) / this.width) * (to - from);
           this.page.setView(from + moved, to + moved);
@@ -319,12 +344,14 @@ class Timeline {
         }
       });
       canvas.addEventListener("pointerup", (event) => {
-        if (held && !held.is_drag) this.page.setEvent(this.eventAt(event.offsetX));
+        if (held && !held.isDrag) this.page.setEvent(this.eventAt(event.offsetX));
         held = null;
       });
       canvas.addEventListener("pointercancel", () => (held = null));
       canvas.addEventListener("pointerleave", () => this.noTip());
-      canvas.addEventListener("dblclick", (event) => this.page.zoom(0.25, this.eventAt(event.offsetX)));
+      canvas.addEventListener("dblclick", (event) =>
+        this.page.zoom(0.25, this.eventAt(event.offsetX)),
+      );
       canvas.addEventListener(
         "wheel",
         (event) => {

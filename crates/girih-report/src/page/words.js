@@ -14,7 +14,9 @@ function bytesText(bytes) {
 }
 
 function countText(count) {
-  return Math.round(count).toString().replace(/\B(?=(\d{3})+$)/g, ",");
+  return Math.round(count)
+    .toString()
+    .replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 function timeText(us) {
@@ -38,7 +40,8 @@ function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name === "class") element.className = value;
-    else if (name.includes("-") || name === "role" || name === "scope") element.setAttribute(name, value);
+    else if (name.includes("-") || name === "role" || name === "scope")
+      element.setAttribute(name, value);
     else element[name] = value;
   }
   element.append(...children);
@@ -102,7 +105,8 @@ function fitted(canvas) {
   return { pen, width, height };
 }
 
-const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+const FONT =
+  '11px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 /** Round steps for an axis of bytes, at most so many. */
 function byteSteps(most, lines) {
@@ -117,7 +121,10 @@ function byteSteps(most, lines) {
 function countSteps(from, to, lines) {
   const rough = Math.max(1, (to - from) / lines);
   const ten = 10 ** Math.floor(Math.log10(rough));
-  const step = Math.max(1, [1, 2, 5, 10].map((of) => of * ten).find((it) => it >= rough));
+  const step = Math.max(
+    1,
+    [1, 2, 5, 10].map((of) => of * ten).find((it) => it >= rough),
+  );
   const steps = [];
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) steps.push(at);
   return steps;
