@@ -159,8 +159,7 @@ class Flame {
       button.style.width = `calc(${(wide / width) * 100}% - 1px)`;
       button.style.top = `${level * LEVEL}px`;
       if (node.kind >= 0) {
-        const share = 100 - (level % 2) * 10;
-        const color = `var(--c${node.kind}) ${share}%`;
+        const color = `var(--c${node.kind}) ${100 - (level % 2) * 10}%`;
         button.style.background = `color-mix(in srgb, ${color}, var(--paper))`;
       }
       button.addEventListener("click", () => {

@@ -1,6 +1,6 @@
 // The map: addresses over time. What is held is a shade, what blocks have is the color of what they
 // are for. It is painted in tiles of 256 columns, at a level of detail for each power of two of
-// events // in a column, and a tile once painted is kept: panning moves pictures.
+// events in a column, and a tile once painted is kept: panning moves pictures.
 
 const TILE = 256;
 const TILES_KEPT = 160;

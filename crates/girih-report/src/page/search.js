@@ -105,8 +105,7 @@ class Search {
     const isWanted = Array.from({ length: slots.count }, (_, is) => wants(is));
     let best = -1;
     for (let i = 0; i < slot.length; i++) {
-      if (isWanted[slot[i]] && (best < 0 || slots.size[slot[i]] > slots.size[slot[best]]))
-        best = i;
+      if (isWanted[slot[i]] && (best < 0 || slots.size[slot[i]] > slots.size[slot[best]])) best = i;
     }
     return best;
   }
