@@ -6,12 +6,13 @@
 
 use std::io::{self, Write};
 
+use girih_plan::granted;
 use girih_trace::{PhaseKind, Tick};
 use girih_why::Category;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::beside::Beside;
+use crate::beside::{Beside, Layout};
 use crate::blocks::Blocks;
 use crate::column::{Column, base64, deflated};
 use crate::figures::Figures;
@@ -79,15 +80,15 @@ pub fn write(
         sections.push(("copies", packed_json(copies)));
     }
     let subject = picture.subject;
+    let stacks = subject.lives.requests.iter().map(|life| life.stack.0);
+    let stacks = PageStacks::of(subject.trace, &picture.stacks, stacks);
+    sections.push(("stacks", packed_json(&stacks)));
     let so_far: usize = sections.iter().map(|(_, text)| text.len()).sum();
-    let layouts = 1 + usize::from(beside.layout.is_some());
     // Base64 has four letters for three bytes.
-    let budget = (PAGE_BYTES.saturating_sub(so_far) * 3 / 4 / layouts).max(BLOCKS_LEAST);
+    let budget = (PAGE_BYTES.saturating_sub(so_far) * 3 / 4).max(BLOCKS_LEAST);
     let peaks = [picture.series.requested.peak.1, picture.series.reserved.peak.1];
     let events = picture.series.events;
     let blocks = Blocks::of(subject.lives, &picture.categories, events, &peaks, budget);
-    let stacks = blocks.slots.iter().map(|slot| slot.stack);
-    let stacks = PageStacks::of(subject.trace, &picture.stacks, stacks);
     let held = picture.runs.iter().map(|run| (run.address, run.size));
     let lanes = Lanes::of(blocks.ranges().chain(held).collect());
     let mut column = Column::default();
@@ -95,19 +96,12 @@ pub fn write(
     column.append(&held::column(&picture.runs, &lanes));
     sections.push(("held", packed(&column)));
     sections.push(("blocks", packed(&blocks.column(&lanes, |stack| stacks.number(stack)))));
-    sections.push(("stacks", packed_json(&stacks)));
-    if let Some(layout) = &beside.layout {
-        let (requests, runs) = (&subject.lives.requests, layout.runs.iter());
-        let given = requests.iter().zip(&layout.addresses);
-        let given =
-            given.filter_map(|(life, at)| at.map(|at| (at, girih_plan::granted(life.size))));
-        let lanes = Lanes::of(given.chain(runs.map(|run| (run.address, run.size))).collect());
-        let mut column = Column::default();
-        lanes.write(&mut column);
-        column.append(&held::column(&layout.runs, &lanes));
-        column.append(&blocks.layout_column(&lanes, &layout.addresses));
-        sections.push(("layout", packed(&column)));
-    }
+    // Another layout is worth less than the blocks: where there is no room for both, it goes.
+    let layout = beside.layout.as_ref().map(|layout| packed(&layout_of(picture, layout, &blocks)));
+    let so_far: usize = sections.iter().map(|(_, text)| text.len()).sum();
+    let layout = layout.filter(|layout| so_far + layout.len() <= PAGE_BYTES);
+    let has_layout = layout.is_some();
+    sections.extend(layout.map(|layout| ("layout", layout)));
     let head = json!({
         "version": version,
         "figures": Figures::of(picture, beside),
@@ -117,6 +111,7 @@ pub fn write(
         "pools": subject.trace.pools.iter().map(|pool| format!("({}, {})", pool.0, pool.1))
             .collect::<Vec<_>>(),
         "layout": beside.layout.as_ref().map(|layout| layout.name),
+        "layout_shown": has_layout,
         "has_times": picture.series.times_us.last().is_some_and(|&last| last > 0),
         "left_out": blocks.left_out,
         "left_out_most": blocks.left_out_most,
@@ -132,6 +127,19 @@ pub fn write(
         left_out_most: blocks.left_out_most,
         events_per_column: picture.series.width,
     })
+}
+
+/// Where another allocator has the blocks, on lanes of its own.
+fn layout_of(picture: &Picture<'_>, layout: &Layout, blocks: &Blocks) -> Column {
+    let given = picture.subject.lives.requests.iter().zip(&layout.addresses);
+    let given = given.filter_map(|(life, address)| address.map(|at| (at, granted(life.size))));
+    let held = layout.runs.iter().map(|run| (run.address, run.size));
+    let lanes = Lanes::of(given.chain(held).collect());
+    let mut column = Column::default();
+    lanes.write(&mut column);
+    column.append(&held::column(&layout.runs, &lanes));
+    column.append(&blocks.layout_column(&lanes, &layout.addresses));
+    column
 }
 
 /// The categories, in the order of their numbers.

@@ -346,6 +346,9 @@ function drawNotes(page) {
         "the curves and the figures have them.",
     "On the map a cell is the average of its addresses and events.",
   ];
+  if (head.layout && !head.layout_shown) {
+    said.push(`There is no room for where ${head.layout} would have placed the blocks.`);
+  }
   if (!head.phases_shown) said.push("There are too many phases to show.");
   find("notes-list").replaceChildren(
     ...[...said, ...figures.warnings].map((text) => make("li", {}, text)),
