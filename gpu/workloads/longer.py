@@ -43,6 +43,7 @@ class OnStreams(graph.saved_tensors_hooks):
         super().__init__(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> Any:
+        """Copies it out; what is small, or a parameter's, stays."""
         if tensor.nbytes < self.LEAST or tensor.untyped_storage().data_ptr() in self.parameters:
             return tensor
         self.out.wait_stream(torch.cuda.current_stream())
@@ -53,6 +54,7 @@ class OnStreams(graph.saved_tensors_hooks):
         return (host,)
 
     def unpack(self, saved: Any) -> torch.Tensor:
+        """Copies it in."""
         if isinstance(saved, torch.Tensor):
             return saved
         self.back.wait_stream(self.out)

@@ -69,8 +69,8 @@ def enable(
             False.
         conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
         trace: where the recording of the run is written at its end.
-        gpu_budget: what may be held of each GPU, as bytes or like "60GiB": saved tensors that do not
-            fit go to the host, and come back before they are used. Without it nothing is swapped.
+        gpu_budget: what may be held of each GPU, as bytes or like "60GiB": saved tensors that do
+            not fit go to the host, and come back before they are used. Nothing is swapped if None.
         host_budget: what they may take there, pinned; half of what is available if None.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
             passes of the model's first two levels; `hooks=False` sets no hooks at all; `live=False`

@@ -20,7 +20,10 @@ _UNITS = {
 
 
 def parse(what: str, size: int | str) -> int:
-    """The bytes of a size: a number, or a text such as `60GiB`, `1.5 TB`, `123B`. `what` names it in errors."""
+    """The bytes of a size: a number, or a text such as `60GiB`, `1.5 TB`, `123B`.
+
+    `what` names it in errors.
+    """
     if isinstance(size, int) and not isinstance(size, bool):
         if size > 0:
             return size

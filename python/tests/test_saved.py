@@ -1,10 +1,10 @@
-"""Autograd's saved tensors as they are packed and unpacked, with tensors that stand in for torch's."""
+"""Autograd's saved tensors, packed and unpacked; other tensors stand in for torch's."""
 
 import pytest
 
 pytest.importorskip("girih._native", reason="the extension is not built")
 
-from girih import GirihError, _native, _settings, _sizes  # noqa: E402
+from girih import GirihError, _native, _settings, _sizes
 
 
 class Tensor:
@@ -53,7 +53,7 @@ def test_sizes_are_read_as_people_write_them(size, count):
 
 @pytest.mark.parametrize("size", [0, -1, "60", "GiB", "6 0GiB", "0GiB", True, "1e3B", None])
 def test_what_is_no_size_is_refused_with_an_example(size):
-    with pytest.raises(GirihError, match="gpu_budget is .*60GiB"):
+    with pytest.raises(GirihError, match=r"gpu_budget is .*60GiB"):
         _sizes.parse("gpu_budget", size)
 
 

@@ -42,6 +42,8 @@ enum Command {
     Why(commands::why::WhyArgs),
     /// Says which tensors one run has and another has not.
     Diff(commands::diff::DiffArgs),
+    /// Draws a recording: one page that needs no network, or a file for another viewer.
+    Report(commands::report::ReportArgs),
     /// Says what a recording holds: events, iterations, phases, streams.
     Stats(commands::stats::StatsArgs),
     /// Runs a recording again under an allocator, on a simulated GPU.
@@ -105,6 +107,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
     match &cli.command {
         Command::Why(args) => commands::why::run(args, cli.json, out),
         Command::Diff(args) => commands::diff::run(args, cli.json, out),
+        Command::Report(args) => commands::report::run(args, cli.json, out),
         Command::Stats(args) => commands::stats::run(args, cli.json, out),
         Command::Bench(args) => commands::bench::run(args, cli.json, out),
         Command::Replay(args) => commands::replay::run(args, cli.json, out),

@@ -13,6 +13,7 @@ pub(crate) mod lab;
 mod learn;
 pub(crate) mod plan;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod row;
 pub(crate) mod stats;
 pub(crate) mod swap;

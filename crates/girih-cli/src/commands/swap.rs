@@ -257,7 +257,7 @@ fn to_json(
         stalls,
         cannot_go: cannot_go.iter().take(LISTED).map(stuck).collect(),
         later: later.iter().map(|later| JsonLater::new(later, &steps.list)).collect(),
-        assumed: assumptions(args, steps),
+        assumed: assumptions(args.step_time, steps),
         seconds,
     }
 }
@@ -271,7 +271,8 @@ fn to_stuck(stuck: &Stuck, trace: &Trace, lives: &Lifetimes) -> JsonStuck {
     JsonStuck { request: stuck.request, bytes: stuck.bytes, why: stuck.why.name(), frame }
 }
 
-fn assumptions(args: &SwapArgs, steps: &Steps) -> Vec<String> {
+/// What is assumed of a recording, in sentences; `step_time` is what was given, in microseconds.
+pub(crate) fn assumptions(step_time: Option<f64>, steps: &Steps) -> Vec<String> {
     let mut said = Vec::new();
     if steps.assumed.uses {
         said.push(
@@ -281,7 +282,7 @@ fn assumptions(args: &SwapArgs, steps: &Steps) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Some(us) = args.step_time {
+    if let Some(us) = step_time {
         said.push(format!("a step takes {}, as was given", milliseconds(us)));
     } else if steps.assumed.times {
         said.push(

@@ -16,6 +16,7 @@ mod plan;
 mod readme;
 mod refusals;
 mod replay;
+mod report;
 mod stats;
 mod swap;
 mod tables;
