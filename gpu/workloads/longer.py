@@ -94,9 +94,7 @@ def build(arguments: argparse.Namespace) -> Any:
     if arguments.way == "recompute":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if arguments.way == "selective":
-        context = functools.partial(
-            checkpoint.create_selective_checkpoint_contexts, keep_products
-        )
+        context = functools.partial(checkpoint.create_selective_checkpoint_contexts, keep_products)
         for layer in model.model.layers:
             layer.forward = functools.partial(
                 checkpoint.checkpoint, layer.forward, use_reentrant=False, context_fn=context
