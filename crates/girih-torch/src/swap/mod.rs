@@ -243,12 +243,21 @@ impl Swap {
         let Saved { storage, address, size, kind } = saved;
         self.let_go_of_hand();
         self.is_backward = false;
-        let home = self.streams.get(&address).copied();
+        let known = self.table.find(storage);
+        // Whoever saves a tensor has it; so its bytes are there, whatever became of an earlier save.
+        if let Some(id) = known
+            && self.table.get(id).is_some_and(|entry| entry.record.state() != Place::OnGpu)
+        {
+            self.bring(state, id, stream)?;
+        }
+        let home = known
+            .and_then(|id| self.table.get(id))
+            .map(|entry| entry.stream)
+            .or_else(|| self.streams.get(&address).copied());
         let (Some(home), true) = (home, size >= LEAST) else {
             self.counts.unseen += u64::from(size >= LEAST);
             return Ok(None);
         };
-        let known = self.table.find(storage);
         if known.is_none() && self.table.len() >= RECORDS_MAX
             || state.device.is_capturing(stream)?
         {
@@ -280,9 +289,15 @@ impl Swap {
                 slot: None,
             }),
         };
-        self.begin_operator(state, step::of_save(kind), stream)?;
-        self.steps.saves(id, size);
-        self.do_what_is_due(state)?;
+        let begun = self.begin_operator(state, step::of_save(kind), stream).and_then(|()| {
+            self.steps.saves(id, size);
+            self.do_what_is_due(state)
+        });
+        if let Err(error) = begun {
+            // The program knows of no record: nobody would ever give it up.
+            let _ = self.drop_saved(state, id);
+            return Err(error);
+        }
         Ok(Some(id))
     }
 
@@ -301,29 +316,9 @@ impl Swap {
         let Some(entry) = self.table.get(id) else {
             return Err(unknown("a saved tensor has no record any more: it was freed already"));
         };
-        let (place, home) = (entry.record.state(), entry.stream);
-        let (kind, number) = (entry.kind, entry.number);
-        let request = Request { size: entry.size, stream: home, pool: PoolId::DEFAULT };
+        let (kind, number, home) = (entry.kind, entry.number, entry.stream);
         self.note_in_hand(id);
-        match place {
-            Place::OnHost => {
-                self.counts.demanded += 1;
-                self.make_room(state, request)?;
-            }
-            Place::Going => self.counts.kept += 1,
-            _ => {}
-        }
-        loop {
-            match self.carry(state, id, Wish::Use, stream) {
-                Ok(()) => break,
-                Err(Fail::Gpu(error)) => {
-                    if !self.make_more_room(state, request)? {
-                        return Err(self.explain(state, request, error));
-                    }
-                }
-                Err(fail) => return Err(fail.into()),
-            }
-        }
+        self.bring(state, id, stream)?;
         if stream != home
             && let Some(address) = self.table.get(id).map(|entry| entry.address)
         {
@@ -333,6 +328,31 @@ impl Swap {
         self.steps.uses(id);
         self.do_what_is_due(state)?;
         self.fetch_ahead(state, number)
+    }
+
+    /// A record's bytes are there for what `stream` does from now on.
+    fn bring(&mut self, state: &mut State, id: RecordId, stream: StreamId) -> Outcome<()> {
+        let Some(entry) = self.table.get(id) else { return Ok(()) };
+        let request = Request { size: entry.size, stream: entry.stream, pool: PoolId::DEFAULT };
+        match entry.record.state() {
+            Place::OnHost => {
+                self.counts.demanded += 1;
+                self.make_room(state, request)?;
+            }
+            Place::Going => self.counts.kept += 1,
+            _ => {}
+        }
+        loop {
+            match self.carry(state, id, Wish::Use, stream) {
+                Ok(()) => return Ok(()),
+                Err(Fail::Gpu(error)) => {
+                    if !self.make_more_room(state, request)? {
+                        return Err(self.explain(state, request, error));
+                    }
+                }
+                Err(fail) => return Err(fail.into()),
+            }
+        }
     }
 
     /// A saved tensor over a storage is gone; with the last of them the record is.

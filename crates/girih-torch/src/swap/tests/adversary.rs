@@ -400,6 +400,7 @@ impl Copies for Adversary {
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
+        self.call("take_time")?;
         Ok(TimeStamp(self.fresh()))
     }
 
