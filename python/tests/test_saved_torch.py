@@ -1,4 +1,4 @@
-"""Training under the hooks of swapping gives what it gives without them. On the CPU: nothing goes."""
+"""Training under the hooks of swapping gives what it gives without. On the CPU: nothing goes."""
 
 import functools
 
