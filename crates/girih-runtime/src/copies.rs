@@ -17,8 +17,8 @@ pub type HostAddress = u64;
 pub struct TimeStamp(pub u64);
 
 /// Takes so many bytes of the host, pinned, so that copies of them run beside the program (`cuMemHostRegister`).
-/// They stay until the process ends. To be called by any thread, while others use the device: it takes about a third
-/// of a second for each GiB.
+/// They stay until the process ends. To be called by any thread, while others use the device: it takes about a
+/// second for each GiB, most of it to find the pages.
 pub type Pinner = Arc<dyn Fn(u64) -> Result<HostAddress, DeviceError> + Send + Sync>;
 
 /// A GPU that copies.

@@ -80,26 +80,11 @@ pub enum Refusal {
     /// A record that was dropped has nothing to be wished of.
     #[error("the tensor was dropped: nothing can be asked of it")]
     Dropped,
-    /// The saved tensor was changed in place after it was saved.
-    #[error("a saved tensor of version {saved} was changed in place to version {found}")]
-    Changed {
-        /// Its version when it was saved.
-        saved: u64,
-        /// Its version now.
-        found: u64,
-    },
-    /// Somebody else holds the storage too.
-    #[error("the storage has owners besides its record: it cannot go")]
-    Shared,
 }
 
 /// One record. Views of a storage share one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Record {
-    /// Bytes of the storage.
-    pub bytes: u64,
-    /// The version of the storage when it was saved.
-    pub version: u64,
     state: State,
     /// Whether it has bytes on the GPU, and a place on the host.
     has_gpu: bool,
@@ -111,13 +96,15 @@ pub struct Record {
     doing: Option<(Wish, &'static [Call], usize)>,
 }
 
-impl Record {
+impl Default for Record {
     /// A tensor that was just saved.
-    pub fn new(bytes: u64, version: u64) -> Record {
+    fn default() -> Record {
         let (state, has_gpu, has_host) = (State::OnGpu, true, false);
-        Record { bytes, version, state, has_gpu, has_host, is_read: false, doing: None }
+        Record { state, has_gpu, has_host, is_read: false, doing: None }
     }
+}
 
+impl Record {
     /// Where it is. While a wish is in progress, where it was before.
     pub fn state(&self) -> State {
         self.state
@@ -131,21 +118,6 @@ impl Record {
     /// Whether it has a place on the host.
     pub fn has_host(&self) -> bool {
         self.has_host
-    }
-
-    /// True if it may go: `owners` of its storage are this record alone, and `version` is what it was.
-    ///
-    /// # Errors
-    /// Why not.
-    pub fn may_leave(&self, owners: u32, version: u64) -> Result<(), Refusal> {
-        match () {
-            () if self.state == State::Dropped => Err(Refusal::Dropped),
-            () if version != self.version => {
-                Err(Refusal::Changed { saved: self.version, found: version })
-            }
-            () if owners != 1 => Err(Refusal::Shared),
-            () => Ok(()),
-        }
     }
 
     /// The calls that a wish takes now, in order; none if it is met already.

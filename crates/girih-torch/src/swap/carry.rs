@@ -84,8 +84,20 @@ fn end_of(device: &mut dyn HeapDevice, lane: StreamId) -> Result<StreamEvent, De
 }
 
 impl Swap {
-    /// Carries out a wish for a record; `user` is the stream that is about to use it. A record that is gone has none.
+    /// Carries out a wish for a record, whose bytes no stream but their own waits for. A record that is gone has none.
     pub(super) fn carry(
+        &mut self,
+        state: &mut State,
+        id: RecordId,
+        wish: Wish,
+    ) -> Result<(), Fail> {
+        let Some(entry) = self.table.get(id) else { return Ok(()) };
+        let own = entry.stream;
+        self.carry_for(state, id, wish, own)
+    }
+
+    /// As [`Swap::carry`]; `user` is the stream that is about to use the record.
+    pub(super) fn carry_for(
         &mut self,
         state: &mut State,
         id: RecordId,
@@ -94,7 +106,6 @@ impl Swap {
     ) -> Result<(), Fail> {
         let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
         let before = entry.record.state();
-        let user = if wish == Wish::Use { user } else { entry.stream };
         let carried = self.carry_calls(state, id, wish, user);
         if carried.is_err()
             && let Some(entry) = self.table.get_mut(id)

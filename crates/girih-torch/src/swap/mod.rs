@@ -275,7 +275,7 @@ impl Swap {
                 id
             }
             None => self.table.add(Entry {
-                record: Record::new(size, 0),
+                record: Record::default(),
                 storage,
                 size,
                 kind,
@@ -343,7 +343,7 @@ impl Swap {
             _ => {}
         }
         loop {
-            match self.carry(state, id, Wish::Use, stream) {
+            match self.carry_for(state, id, Wish::Use, stream) {
                 Ok(()) => return Ok(()),
                 Err(Fail::Gpu(error)) => {
                     if !self.make_more_room(state, request)? {
@@ -362,10 +362,9 @@ impl Swap {
         if entry.saves > 0 {
             return Ok(());
         }
-        let stream = entry.stream;
         // What is refused here is a wait for a copy that reads or writes the bytes. They are the storage's, which
         // frees them after this; so the error must be the program's.
-        let dropped = self.carry(state, id, Wish::Drop, stream);
+        let dropped = self.carry(state, id, Wish::Drop);
         self.forget(state, id);
         dropped.map_err(Into::into)
     }

@@ -7,7 +7,6 @@
 
 use girih_runtime::Request;
 use girih_swap::record::{State as Place, Wish};
-use girih_trace::StreamId;
 
 use super::table::{Entry, RecordId};
 use super::{Fail, Swap};
@@ -30,7 +29,7 @@ impl Swap {
             return Ok(());
         }
         while state.bytes_in_use().saturating_add(request.size) > self.room {
-            if !self.send_one(state, request.stream)? {
+            if !self.send_one(state)? {
                 break;
             }
         }
@@ -44,7 +43,7 @@ impl Swap {
         }
         let before = state.bytes_in_use();
         while before - state.bytes_in_use().min(before) < request.size {
-            if !self.send_one(state, request.stream)? {
+            if !self.send_one(state)? {
                 break;
             }
         }
@@ -52,10 +51,10 @@ impl Swap {
     }
 
     /// Frees the bytes of one record. False if there is none.
-    fn send_one(&mut self, state: &mut State, user: StreamId) -> Outcome<bool> {
+    fn send_one(&mut self, state: &mut State) -> Outcome<bool> {
         let going = self.table.going().find(|&id| self.is_idle(id));
         if let Some(id) = going {
-            self.carry(state, id, Wish::Release, user)?;
+            self.carry(state, id, Wish::Release)?;
             return Ok(true);
         }
         let mut candidates: Vec<RecordId> = self.table.here().take(LOOKED_AT).collect();
@@ -65,7 +64,7 @@ impl Swap {
                 self.counts.shared += 1;
                 continue;
             }
-            match self.carry(state, id, Wish::Release, user) {
+            match self.carry(state, id, Wish::Release) {
                 Ok(()) => {
                     self.steps.is_idle_now(id);
                     self.counts.victims += 1;
@@ -77,7 +76,7 @@ impl Swap {
         }
         let unused = self.table.coming().find(|&id| self.is_idle(id));
         let Some(id) = unused else { return Ok(false) };
-        self.carry(state, id, Wish::Release, user)?;
+        self.carry(state, id, Wish::Release)?;
         self.counts.sent_back += 1;
         Ok(true)
     }
@@ -110,7 +109,7 @@ impl Swap {
         }
         let first = self.table.here().take(LOOKED_AT).find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
-        match self.carry(state, id, Wish::Leave, request.stream) {
+        match self.carry(state, id, Wish::Leave) {
             Ok(()) => {
                 self.steps.is_idle_now(id);
                 Ok(())
@@ -126,14 +125,14 @@ impl Swap {
     /// A record's tensor is fetched if there is room for it. False if there is none.
     pub(super) fn fetch(&mut self, state: &mut State, id: RecordId) -> Outcome<bool> {
         let Some(entry) = self.table.get(id) else { return Ok(true) };
-        let (size, stream) = (entry.size, entry.stream);
+        let size = entry.size;
         if entry.record.state() != Place::OnHost {
             return Ok(true);
         }
         if state.bytes_in_use().saturating_add(size) > self.room {
             return Ok(false);
         }
-        match self.carry(state, id, Wish::Fetch, stream) {
+        match self.carry(state, id, Wish::Fetch) {
             Ok(()) => Ok(true),
             Err(Fail::Gpu(_)) => Ok(false),
             Err(fail) => Err(fail.into()),

@@ -62,7 +62,7 @@ impl Swap {
         let Due { leave, release, fetch } = self.due();
         for id in release {
             if self.place_of(id) == Some(Place::Going) && self.is_idle(id) {
-                self.carry(state, id, Wish::Release, self.out)?;
+                self.carry(state, id, Wish::Release)?;
             }
         }
         let mut late = std::mem::take(&mut self.steps.late);
@@ -75,7 +75,7 @@ impl Swap {
                 self.steps.late.push(id);
                 continue;
             }
-            match self.carry(state, id, Wish::Leave, self.out) {
+            match self.carry(state, id, Wish::Leave) {
                 Ok(()) => {}
                 Err(Fail::Host(_)) => self.counts.host_full += 1,
                 Err(fail) => return Err(fail.into()),
