@@ -28,9 +28,8 @@ def find() -> Path:
         if path.is_file() and os.access(path, os.X_OK):
             return path
     raise GirihError(
-        "the command girih is not beside this package; install the package again "
-        "(pip install --force-reinstall girih), or build the command: "
-        "cargo build --profile dist -p girih-cli"
+        "install the package again (pip install --force-reinstall girih), or build the command "
+        "(cargo build --profile dist -p girih-cli): girih is not beside this package"
     )
 
 

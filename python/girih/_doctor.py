@@ -133,7 +133,7 @@ def _driver() -> Iterator[Finding]:
         yield Finding(
             "driver",
             "bad",
-            f"no NVIDIA driver: {error}; install it, or pass the GPU into the container",
+            f"install the NVIDIA driver, or pass the GPU into the container: {error}",
         )
         return
     code = driver.cuInit(0)
@@ -180,7 +180,7 @@ def _driver_error(driver: Any, code: int) -> str:
 
 def _torch(torch: Any) -> Iterator[Finding]:
     if isinstance(torch, Exception):
-        yield Finding("torch", "bad", f"cannot be imported: {torch}; pip install torch")
+        yield Finding("torch", "bad", f"pip install torch: it cannot be imported: {torch}")
         return
     known = torch_of(torch)
     if known.cuda is None:
@@ -192,7 +192,9 @@ def _torch(torch: Any) -> Iterator[Finding]:
         )
     elif known.release < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        yield Finding("torch", "bad", f"{known.version} is too old; Girih needs {oldest} or later")
+        yield Finding(
+            "torch", "bad", f"install {oldest} or later: {known.version} is too old for Girih"
+        )
     else:
         yield Finding("torch", "good", f"{known.version} for CUDA {known.cuda}")
 
@@ -239,13 +241,13 @@ def _settings_in_the_way() -> Iterator[Finding]:
         yield Finding(
             "PYTORCH conf",
             "bad",
-            f"{conf!r} names another allocator; remove the backend from PYTORCH_CUDA_ALLOC_CONF",
+            f"remove the backend from PYTORCH_CUDA_ALLOC_CONF: {conf!r} names another allocator",
         )
     elif conf:
         yield Finding(
             "PYTORCH conf",
             "note",
-            f"{conf!r} holds for Girih's caching too; pass conf='' (--conf '') to leave it aside",
+            f"pass conf='' (--conf '') to leave it aside: {conf!r} holds for Girih's caching too",
         )
     for name, text in {
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "torch asks for no caching; Girih caches all the same",

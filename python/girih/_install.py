@@ -60,7 +60,7 @@ def _load_shim(torch: Any, sources: _shim.Sources) -> tuple[Any, Path]:
         return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path
     except OSError as error:
         if built.seconds > 0:
-            raise GirihError(f"the shim was compiled and does not load: {error}") from error
+            raise GirihError(_does_not_load(error)) from error
         # Damaged, or from another machine with the same home folder; the wheel's: a libstdc++ that
         # is older than any that the wheel is for.
         log.debug("compiling the shim again: %s", error)
@@ -70,7 +70,11 @@ def _load_shim(torch: Any, sources: _shim.Sources) -> tuple[Any, Path]:
     try:
         return ctypes.CDLL(str(built.path), mode=os.RTLD_NOW), built.path
     except OSError as error:
-        raise GirihError(f"the shim was compiled and does not load: {error}") from error
+        raise GirihError(_does_not_load(error)) from error
+
+
+def _does_not_load(error: OSError) -> str:
+    return f"look at the compiler ($CXX): the shim was compiled and does not load: {error}"
 
 
 def call_install(shim: Any, path: Path) -> None:

@@ -8,7 +8,8 @@ connects, so there is nothing to send it. Only processes of the same user, or ro
 whatever the folder lets through. An answer holds a heap's lock for as long as `girih.stats()` does,
 and Python's for a fraction of a millisecond; answers are given one after the other, with a pause.
 
-A forked child has the parent's socket and not its thread: it closes it, and is not shown itself.
+A forked child has the parent's socket and not its thread: it closes it, leaves its name to the
+parent, and is not shown itself, whatever it holds. One that is spawned enables Girih itself and is.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class Server:
         self._pid = os.getpid()
         self.path = _own(where) / f"{self._pid}-{secrets.token_hex(4)}{_SUFFIX}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Before anything can fork: while a child had the socket, whoever connects after the end of
+        # this process would wait for an answer.
+        os.register_at_fork(after_in_child=self._socket.close)
         try:
             self._socket.bind(str(self.path))
             self.path.chmod(0o600)
@@ -85,7 +89,6 @@ class Server:
         except BaseException:
             self.stop()
             raise
-        os.register_at_fork(after_in_child=self._socket.close)
 
     def stop(self) -> None:
         """Answers nobody any more, and takes the socket away. In a forked child it does nothing."""
@@ -108,6 +111,9 @@ class Server:
                 connection.settimeout(_SEND_SECONDS_MAX)
                 if _uid_of(connection) in (os.getuid(), 0):
                     connection.sendall(self._text().encode())
+                    # A child that was forked meanwhile has the connection too, and would keep the
+                    # other end waiting for its end.
+                    connection.shutdown(socket.SHUT_WR)
             time.sleep(_PAUSE_SECONDS)
 
     def _text(self) -> str:
@@ -136,7 +142,7 @@ def sockets(where: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     if found.st_uid != os.getuid():
-        raise GirihError(f"{where} is another user's; name a folder of your own in $GIRIH_LIVE")
+        raise GirihError(f"name a folder of your own in $GIRIH_LIVE: {where} is another user's")
     paths = [path for path in where.iterdir() if path.suffix == _SUFFIX]
     return sorted(paths, key=lambda path: int(path.name.partition("-")[0] or 0))
 

@@ -25,15 +25,15 @@ def scope(door: str, device: int | None) -> Iterator[Any]:
     """
     if door != "shim":
         raise GirihError(
-            "memory in one handle needs pools, which torch has for Girih's shim alone; "
-            "`python -m girih doctor` says why the shim is not there"
+            "see with `python -m girih doctor` why the shim is not there: memory in one handle "
+            "needs pools, which torch has for Girih's shim alone"
         )
     import torch
 
     if torch.cuda.is_current_stream_capturing():
         raise GirihError(
-            "memory in one handle cannot be had while a graph is captured: the graph would be "
-            "replayed over memory that has gone back; take it before the capture"
+            "take memory in one handle before the capture of a graph: the graph would be "
+            "replayed over memory that has gone back"
         )
     torch.cuda.init()
     number = torch.cuda.current_device() if device is None else device

@@ -231,8 +231,8 @@ def used_devices() -> list[int]:
 def _require() -> Enabled:
     if _enabled is None:
         raise GirihError(
-            "Girih is not enabled in this process: call girih.enable() before CUDA starts, "
-            "or start the program with `python -m girih run`"
+            "call girih.enable() before CUDA starts, or start the program with "
+            "`python -m girih run`: Girih is not enabled in this process"
         )
     return _enabled
 
@@ -242,34 +242,34 @@ def _refuse_change(process: Enabled, settings: Settings) -> None:
         log.debug("the launcher's settings hold: %s", process.settings)
     elif process.asked != settings:
         raise GirihError(
-            "Girih is enabled already, with other settings: "
-            f"{process.asked}; it cannot change while the process lives, call enable() once"
+            "call enable() once: Girih is enabled already, with other settings, which cannot "
+            f"change while the process lives: {process.asked}"
         )
 
 
 def _put_under_torch(settings: Settings) -> str:
     if not sys.platform.startswith("linux"):
-        raise UnavailableError(f"Girih needs Linux; this is {sys.platform}")
+        raise UnavailableError(f"use Linux, which Girih needs: this is {sys.platform}")
     is_simulated = "sim" in settings.options
     if not is_simulated and not has_driver():
         raise UnavailableError(
-            "there is no NVIDIA driver on this machine (libcuda.so.1 cannot be loaded); "
-            "`python -m girih doctor` says what is missing"
+            "see with `python -m girih doctor` what is missing: there is no NVIDIA driver on this "
+            "machine (libcuda.so.1 cannot be loaded)"
         )
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError(f"torch cannot be imported: {error}") from error
+        raise UnavailableError(f"install torch for CUDA, it cannot be imported: {error}") from error
     if torch.version.cuda is None:
         raise UnavailableError(
-            f"torch {torch.__version__} is built without CUDA; "
-            "install a build with CUDA (https://pytorch.org/get-started/locally)"
+            "install a build with CUDA (https://pytorch.org/get-started/locally): "
+            f"torch {torch.__version__} is built without CUDA"
         )
     try:
         from girih import _native
     except ImportError as error:
         raise UnavailableError(
-            f"the extension of Girih cannot be loaded: {error}; install girih again"
+            f"install girih again: the extension of Girih cannot be loaded: {error}"
         ) from error
     _refuse_late(torch)
     key = _key.of_process(str(torch.__version__), VERSION)
@@ -288,18 +288,18 @@ def _refuse_late(torch: Any) -> None:
     """Memory that another allocator gave cannot be taken over."""
     if torch.cuda.is_initialized():
         raise GirihError(
-            "CUDA has started already, and its memory cannot change hands: call girih.enable() "
-            "before the first use of CUDA, right after `import torch`"
+            "call girih.enable() before the first use of CUDA, right after `import torch`: CUDA "
+            "has started already, and its memory cannot change hands"
         )
     # A program that forks after CUDA has started cannot use CUDA in the child at all.
     if getattr(torch.cuda, "_is_in_bad_fork", bool)():
         raise GirihError(
-            "this process was forked from one that uses CUDA, and cannot use it; spawn"
+            "spawn this process, do not fork it: a fork of a process that uses CUDA cannot use it"
         )
     if torch.cuda.get_allocator_backend() == "pluggable":
         raise GirihError(
-            "another allocator is in torch already (CUDAPluggableAllocator, RMM or the like); "
-            "there can be one: remove it, or Girih"
+            "remove the other allocator, or Girih, for there can be one: one is in torch already "
+            "(CUDAPluggableAllocator, RMM or the like)"
         )
 
 
@@ -329,8 +329,8 @@ def _set_hooks(settings: Settings) -> Watch:
             _modules.install(torch, watch)
     except Exception as error:
         warnings.warn(
-            f"not all hooks could be set in torch {torch.__version__} "
-            f"({type(error).__name__}: {error}); `with girih.step():` says where steps begin",
+            "say with `with girih.step():` where steps begin: not all hooks could be set in torch "
+            f"{torch.__version__} ({type(error).__name__}: {error})",
             GirihWarning,
             stacklevel=4,
         )

@@ -74,7 +74,7 @@ def main(words: list[str]) -> int:
 def _refuse_no_folder(option: str, folder: str | None) -> None:
     """Raises if what an option names cannot become a folder."""
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
-        raise GirihError(f"{option} {folder}: it is no folder; name one")
+        raise GirihError(f"name a folder: {option} {folder} is none")
 
 
 def _say_what_is_done() -> None:
@@ -113,11 +113,13 @@ def _refuse_unwritable(option: str, report: str | None) -> None:
         return
     path = Path(report)
     if path.is_dir():
-        raise GirihError(f"{option} {report}: it is a folder; name a file")
+        raise GirihError(f"name a file: {option} {report} is a folder")
     if not path.parent.is_dir():
-        raise GirihError(f"{option} {report}: there is no folder {path.parent}")
+        raise GirihError(
+            f"make the folder {path.parent}, or name another file: {option} {report} is in none"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise GirihError(f"{option} {report}: it cannot be written to")
+        raise GirihError(f"name another file: {option} {report} cannot be written to")
 
 
 def _show(error: BaseException) -> None:
@@ -236,7 +238,7 @@ def _settings_of(options: argparse.Namespace) -> _settings.Settings:
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals:
-            raise GirihError(f"--option {text}: write name=value")
+            raise GirihError(f"write name=value: --option {text} is not so")
         further[name] = _json_or_text(value)
     for name in ("gpu_budget", "host_budget"):
         if (size := getattr(options, name)) is not None:

@@ -56,14 +56,16 @@ class Settings:
         """Refuses what cannot mean anything."""
         if self.mode not in MODES:
             known = ", ".join(MODES)
-            raise GirihError(f'no mode of Girih is called "{self.mode}"; there are {known}')
+            raise GirihError(f'use a mode of Girih, "{self.mode}" is none: there are {known}')
         if self.mode == "plan" and not self.plan and not self.plan_dir:
             raise GirihError(
-                'mode "plan" follows a plan file: pass plan="file.plan" (--plan), '
-                "or a plan_dir in which an earlier run has left its plan"
+                'pass plan="file.plan" (--plan), or a plan_dir in which an earlier run has left '
+                'its plan: the mode "plan" follows one'
             )
         if self.plan and "{device}" not in self.plan and not Path(self.plan).is_file():
-            raise GirihError(f"there is no plan file {self.plan}")
+            raise GirihError(
+                f"make the plan first (`girih plan`), or name another: there is no file {self.plan}"
+            )
 
     @property
     def records(self) -> bool:
@@ -84,8 +86,8 @@ class Settings:
         plan = _native.plan_file(self.plan_dir, key)
         if not any(Path(self.plan_dir).glob(Path(plan).name.replace("{device}", "*"))):
             raise GirihError(
-                f"no plan of this program, with these arguments, is kept in {self.plan_dir}: "
-                'run it once in the mode "auto", or name a plan file'
+                'run it once in the mode "auto", or name a plan file: no plan of this program, '
+                f"with these arguments, is kept in {self.plan_dir}"
             )
         return dataclasses.replace(self, plan=plan)
 
@@ -171,9 +173,9 @@ def from_environ(environ: Mapping[str, str] = os.environ) -> Settings | None:
     try:
         parsed = json.loads(options)
     except ValueError as error:
-        raise GirihError(f"GIRIH_OPTIONS is no JSON object: {error}") from error
+        raise GirihError(f"write GIRIH_OPTIONS as a JSON object: {error}") from error
     if not isinstance(parsed, dict):
-        raise GirihError(f"GIRIH_OPTIONS is no JSON object: {options}")
+        raise GirihError(f"write GIRIH_OPTIONS as a JSON object, it is {options}")
     plan_dir = environ.get("GIRIH_PLAN_DIR")
     return make(
         mode,

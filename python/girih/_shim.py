@@ -90,12 +90,12 @@ def build(torch: Torch, sources: Sources, *, cache: Path | None = None) -> Built
 def _refuse_unfit(torch: Torch) -> None:
     if torch.cuda is None:
         raise GirihError(
-            f"torch {torch.version} is built without CUDA; install a build with CUDA "
-            "(https://pytorch.org/get-started/locally)"
+            "install a build with CUDA (https://pytorch.org/get-started/locally): "
+            f"torch {torch.version} is built without CUDA"
         )
     if torch.release < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        raise GirihError(f"torch {torch.version} is too old; Girih needs {oldest} or later")
+        raise GirihError(f"install torch {oldest} or later: {torch.version} is too old for Girih")
 
 
 def forget(built: Built) -> None:
@@ -118,8 +118,8 @@ def writable(cache: Path | None = None) -> Path:
         except OSError:
             continue
     raise GirihError(
-        f"neither {wanted} nor the temporary folder can be written to; "
-        "name a folder for compiled files in $GIRIH_CACHE"
+        "name a folder for compiled files in $GIRIH_CACHE: neither "
+        f"{wanted} nor the temporary folder can be written to"
     )
 
 
@@ -184,13 +184,13 @@ def _call(command: Sequence[str], source: Path, compiler: Compiler) -> None:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise GirihError(f"the shim could not be compiled: {error}") from error
+        raise GirihError(f"look at the compiler ($CXX), it does not run: {error}") from error
     if result.returncode != 0:
         whole = source.parent / "errors.txt"
         whole.write_text(f"{' '.join(command)}\n{result.stderr}")
         raise GirihError(
-            f"{compiler.version} does not compile the shim; all it says is in {whole}. "
-            "It begins:\n" + "\n".join(_first_errors(result.stderr))
+            f"look into {whole}: {compiler.version} does not compile the shim. It begins:\n"
+            + "\n".join(_first_errors(result.stderr))
         )
 
 

@@ -27,8 +27,8 @@ def parse(what: str, size: int | str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         if size > 0:
             return size
-        raise GirihError(f"{what} is {size}; write a number of bytes above 0, or a text like 60GiB")
+        raise GirihError(f"write a number of bytes above 0, or a text like 60GiB: {what} is {size}")
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(size).upper())
     if found is None or not (size := round(float(found[1]) * _UNITS.get(found[2], 0))):
-        raise GirihError(f"{what} is {size!r}; write a size like 60GiB, 1500MB or 123B")
+        raise GirihError(f"write a size like 60GiB, 1500MB or 123B: {what} is `{size}`")
     return size

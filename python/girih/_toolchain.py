@@ -112,10 +112,10 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
             continue
         return Compiler(command, (answer.stdout.splitlines() or [""])[0])
     if named:
-        raise GirihError(f"$CXX is {named}, which does not run; unset it, or name a C++ compiler")
+        raise GirihError(f"unset $CXX, or name a C++ compiler: it is {named}, which does not run")
     raise GirihError(
-        "there is no C++ compiler: install g++ (Debian, Ubuntu: apt install g++; "
-        "Fedora: dnf install gcc-c++; conda: conda install gxx), or name one in $CXX"
+        "install g++ (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
+        "conda: conda install gxx), or name one in $CXX: there is no C++ compiler"
     )
 
 
@@ -131,8 +131,8 @@ def find_cuda_headers(torch: Torch, environ: Mapping[str, str] = os.environ) -> 
     if not fitting:
         looked = ", ".join(map(str, folders)) or "no folder at all"
         raise GirihError(
-            f"the headers of CUDA {major} are nowhere (looked in {looked}): "
-            f"{_header_package(major)}, or name a CUDA toolkit in $CUDA_HOME"
+            f"{_header_package(major)}, or name a CUDA toolkit in $CUDA_HOME: "
+            f"the headers of CUDA {major} are nowhere (looked in {looked})"
         )
     found = fitting[:1]
     if not (found[0] / "crt/host_defines.h").is_file():

@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
         parser.error(f"--interval {options.interval}: between 0.1 and 3600 seconds")
     where = _live.folder()
     if where is None:
-        print("girih: GIRIH_LIVE is empty: unset it, or name the folder", file=sys.stderr)
+        print("girih: unset GIRIH_LIVE, or name the folder in it: it is empty", file=sys.stderr)
         return 2
     is_once = options.once or options.json or not sys.stdout.isatty()
     try:

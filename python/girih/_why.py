@@ -96,7 +96,7 @@ def of_process(error: BaseException | None, device: int | None) -> Answer:
     """Asks about this process, of which torch has a history."""
     torch = sys.modules.get("torch")
     if torch is None:
-        raise GirihError("torch is not imported: there is nothing to ask about")
+        raise GirihError("import torch first: there is nothing to ask about without it")
     snapshot = torch.cuda.memory._snapshot()
     if error is None:
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)

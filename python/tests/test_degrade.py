@@ -147,7 +147,7 @@ def test_a_driver_without_torch_is_told_by_enable_and_by_the_doctor(python, mach
     machine.remove_torch()
     code = "import girih\ngirih.enable()\nprint(girih.is_enabled(), girih.stats()['off'])\n"
     result = python("-c", code, **machine.environ)
-    off = "False torch cannot be imported: No module named 'torch'\n"
+    off = "False install torch for CUDA, it cannot be imported: No module named 'torch'\n"
     assert (result.returncode, result.stdout) == (0, off), result.stderr
     assert "GirihWarning" in result.stderr
     doctor = python("-m", "girih", "doctor", **machine.environ)

@@ -207,6 +207,87 @@ sys.stdin.readline()
         assert _live.ask(path)["pid"] == process.pid
 
 
+def test_a_child_that_ends_as_python_does_leaves_the_socket_to_its_parent(where):
+    fork = """
+import atexit
+atexit.register(_process._finish)
+_native.finish = lambda: None
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+sys.stdin.readline()
+"""
+    with running(fork) as process:
+        assert process.stdout.readline() == "0\n"
+        (path,) = _live.sockets(where)
+        assert _live.ask(path)["pid"] == process.pid
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(timeout=30) == 0
+        assert not _live.sockets(where), "the parent's own end takes it away"
+
+
+def test_workers_that_are_forked_are_not_shown_and_take_nothing_with_them(where):
+    fork = """
+import multiprocessing, time
+def work(ready):
+    ready.release()
+    time.sleep(60)
+context = multiprocessing.get_context("fork")
+ready = context.Semaphore(0)
+workers = [context.Process(target=work, args=(ready,)) for _ in range(2)]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    ready.acquire()
+print("forked", flush=True)
+sys.stdin.readline()
+workers[0].kill()
+workers[1].terminate()
+for worker in workers:
+    worker.join()
+print("joined", flush=True)
+sys.stdin.readline()
+"""
+    with running(fork) as process:
+        for word in ("forked", "joined"):
+            assert process.stdout.readline() == f"{word}\n"
+            (path,) = _live.sockets(where)
+            assert _live.ask(path)["pid"] == process.pid
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+
+def test_a_child_that_is_forked_during_an_answer_keeps_nobody_waiting(where, python):
+    code = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from girih import _live
+asked, forked = threading.Event(), threading.Event()
+def answer():
+    asked.set()
+    forked.wait()
+    return '{"a": 1}'
+server = _live.Server(Path(sys.argv[1]), answer)
+found = []
+asker = threading.Thread(target=lambda: found.append(_live.ask(server.path, 10)))
+asker.start()
+asked.wait()
+child = os.fork()
+if child == 0:
+    signal.pause()
+forked.set()
+asker.join()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+server.stop()
+print(found)
+"""
+    result = python("-c", code, str(where))
+    assert result.stdout == "[{'a': 1}]\n", result.stderr
+
+
 def test_nobody_is_kept_from_ending_and_no_time_is_taken_where_nobody_looks(where):
     before = time.process_time()
     server = _live.Server(where, lambda: "{}")

@@ -180,5 +180,7 @@ def test_during_a_capture_and_without_the_shim_it_is_refused(python):
         "except GirihError as error:\n"
         "    print(error)\n"
     )
-    assert "graph is captured" in run(python, program() + "capturing = True\n" + refused)
+    assert "before the capture of a graph" in run(
+        python, program() + "capturing = True\n" + refused
+    )
     assert "doctor" in run(python, program(door="plug") + refused)

@@ -3,7 +3,9 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
+use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 
@@ -25,7 +27,11 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     if is_standard(path) {
         return Ok(Box::new(io::stdin().lock()));
     }
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    if file.metadata().is_ok_and(|it| it.is_dir()) {
+        bail!("cannot read {shown}: name a file, it is a folder");
+    }
     Ok(Box::new(file))
 }
 
@@ -38,7 +44,10 @@ pub(crate) fn read_whole(path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = open(path)?.take(WHOLE_MAX + 1).read_to_end(&mut bytes);
     read.with_context(|| format!("cannot read {}", shown_input(path)))?;
     if bytes.len() as u64 > WHOLE_MAX {
-        bail!("cannot read {}: it has more than {WHOLE_MAX} bytes", shown_input(path));
+        bail!(
+            "cannot read {}: give a smaller file, it has more than {WHOLE_MAX} bytes",
+            shown_input(path)
+        );
     }
     Ok(bytes)
 }
@@ -74,7 +83,7 @@ impl Output {
             && let Some(input) = inputs.iter().find(|input| is_same_file(path, input))
         {
             bail!(
-                "cannot write {}: it is the input {}; give the output another name",
+                "give the output another name: {} is the input {}",
                 named.display(),
                 input.display()
             );
@@ -106,12 +115,12 @@ impl Output {
             Target::Standard => filled(io::stdout().lock(), fill),
             Target::Stream(path) => filled(File::options().write(true).open(path)?, fill),
             Target::File(path, permissions) => {
-                let mut file = new_file(folder_of(path))?;
-                let count = filled(&mut file, fill)?;
+                let mut unfinished = Unfinished::new(folder_of(path))?;
+                let count = filled(&mut unfinished.file, fill)?;
                 if let Some(permissions) = permissions {
-                    fs::set_permissions(file.path(), permissions.clone())?;
+                    fs::set_permissions(unfinished.file.path(), permissions.clone())?;
                 }
-                file.persist(path)?;
+                unfinished.persist(path)?;
                 Ok(count)
             }
         };
@@ -125,7 +134,7 @@ impl Target {
             return Ok(Target::Standard);
         }
         match fs::metadata(named) {
-            Ok(it) if it.is_dir() => Err(io::Error::other("it is a folder")),
+            Ok(it) if it.is_dir() => Err(io::Error::other("name a file, it is a folder")),
             Ok(it) if it.is_file() => {
                 Ok(Target::File(fs::canonicalize(named)?, Some(it.permissions())))
             }
@@ -150,7 +159,7 @@ fn behind_links(named: &Path) -> io::Result<PathBuf> {
             Err(_) => return Ok(path),
         }
     }
-    Err(io::Error::other("too many links"))
+    Err(io::Error::other("name another file, its links lead nowhere"))
 }
 
 /// The folder that a file is in.
@@ -190,6 +199,45 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
+/// The files that have no name of their own yet. Who makes, renames or removes one holds the lock.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn all_unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that is being written. It goes when it is dropped.
+struct Unfinished {
+    file: tempfile::NamedTempFile,
+}
+
+impl Unfinished {
+    fn new(folder: &Path) -> io::Result<Unfinished> {
+        let mut all = all_unfinished();
+        let file = new_file(folder)?;
+        all.push(file.path().to_owned());
+        Ok(Unfinished { file })
+    }
+
+    /// Gives the file its name, over what has it.
+    fn persist(self, path: &Path) -> io::Result<()> {
+        let mut all = all_unfinished();
+        all.retain(|unfinished| unfinished != self.file.path());
+        self.file.persist(path)?;
+        Ok(())
+    }
+}
+
+/// Removes every file that is being written, and lets nobody begin or end one after it: the process
+/// is about to end, and what it does until then must not be seen.
+pub(crate) fn discard_unfinished() {
+    let mut all = all_unfinished();
+    for path in all.drain(..) {
+        let _ = fs::remove_file(path);
+    }
+    mem::forget(all);
+}
+
 /// True if both names lead to one file that is there.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     match (fs::metadata(one), fs::metadata(other)) {
@@ -219,4 +267,25 @@ fn new_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_being_written_is_known_until_it_has_its_name_or_is_gone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let is_known = |path: &Path| all_unfinished().iter().any(|unfinished| unfinished == path);
+        let path = folder.path().join("result");
+        let unfinished = Unfinished::new(folder.path()).expect("a file");
+        let own = unfinished.file.path().to_owned();
+        assert!(is_known(&own) && own.exists());
+        unfinished.persist(&path).expect("it has a name now");
+        assert!(!is_known(&own) && !own.exists() && path.exists());
+        let dropped = Unfinished::new(folder.path()).expect("a file");
+        let own = dropped.file.path().to_owned();
+        drop(dropped);
+        assert!(!own.exists());
+    }
 }

@@ -46,8 +46,7 @@ impl Source {
     pub(crate) fn understand(&self, recording: Recording) -> anyhow::Result<Loaded> {
         let shown = shown_input(&self.file);
         let devices: Vec<u32> = recording.traces.iter().map(|trace| trace.device).collect();
-        let mut trace =
-            pick(recording, self.device).with_context(|| format!("{shown}: no such trace"))?;
+        let mut trace = pick(recording, self.device, &shown)?;
         apply_marks(&mut trace, &self.file, self.marks.as_deref())?;
         for warning in &trace.origin.warnings {
             progress::warn(&format!("{shown}: {warning}"));
@@ -74,21 +73,26 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Recording> {
 }
 
 /// The trace of a device; the one with the most events if none is named.
-fn pick(recording: Recording, device: Option<u32>) -> anyhow::Result<Trace> {
+fn pick(recording: Recording, device: Option<u32>, shown: &str) -> anyhow::Result<Trace> {
     let mut traces = recording.traces;
     match device {
-        Some(device) => {
+        Some(device) if !traces.is_empty() => {
             let devices: Vec<String> = traces.iter().map(|t| t.device.to_string()).collect();
             traces.retain(|trace| trace.device == device);
             traces.pop().with_context(|| {
-                format!("it has no events of device {device}, but of: {}", devices.join(", "))
+                format!(
+                    "use --device {}: {shown} has no events of device {device}",
+                    devices.join(" or ")
+                )
             })
         }
         // Of several with as many events, the first.
-        None => traces.into_iter().rev().max_by_key(|trace| trace.events.len()).context(
-            "it holds no events: was history recorded \
-             (torch.cuda.memory._record_memory_history) before the snapshot was taken?",
-        ),
+        _ => traces.into_iter().rev().max_by_key(|trace| trace.events.len()).with_context(|| {
+            format!(
+                "call torch.cuda.memory._record_memory_history() before the run, and take the snapshot \
+                 after it: {shown} has no events"
+            )
+        }),
     }
 }
 
@@ -111,7 +115,9 @@ fn apply_marks(trace: &mut Trace, path: &Path, named: Option<&Path>) -> anyhow::
     let marked = marks::read(&bytes).with_context(|| format!("cannot read {shown}"))?;
     if let Some(reason) = marked.is_of_another_time(trace) {
         if !is_found {
-            bail!("{shown} belongs to another recording: {reason}");
+            bail!(
+                "give --marks the marks of this run: {shown} belongs to another recording: {reason}"
+            );
         }
         progress::warn(&format!("{shown} belongs to another recording and was left out: {reason}"));
         return Ok(());

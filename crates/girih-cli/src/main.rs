@@ -2,7 +2,8 @@
 //!
 //! `main` parses, runs one command and turns what came of it into an exit status: 0 for done, 1 for
 //! an answer that is a no (a plan that is wrong, an allocator that differs), 2 for a command that
-//! could not be carried out, 130 for what Ctrl-C cut short. Text goes to standard output, progress and errors to standard error.
+//! could not be carried out, 128 and its number for what a signal cut short (130: Ctrl-C). Text goes to standard output,
+//! progress and errors to standard error.
 
 mod commands;
 mod files;
@@ -68,6 +69,8 @@ enum Command {
     Man,
     /// Schedules what goes to the host and comes back where a step does not fit.
     Swap(commands::swap::SwapArgs),
+    /// Decides for long contexts which tokens of each layer stay, go to the host, or are computed again.
+    Alpha(commands::alpha::AlphaArgs),
 }
 
 /// What a command answers.
@@ -77,7 +80,7 @@ pub(crate) enum Answer {
     Yes,
     /// No: something that was to be verified is not so.
     No,
-    /// Ctrl-C ended the search early: what was found is there, and is less than what was asked for.
+    /// A signal ended the search early: what was found is there, and is less than what was asked for.
     CutShort,
 }
 
@@ -93,7 +96,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
-        Ok(Answer::CutShort) => ExitCode::from(interrupt::STATUS),
+        Ok(Answer::CutShort) => ExitCode::from(interrupt::status()),
         // Whoever read our output has stopped reading: there is nobody left to tell.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -120,6 +123,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Completions(args) => commands::describe::completions(args, Cli::command(), out),
         Command::Man => commands::describe::man(Cli::command(), out),
         Command::Swap(args) => commands::swap::run(args, cli.json, out),
+        Command::Alpha(args) => commands::alpha::run(args, cli.json, out),
     }
 }
 

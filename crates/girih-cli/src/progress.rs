@@ -1,6 +1,6 @@
 //! Progress for people: on standard error, on a terminal only, gone when the work is done.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicI8, Ordering};
 use std::time::Duration;
@@ -37,12 +37,23 @@ impl Progress {
         Progress { bar, parts: Cell::new(None) }
     }
 
+    /// Shows nothing on a terminal: for work of which several pieces are done at once.
+    pub(crate) fn hidden() -> Progress {
+        Progress { bar: ProgressBar::hidden(), parts: Cell::new(None) }
+    }
+
     /// Says what goes on from now.
     pub(crate) fn say(&self, what: impl Into<String>) {
         let what = what.into();
         if LOUDNESS.load(Ordering::Relaxed) > 0 {
             say_aside(&format!("girih: {what}"));
         }
+        self.show(what);
+    }
+
+    /// Shows on a terminal what goes on, and says it nowhere else.
+    pub(crate) fn show(&self, what: impl Into<String>) {
+        let what = what.into();
         let share = match self.parts.get() {
             Some((done, all)) if all > 1 => format!("{:>3} % ", 100 * done / all),
             _ => String::new(),
@@ -72,12 +83,12 @@ impl Drop for Progress {
     }
 }
 
-/// Says that Ctrl-C has ended the command, in the place of whatever line says what is going on.
-pub(crate) fn say_interrupted() {
+/// Says what has ended the command, in the place of whatever line says what is going on.
+pub(crate) fn say_interrupted(by: &str) {
     use std::io::IsTerminal;
     let mut out = io::stderr();
     let clear = if out.is_terminal() { "\r\x1b[2K" } else { "" };
-    let _ = writeln!(out, "{clear}girih: cut short by Ctrl-C");
+    let _ = writeln!(out, "{clear}girih: cut short by {by}");
 }
 
 /// Prints an error with all its causes.
@@ -99,9 +110,27 @@ pub(crate) fn in_one_line(error: &anyhow::Error) -> String {
     text
 }
 
+thread_local! {
+    /// What this thread has said aside, where that is kept.
+    static KEPT: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Does some work, and gives what it says aside on this thread, warnings too, to be said when its turn
+/// comes.
+pub(crate) fn kept<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    KEPT.set(Some(Vec::new()));
+    let result = work();
+    (result, KEPT.take().unwrap_or_default())
+}
+
 /// Says on standard error what standard output has no room for.
 pub(crate) fn say_aside(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    KEPT.with_borrow_mut(|kept| match kept {
+        Some(said) => said.push(text.to_owned()),
+        None => {
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+    });
 }
 
 /// Prints a warning about a file.
@@ -109,7 +138,7 @@ pub(crate) fn warn(warning: &str) {
     if LOUDNESS.load(Ordering::Relaxed) < 0 {
         return;
     }
-    let _ = writeln!(io::stderr(), "girih: warning: {warning}");
+    say_aside(&format!("girih: warning: {warning}"));
 }
 
 #[cfg(test)]

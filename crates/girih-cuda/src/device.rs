@@ -60,8 +60,8 @@ pub enum OpenError {
     Load(#[from] LoadError),
     /// The number is too high.
     #[error(
-        "there is no CUDA device {ordinal}: this process sees {count}. Devices are counted from 0; \
-         CUDA_VISIBLE_DEVICES may hide some"
+        "look at CUDA_VISIBLE_DEVICES, it may hide devices: there is no CUDA device {ordinal}, this \
+         process sees {count}, counted from 0"
     )]
     NoSuchDevice {
         /// The number.

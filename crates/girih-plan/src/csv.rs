@@ -42,15 +42,15 @@ pub enum CsvError {
         source: io::Error,
     },
     /// A line does not end where any would.
-    #[error("line {line} is longer than {LINE_MAX} bytes")]
+    #[error("give a table of numbers: line {line} is longer than {LINE_MAX} bytes")]
     TooLong {
         /// The line.
         line: u64,
     },
     /// A header names a column that is not known, or one twice, or lacks one.
     #[error(
-        "line {line}: the header has {problem} `{column}`; \
-         the columns are id, lower, upper, size, and offset or not"
+        "name the columns id, lower, upper, size, and offset or not: the header in line {line} has \
+         {problem} `{column}`"
     )]
     Header {
         /// The line.
@@ -61,7 +61,7 @@ pub enum CsvError {
         column: String,
     },
     /// A row has another number of columns than the first one.
-    #[error("line {line}: {found} columns, where {expected} are expected")]
+    #[error("give line {line} the columns of a row, {expected}: it has {found}")]
     Columns {
         /// The line.
         line: u64,
@@ -71,7 +71,7 @@ pub enum CsvError {
         found: usize,
     },
     /// A cell is no number.
-    #[error("line {line}: the {column} `{text}` is not a whole number from 0 to 2^64 - 1")]
+    #[error("write a whole number from 0 to 2^64 - 1 in line {line}: its {column} is `{text}`")]
     Number {
         /// The line.
         line: u64,
@@ -81,7 +81,10 @@ pub enum CsvError {
         text: String,
     },
     /// A buffer is never alive.
-    #[error("line {line}: the buffer is never alive: it lives in [{lower}, {upper})")]
+    #[error(
+        "make upper more than lower in line {line}: its buffer lives in [{lower}, {upper}), which is \
+         never"
+    )]
     Empty {
         /// The line.
         line: u64,
@@ -91,7 +94,10 @@ pub enum CsvError {
         upper: u64,
     },
     /// More rows than can be planned.
-    #[error("line {line}: more than {} buffers", Problem::MAX_BUFFERS)]
+    #[error(
+        "split the problem before line {line}: at most {} buffers can be planned at once",
+        Problem::MAX_BUFFERS
+    )]
     TooMany {
         /// The line of the first one too many.
         line: u64,

@@ -26,15 +26,15 @@ const VERSION: u32 = 1;
 #[derive(Debug, Error)]
 pub enum PlanFileError {
     /// The file could not be written or read.
-    #[error("the plan file cannot be read or written: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
     /// It is no JSON, or not of this shape.
-    #[error("this is no plan file, or it is damaged: {0}")]
+    #[error("make the plan again with `girih plan`, this is none or it is damaged: {0}")]
     Json(#[from] serde_json::Error),
     /// It is of another kind or version.
     #[error(
-        "this is a file of format {format:?}, version {version}; this release reads {FORMAT:?}, \
-         version {VERSION}: make the plan again with `girih plan`"
+        "make the plan again with `girih plan`: this is a file of format `{format}`, version {version}, \
+         and this release reads `{FORMAT}`, version {VERSION}"
     )]
     Format {
         /// What the file says it is.
@@ -43,7 +43,7 @@ pub enum PlanFileError {
         version: u32,
     },
     /// Columns of a sequence have different lengths, or hold what cannot be.
-    #[error("sequence {sequence}: {reason}")]
+    #[error("make the plan again with `girih plan`, it is damaged: sequence {sequence}: {reason}")]
     Columns {
         /// Index of the sequence.
         sequence: usize,
@@ -52,8 +52,8 @@ pub enum PlanFileError {
     },
     /// The file was changed after it was written.
     #[error(
-        "the plan says that its fingerprint is {written:016x}, but it is {found:016x}: the file \
-         was changed; make the plan again with `girih plan`"
+        "make the plan again with `girih plan`, it was changed: it says that its fingerprint is \
+         {written:016x}, but that is {found:016x}"
     )]
     Fingerprint {
         /// What the file says.
@@ -62,7 +62,7 @@ pub enum PlanFileError {
         found: u64,
     },
     /// The plan contradicts itself.
-    #[error("the plan is wrong: {0}")]
+    #[error("make the plan again with `girih plan`, it is wrong: {0}")]
     Plan(#[from] PlanError),
 }
 

@@ -48,11 +48,11 @@ pub struct Solution {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ProblemError {
     /// The alignment is 0.
-    #[error("the alignment is 0: every offset must be a multiple of it, so give 1 for none")]
+    #[error("give an alignment of 1 for none: it is 0, and every offset must be a multiple of it")]
     Alignment,
     /// More buffers than the planners can number.
     #[error(
-        "{buffers} buffers are more than the {} that can be planned at once",
+        "split the problem: {buffers} buffers are more than the {} that can be planned at once",
         Problem::MAX_BUFFERS
     )]
     TooMany {
@@ -60,7 +60,9 @@ pub enum ProblemError {
         buffers: usize,
     },
     /// A buffer is never alive.
-    #[error("buffer {buffer} is never alive: it lives in [{lower}, {upper}), which is empty")]
+    #[error(
+        "make upper more than lower: buffer {buffer} lives in [{lower}, {upper}), which is never"
+    )]
     Empty {
         /// Its index.
         buffer: usize,
@@ -71,8 +73,8 @@ pub enum ProblemError {
     },
     /// A buffer is born after the ring has ended.
     #[error(
-        "buffer {buffer} is born at tick {lower}, but the ring has the ticks 0 to {}: \
-         subtract the period {period} from its times",
+        "subtract the period {period} from the times of buffer {buffer}: it is born at tick {lower}, \
+         but the ring has the ticks 0 to {}",
         period - 1
     )]
     OutsideRing {
@@ -85,8 +87,8 @@ pub enum ProblemError {
     },
     /// A buffer lives longer than the ring is round, so that it would meet itself.
     #[error(
-        "buffer {buffer} lives in [{lower}, {upper}), longer than the period {period}: \
-         a buffer that is always alive has upper = lower + period"
+        "give a buffer that is always alive upper = lower + period: buffer {buffer} lives in \
+         [{lower}, {upper}), longer than the period {period}"
     )]
     LapsItself {
         /// Its index.
@@ -100,8 +102,8 @@ pub enum ProblemError {
     },
     /// The sizes, rounded up to the alignment, add up to more than can be addressed.
     #[error(
-        "the sizes up to buffer {buffer} add up to more than 2^64 - 1 bytes \
-         when rounded up to the alignment"
+        "give smaller sizes: up to buffer {buffer} they add up to more than 2^64 - 1 bytes when \
+         rounded up to the alignment"
     )]
     TooLarge {
         /// The buffer at which the sum overflows.

@@ -230,11 +230,11 @@ pub struct Hints {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum StrategyError {
     /// Something is left out of a method that is not made of it.
-    #[error("the method stands alone: nothing can be left out of it")]
+    #[error("leave nothing out: the method stands alone")]
     StandsAlone,
     /// All planners of the method are left out. Folding alone is none, for it finds no plan where
     /// nothing repeats.
-    #[error("no planner is left: all of the method are left out")]
+    #[error("leave less out: no planner of the method is left")]
     NoPlanner,
 }
 

@@ -69,24 +69,24 @@ fn a_table_reads_back_as_it_was_written() {
 fn errors_name_the_line_and_the_cell() {
     assert_eq!(
         error("id,lower,upper,size\n0,0,4,1\n1,0,x,1\n"),
-        "line 3: the upper `x` is not a whole number from 0 to 2^64 - 1"
+        "write a whole number from 0 to 2^64 - 1 in line 3: its upper is `x`"
     );
     assert_eq!(
         error("0,0,4,1\n1,4,4,1\n"),
-        "line 2: the buffer is never alive: it lives in [4, 4)"
+        "make upper more than lower in line 2: its buffer lives in [4, 4), which is never"
     );
-    assert_eq!(error("0,0,4,1\n1,0,4\n"), "line 2: 3 columns, where 4 are expected");
-    assert_eq!(error("0,0,4\n"), "line 1: 3 columns, where 4 are expected");
+    assert_eq!(error("0,0,4,1\n1,0,4\n"), "give line 2 the columns of a row, 4: it has 3");
+    assert_eq!(error("0,0,4\n"), "give line 1 the columns of a row, 4: it has 3");
     assert!(
         error("id,lower,upper,size,colour\n")
-            .starts_with("line 1: the header has an unknown column `colour`")
+            .ends_with("the header in line 1 has an unknown column `colour`")
     );
     assert!(
-        error("id,lower,lower,size\n").starts_with("line 1: the header has two columns `lower`")
+        error("id,lower,lower,size\n").ends_with("the header in line 1 has two columns `lower`")
     );
-    assert!(error("id,lower,upper\n").starts_with("line 1: the header has no column `size`"));
+    assert!(error("id,lower,upper\n").ends_with("the header in line 1 has no column `size`"));
     assert!(error("0,0,4,18446744073709551616\n").contains("size"));
-    assert!(error("0,0,4,-1\n").starts_with("line 1"));
+    assert!(error("0,0,4,-1\n").contains("line 1"));
     let not_text = read(&b"0,0,4,1\n\xff\xfe\n"[..]).expect_err("not text").to_string();
     assert!(not_text.starts_with("line 2 could not be read"), "{not_text}");
 }
@@ -111,5 +111,5 @@ fn any_bytes_are_read_or_refused_without_a_panic() {
 fn a_line_that_does_not_end_is_refused_in_bounded_memory() {
     let endless = std::io::BufReader::new(std::io::repeat(b'7'));
     let error = girih_plan::csv::read(endless).unwrap_err().to_string();
-    assert_eq!(error, "line 1 is longer than 65536 bytes");
+    assert_eq!(error, "give a table of numbers: line 1 is longer than 65536 bytes");
 }

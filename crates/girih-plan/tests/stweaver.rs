@@ -118,7 +118,7 @@ fn what_has_no_meaning_is_named() {
         Problem { buffers: vec![Buffer { lower: 0, upper: 1, size: 1 }], period: 0, alignment: 1 };
     let missing = plan(&problem, &[]).expect_err("no phases");
     assert_eq!(missing, StweaverError::Phases { buffers: 1, phases: 0 });
-    assert!(missing.to_string().contains("0 pairs of phases for 1 buffers"));
+    assert!(missing.to_string().contains("there are 0 for 1 buffers"));
     let nonsense = Problem { alignment: 0, ..problem };
     let error = plan(&nonsense, &[PhaseSpan::default()]).expect_err("no alignment");
     assert_eq!(error, StweaverError::Problem(ProblemError::Alignment));

@@ -117,15 +117,15 @@ pub enum SimulateError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The allocator is `planned` and there is no plan.
-    #[error("the allocator `planned` needs a plan: make one with `girih plan`")]
+    #[error("make a plan with `girih plan`: the allocator `planned` needs one")]
     NoPlan,
     /// More is alive at once than a device holds.
     #[error(transparent)]
     Bounds(#[from] BoundsError),
     /// The allocator keeps the device busier than any run does, for it holds what no GPU has.
     #[error(
-        "{allocator} has called the device {calls} times by event {event}: the sizes of this \
-         recording are those of no GPU"
+        "copy the recording again, its sizes are those of no GPU: {allocator} has called the device \
+         {calls} times by event {event}"
     )]
     Overworked {
         /// The allocator.
@@ -136,7 +136,7 @@ pub enum SimulateError {
         calls: u64,
     },
     /// The device refused a call for another reason than memory: a bug of ours.
-    #[error("the simulated device refused a call, which is a bug of Girih: {0}")]
+    #[error("please report this bug of Girih: the simulated device refused a call: {0}")]
     Device(#[from] AllocError),
 }
 

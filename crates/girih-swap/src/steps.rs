@@ -37,10 +37,10 @@ pub struct Assumed {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum StepError {
     /// There is nothing to swap.
-    #[error("the recording has no requests: nothing can be swapped")]
+    #[error("give a recording with requests: this one has none, so nothing can be swapped")]
     Empty,
     /// Nobody says how long anything takes.
-    #[error("the events have no times: say how long a step takes, with --step-time 800ms")]
+    #[error("say how long a step takes with --step-time, such as 800ms: the events have no times")]
     NoTimes,
 }
 

@@ -148,7 +148,10 @@ pub fn plan(device: i32, path: &str) -> Result<String, String> {
 pub fn plan_of(heap: &Heap, path: &str) -> Result<String, String> {
     let trace = heap.trace().map_err(|error| error.to_string())?;
     if trace.events.is_empty() {
-        return Err("the device was asked for nothing yet: there is nothing to plan".to_owned());
+        return Err(
+            "ask for memory first: the device was asked for none yet, so there is nothing to plan"
+                .to_owned(),
+        );
     }
     let (plan, seconds) = timed(|| make_plan(&trace));
     let plan = plan.map_err(|error| error.to_string())?;
@@ -223,7 +226,7 @@ struct Planned {
 }
 
 fn used(device: i32) -> Result<&'static Heap, String> {
-    heaps::existing(device).ok_or_else(|| format!("device {device} was not used yet"))
+    heaps::existing(device).ok_or_else(|| format!("use device {device} first: it was not used yet"))
 }
 
 /// A plan of a trace, tried there.

@@ -69,8 +69,8 @@ impl PoolIds {
     pub(crate) fn add(&mut self, pool: Pair) -> Outcome<u16> {
         if self.is_full() {
             return Err(unsupported(format!(
-                "this process has {} memory pools at once, which is the most that Girih can tell \
-                 apart; let go of some of them, and call torch.cuda.empty_cache()",
+                "let go of some memory pools and call torch.cuda.empty_cache(): this process has {} \
+                 memory pools at once, which is the most that Girih can tell apart",
                 self.pools.len()
             )));
         }

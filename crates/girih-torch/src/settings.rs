@@ -222,7 +222,9 @@ impl Settings {
         if let Some(torch) = torch {
             let known = Release::of(&torch).zip(TieOrder::of_torch(&torch));
             (release, config.tie_order) = known.ok_or_else(|| {
-                format!("the settings of Girih: torch is {torch:?}, must be a version like 2.11.0")
+                format!(
+                    "give torch as a version like 2.11.0 in the settings of Girih: it is `{torch}`"
+                )
             })?;
         }
         match mode {
@@ -237,9 +239,11 @@ impl Settings {
         config.own_order = !matches!(mode, Mode::Native | Mode::Gmlake);
         let gmlake = gmlake_settings(mode, gmlake_limit)?;
         if mode == Mode::Plan && plan.is_none() {
-            return Err("the settings of Girih: the mode `plan` needs a plan file under `plan`; \
-                        make one with the mode `profile` and `girih plan`"
-                .to_owned());
+            return Err(
+                "make a plan with the mode `profile` and `girih plan`, and name it under `plan`: \
+                        the mode `plan` needs one"
+                    .to_owned(),
+            );
         }
         let record = record.unwrap_or(false) || mode.records();
         let record_bytes = record_bytes.unwrap_or(RECORD_BYTES);
@@ -280,8 +284,8 @@ impl Settings {
         {
             let (mode, word) = (self.mode.name(), if is_expandable { "True" } else { "False" });
             return Err(format!(
-                "expandable_segments is {word} in Girih's mode `{mode}` and cannot change while the \
-                 program runs; the modes `native` and `expandable` let it. Nothing was changed."
+                "use Girih's mode `native` or `expandable`, nothing was changed: expandable_segments is \
+                 {word} in Girih's mode `{mode}` and cannot change while the program runs"
             ));
         }
         let warnings = warnings(self.mode, &self.config, &config, &said);
@@ -317,7 +321,8 @@ fn gmlake_settings(mode: Mode, limit: Option<u64>) -> Result<gmlake::Config, Str
     let published = gmlake::Config::default();
     match limit {
         Some(_) if mode != Mode::Gmlake => {
-            Err("the settings of Girih: `gmlake_limit` is of the mode `gmlake` alone".to_owned())
+            Err("use the mode `gmlake` or leave out `gmlake_limit`, which is of that mode alone"
+                .to_owned())
         }
         Some(bytes) => Ok(gmlake::Config { fragmentation_limit: bytes, ..published }),
         None => Ok(published),
@@ -332,12 +337,12 @@ fn swap_settings(
     local_ranks: u64,
 ) -> Result<SwapSettings, String> {
     match gpu_budget {
-        None if host_budget.is_some() => Err("the settings of Girih: `host_budget` says how much may \
-                                              be swapped; say with `gpu_budget` what the GPU may hold"
+        None if host_budget.is_some() => Err("say with `gpu_budget` what the GPU may hold: \
+                                              `host_budget` alone says how much may be swapped"
             .to_owned()),
         Some(_) if !mode.stitches() => Err(format!(
-            "the settings of Girih: `gpu_budget` needs the mode `auto`, `plan` or `stitch`, and this is \
-             `{}`: elsewhere bytes that are let go of come back in pieces",
+            "use the mode `auto`, `plan` or `stitch` with `gpu_budget`: in `{}` bytes that are let go of \
+             come back in pieces",
             mode.name()
         )),
         _ => Ok(SwapSettings { gpu_budget, host_budget, local_ranks }),
@@ -390,7 +395,7 @@ mod tests {
         assert_eq!(settings.config.max_split_size, 64 << 20);
         assert_eq!((settings.warnings.len(), settings.conf.as_str()), (2, text));
         assert!(settings.warnings[0].contains("unknown key `later_key`"));
-        assert!(settings.warnings[1].contains("by_class (byte 33) has no effect"));
+        assert!(settings.warnings[1].contains("by_class has no effect"));
         // For Girih it is a mistake, and it goes first.
         let refused = of(format!(r#"{{"conf": "{text}"}}"#)).unwrap_err();
         assert!(refused.contains("later_key"), "{refused}");
@@ -471,10 +476,10 @@ mod tests {
         let refused = |json: &str| Settings::parse(json).expect_err(json);
         assert!(refused(r#"{"mod": "native"}"#).contains("`mod`"));
         assert!(refused(r#"{"mode": "fast"}"#).contains("`native`"));
-        assert!(refused(r#"{"mode": "plan"}"#).contains("needs a plan file"));
+        assert!(refused(r#"{"mode": "plan"}"#).contains("the mode `plan` needs one"));
         assert!(refused(r#"{"conf": "max_spilt:3"}"#).contains("max_spilt"));
         assert!(refused(r#"{"torch": "nightly"}"#).contains("2.11.0"));
-        assert!(refused(r#"{"gmlake_limit": 4}"#).contains("of the mode `gmlake` alone"));
+        assert!(refused(r#"{"gmlake_limit": 4}"#).contains("use the mode `gmlake` or leave out"));
         assert!(refused("[").contains("line 1"));
     }
 }

@@ -183,8 +183,8 @@ impl HeapDevice for Sourced {
     fn export(&mut self, address: Address, size: u64) -> Outcome<Exported> {
         if self.is_given(address) {
             return Err(unsupported(
-                "this memory is of a MemPool with an allocator of its own, and Girih does not know \
-                 how to share it with another process; share tensors from outside the pool",
+                "share tensors from outside the pool: this memory is of a MemPool with an allocator of \
+                 its own, and Girih does not know how to share it with another process",
             ));
         }
         self.device.export(address, size)

@@ -66,8 +66,8 @@ impl Streams {
             Some(&id) => id,
             None if next == NONE => {
                 return Err(unsupported(format!(
-                    "this process has {next} streams at the same time, which is the most that Girih \
-                     can tell apart; use fewer of them again and again"
+                    "use fewer streams again and again: this process has {next} at the same time, \
+                     which is the most that Girih can tell apart"
                 )));
             }
             None => {
@@ -134,7 +134,7 @@ mod tests {
             streams.id(of(0, handle)).unwrap();
         }
         let error = streams.id(of(0, 70_000)).unwrap_err().to_string();
-        assert!(error.contains("65535 streams"), "{error}");
+        assert!(error.contains("has 65535 at the same time"), "{error}");
         assert_eq!(streams.id(of(0, 3)).unwrap(), (3, false), "those that are known still are");
     }
 }

@@ -25,8 +25,8 @@ pub const HELD_MAX: u64 = 1 << 42;
 pub enum BoundsError {
     /// An event is larger than any can be.
     #[error(
-        "device {device}, event {event} ({action}): {size} bytes are more than the {REQUEST_MAX} that \
-         a GPU has addresses for; the recording is damaged"
+        "copy the recording again, it is damaged: device {device}, event {event} ({action}): {size} \
+         bytes are more than the {REQUEST_MAX} that a GPU has addresses for"
     )]
     Event {
         /// The device.
@@ -40,8 +40,8 @@ pub enum BoundsError {
     },
     /// An event reaches beyond the last address.
     #[error(
-        "device {device}, event {event} ({action}): {size} bytes at address {address} reach beyond \
-         the last address; the recording is damaged"
+        "copy the recording again, it is damaged: device {device}, event {event} ({action}): {size} \
+         bytes at address {address} reach beyond the last address"
     )]
     Address {
         /// The device.
@@ -56,7 +56,9 @@ pub enum BoundsError {
         size: u64,
     },
     /// A final segment, or a block of it, is larger than any can be, or lies where it cannot.
-    #[error("device {device}, segment {segment}: {problem}; the recording is damaged")]
+    #[error(
+        "copy the recording again, it is damaged: device {device}, segment {segment}: {problem}"
+    )]
     Segment {
         /// The device.
         device: u32,
@@ -67,8 +69,8 @@ pub enum BoundsError {
     },
     /// More is alive at once than a device holds.
     #[error(
-        "{bytes} bytes are alive at event {event}, more than the {HELD_MAX} that a device may hold; \
-         the recording is damaged, or not of a GPU"
+        "copy the recording again, it is damaged or not of a GPU: {bytes} bytes are alive at event \
+         {event}, more than the {HELD_MAX} that a device may hold"
     )]
     Held {
         /// The event at which the most is alive.
@@ -162,7 +164,7 @@ mod tests {
         assert_eq!(check_sizes(&trace(vec![largest])), Ok(()));
         let larger = event(Action::Alloc, 1 << 40, REQUEST_MAX + 1);
         let error = check_sizes(&trace(vec![largest, larger])).unwrap_err().to_string();
-        assert!(error.starts_with("device 3, event 1 (alloc): 281474976710657 bytes"), "{error}");
+        assert!(error.contains("device 3, event 1 (alloc): 281474976710657 bytes"), "{error}");
         let refused = event(Action::Oom, u64::MAX, 1 << 60);
         assert_eq!(check_sizes(&trace(vec![refused])), Ok(()), "it held nothing");
         let last = event(Action::FreeCompleted, u64::MAX - 7, 8);

@@ -36,13 +36,18 @@ impl Limits {
     pub(crate) fn allowance(&self, consumed: u64) -> u64 {
         consumed.saturating_mul(self.max_expansion).max(self.floor_bytes)
     }
+
+    /// The fewest compressed bytes that `produced` bytes may come of: the other way round.
+    pub(crate) fn least(&self, produced: u64) -> u64 {
+        if produced <= self.floor_bytes { 0 } else { produced.div_ceil(self.max_expansion.max(1)) }
+    }
 }
 
 /// A compressed file grew beyond its [`Limits`]. Comes inside an [`io::Error`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
-    "{consumed} compressed bytes have become more than {allowed} bytes; if the file is to be \
-     trusted, decompress it first (`gunzip`, `zstd -d`)"
+    "decompress it first (`gunzip`, `zstd -d`) if you trust it: {consumed} compressed bytes have \
+     become more than {allowed} bytes"
 )]
 pub struct ExpansionError {
     /// Compressed bytes read so far.
@@ -88,7 +93,7 @@ impl<R: Read> Input<R> {
     }
 
     /// Bytes taken from the source so far, read ahead included.
-    fn consumed(&self) -> u64 {
+    pub(crate) fn consumed(&self) -> u64 {
         let buffered = match &self.decoder {
             Decoder::Plain(reader) => reader,
             Decoder::Gzip(decoder) => decoder.get_ref(),
@@ -102,8 +107,8 @@ impl<R: Read> Read for Input<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = match &mut self.decoder {
             Decoder::Plain(reader) => return reader.read(buffer),
-            Decoder::Gzip(decoder) => decoder.read(buffer)?,
-            Decoder::Zstd(decoder) => decoder.read(buffer)?,
+            Decoder::Gzip(decoder) => decoder.read(buffer).map_err(advised)?,
+            Decoder::Zstd(decoder) => decoder.read(buffer).map_err(advised)?,
         };
         self.produced += count as u64;
         let consumed = self.consumed();
@@ -113,6 +118,18 @@ impl<R: Read> Read for Input<R> {
         }
         Ok(count)
     }
+}
+
+/// An error of a decoder with what to do about it; one of the source as it is.
+fn advised(error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "write or copy it again, it was cut short",
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other => {
+            "copy it again, it is damaged"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{advice}: {error}"))
 }
 
 /// A source whose first four bytes were looked at and are given again. Counts what it gives.

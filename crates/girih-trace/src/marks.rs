@@ -23,10 +23,10 @@ use crate::trace::Trace;
 #[derive(Debug, Error)]
 pub enum MarksError {
     /// It could not be read or decompressed.
-    #[error("cannot read the marks: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
     /// It is not JSON, or not of the expected shape; the message has the line and the column.
-    #[error("the marks are not as expected: {0}")]
+    #[error("write the marks again, they are not as expected: {0}")]
     Json(#[from] serde_json::Error),
 }
 

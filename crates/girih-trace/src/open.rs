@@ -14,7 +14,7 @@ use crate::trace::Recording;
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// It could not be read or decompressed.
-    #[error("cannot read the file: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
     /// It is a snapshot, but a damaged one.
     #[error(transparent)]
@@ -25,9 +25,12 @@ pub enum OpenError {
     /// It says of sizes and addresses what cannot be.
     #[error(transparent)]
     Bounds(#[from] BoundsError),
+    /// It has no bytes.
+    #[error("write or copy it again: it is empty")]
+    Empty,
     /// It is nothing that is known.
     #[error(
-        "this is neither a PyTorch memory snapshot nor a trace file of Girih: it begins with {0}"
+        "give a PyTorch memory snapshot or a trace file of Girih: this is neither, it begins with {0}"
     )]
     Unknown(String),
 }
@@ -46,10 +49,12 @@ pub fn detect_and_read(input: impl Read, limits: Limits) -> Result<Recording, Op
     let mut head = [0; MAGIC.len()];
     let length = fill(&mut input, &mut head)?;
     let head = &head[..length];
-    let whole = Cursor::new(head).chain(input);
     let recording = match head {
-        _ if head == MAGIC => file::read_decompressed(whole, limits)?,
-        [first, ..] if PICKLE_STARTS.contains(first) => snapshot::read_decompressed(whole)?,
+        _ if head == MAGIC => file::read_behind(head, input, limits)?,
+        [first, ..] if PICKLE_STARTS.contains(first) => {
+            snapshot::read_decompressed(Cursor::new(head).chain(input))?
+        }
+        [] => return Err(OpenError::Empty),
         _ => return Err(OpenError::Unknown(as_text(head))),
     };
     recording.traces.iter().try_for_each(bounds::check_sizes)?;

@@ -267,6 +267,14 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
         let spare = bytes(fit.spare.unwrap_or(0));
         said.push(format!("{how}: it would have served this request, with {spare} to spare."));
     }
+    // The optimizer had not made all its states, and no earlier step tells what was still to come.
+    if !fitting.is_empty() && told.spike.as_ref().is_some_and(|spike| spike.is_optimizer) {
+        said.push(
+            "Do not rely on a setting alone here: the optimizer's first step was not over, and what \
+             it would have asked for next is not in the recording."
+                .to_owned(),
+        );
+    }
     if fitting.is_empty() {
         said.push(format!(
             "No setting of the allocator would have served this request: {} are needed and there \

@@ -73,9 +73,7 @@ pub struct Recorded<'a> {
 #[derive(Debug, Error)]
 pub enum WhyError {
     /// There are not so many refused requests.
-    #[error(
-        "{count} requests were refused in this recording, counted from 0: there is no {wanted}"
-    )]
+    #[error("{}: there is no refused request {wanted}", last_of(*.count, "--error ", "refused request"))]
     NoSuchError {
         /// The one that was asked about.
         wanted: usize,
@@ -83,7 +81,7 @@ pub enum WhyError {
         count: usize,
     },
     /// There are not so many steps.
-    #[error("the recording has {count} steps, counted from 0: there is no {wanted}")]
+    #[error("{}: there is no step {wanted}", last_of(*.count, "--at step:", "step"))]
     NoSuchStep {
         /// The one that was asked about.
         wanted: usize,
@@ -93,6 +91,18 @@ pub enum WhyError {
     /// A replay could not be carried out.
     #[error(transparent)]
     Simulate(#[from] SimulateError),
+}
+
+/// What to ask about instead, where there are `count` of something.
+fn last_of(count: usize, option: &str, what: &str) -> String {
+    match count {
+        0 => format!(
+            "leave {} out, the recording has no {what}",
+            option.trim_end_matches([':', ' '])
+        ),
+        1 => format!("use {option}0, the only {what} of the recording"),
+        _ => format!("use {option}0 to {}, the {what}s of the recording", count - 1),
+    }
 }
 
 /// A step of the run.

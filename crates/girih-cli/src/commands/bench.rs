@@ -8,6 +8,7 @@
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -20,6 +21,7 @@ use super::effort::Effort;
 use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
+use crate::interrupt;
 use crate::load::{self, timed};
 use crate::progress::{Progress, in_one_line};
 use crate::table::table;
@@ -180,7 +182,7 @@ fn problems(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     if files.is_empty() {
-        bail!("{} has no .csv, .pickle or .girih files", folder.display());
+        bail!("name a folder with .csv, .pickle or .girih files: {} has none", folder.display());
     }
     files.sort();
     Ok(files)
@@ -214,15 +216,22 @@ fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot start a process")?;
+    // The row would go on without us.
+    let is_ended = interrupt::wait_for_result();
     let until = Instant::now() + Duration::from_secs(args.timeout);
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
+        if is_ended.load(Ordering::Acquire) {
+            child.kill()?;
+            child.wait()?;
+            interrupt::end();
+        }
         if Instant::now() >= until {
             child.kill()?;
             child.wait()?;
-            bail!("stopped after {} s", args.timeout);
+            bail!("give it a longer --timeout: stopped after {} s", args.timeout);
         }
         std::thread::sleep(Duration::from_millis(2));
     };
@@ -232,7 +241,8 @@ fn measure(file: &Path, options: &[&str], args: &PlannersArgs) -> anyhow::Result
         bail!("{}", said.trim().trim_start_matches("girih: "));
     }
     child.stdout.take().context("no standard output")?.read_to_string(&mut said)?;
-    serde_json::from_str(&said).context("a row said something unexpected")
+    serde_json::from_str(&said)
+        .context("please report this bug of Girih: a row said something unexpected")
 }
 
 /// Plans one problem and says what came of it.
@@ -262,7 +272,7 @@ fn plan(
     let memory_peak = memory_peak();
     let outcome = outcome?;
     check::check(problem, &outcome.solution)
-        .context("the planner made a mistake, which is a bug of Girih")?;
+        .context("please report this bug of Girih: the planner made a mistake")?;
     Ok(Found {
         buffers: problem.buffers.len(),
         lower_bound: outcome.bound.bytes,

@@ -1,4 +1,5 @@
-//! `girih compare`: what each allocator would have made of a run, and where the memory went.
+//! `girih compare`: what each allocator would have made of a run, and where the memory went; of folders, of
+//! all runs in them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +13,10 @@ use girih_runtime::waste::Waste;
 use girih_trace::Action;
 use serde::Serialize;
 
+use super::aggregate::Held;
+use super::compare_folders::of_folders;
 use super::earlier::earlier_sentence;
+use super::in_order::in_order;
 use super::learn::{JsonOutOfSample, OutOfSample, Share, learn};
 use super::row::{
     JsonRow, WhatIf, again_sentence, columns, learning_sentence, recorded_peak, stop_sentence,
@@ -20,8 +24,9 @@ use super::row::{
 };
 use super::write_json;
 use crate::Answer;
+use crate::files;
 use crate::load::{self, Loaded, timed};
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::table::table;
 use crate::units::{bytes, percent};
 
@@ -41,24 +46,29 @@ const COMPARED: [Allocator; 7] = [
 
 #[derive(Args)]
 pub(crate) struct CompareArgs {
-    /// PyTorch memory snapshots (pickle, .gz or .zst), or trace files of Girih.
-    #[arg(required = true, value_name = "FILE")]
-    files: Vec<PathBuf>,
+    /// PyTorch memory snapshots (pickle, .gz or .zst), trace files of Girih, or folders with those of many
+    /// jobs and ranks.
+    #[arg(required = true, value_name = "FILE|DIR")]
+    pub(super) files: Vec<PathBuf>,
     /// The marks of the runs, in the order of the files. Without this, NAME.marks.json or
     /// NAME.marks.json.gz beside each.
     #[arg(long, value_name = "FILE", num_args = 1..)]
-    marks: Vec<PathBuf>,
+    pub(super) marks: Vec<PathBuf>,
     /// The device, if the recordings have several.
     #[arg(long, value_name = "N")]
-    device: Option<u32>,
+    pub(super) device: Option<u32>,
     /// Learns a plan from this share of the iterations, such as 50% or 0.5, and follows it in the rest.
     #[arg(long, value_name = "SHARE", conflicts_with = "plan")]
-    learn: Option<Share>,
+    pub(super) learn: Option<Share>,
     /// Compares the published allocators too that Girih is measured against: GMLake.
     #[arg(long)]
     baselines: bool,
+    /// Recordings that are read and replayed at once. What is printed is the same with any number; what is
+    /// needed of the host's memory is not. Without this, as many as there are processors.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    jobs: Option<u32>,
     #[command(flatten)]
-    what_if: WhatIf,
+    pub(super) what_if: WhatIf,
 }
 
 impl CompareArgs {
@@ -85,7 +95,7 @@ struct Json {
 }
 
 #[derive(Serialize)]
-struct JsonRecording {
+pub(crate) struct JsonRecording {
     name: String,
     lower_bound: u64,
     recorded: Option<JsonRecorded>,
@@ -128,33 +138,111 @@ struct JsonRecorded {
     efficiency: Option<f64>,
 }
 
-pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
-    if args.marks.len() > args.files.len() {
-        bail!("{} marks files for {} recordings", args.marks.len(), args.files.len());
+/// What came of one recording, without the recording itself.
+pub(crate) struct Finished {
+    /// With `--json`.
+    pub(crate) json: Option<JsonRecording>,
+    /// Without it.
+    text: Vec<u8>,
+    pub(crate) held: Vec<Held>,
+    /// Whether it fits under some allocator.
+    pub(crate) fits: bool,
+}
+
+impl Finished {
+    fn new(comparison: Comparison, json: bool) -> anyhow::Result<Finished> {
+        let held: Vec<Held> = comparison.rows.iter().map(|(row, ..)| Held::new(row)).collect();
+        let fits = comparison.rows.iter().any(|(row, ..)| row.replayed.stop.is_none());
+        let mut text = Vec::new();
+        if !json {
+            comparison.print(&mut text)?;
+        }
+        let json = json.then(|| comparison.into_json());
+        Ok(Finished { json, text, held, fits })
     }
-    let mut progress = Progress::new();
+}
+
+pub(crate) fn run(args: &CompareArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
+    if args.files.iter().any(|file| file.is_dir()) {
+        return of_folders(args, json, out);
+    }
+    if args.marks.len() > args.files.len() {
+        bail!(
+            "give --marks at most one file for each recording: there are {} for {}",
+            args.marks.len(),
+            args.files.len()
+        );
+    }
+    let source = |(index, file): (usize, &PathBuf)| {
+        let marks = args.marks.get(index).cloned();
+        load::Source { file: file.clone(), marks, device: args.device }
+    };
+    let sources: Vec<load::Source> = args.files.iter().enumerate().map(source).collect();
     let mut recordings = Vec::new();
     let mut all_fit = true;
-    for (index, file) in args.files.iter().enumerate() {
-        let marks = args.marks.get(index).cloned();
-        let source = load::Source { file: file.clone(), marks, device: args.device };
-        let comparison = compare(&source, args, &progress)?;
-        all_fit &= comparison.rows.iter().any(|(row, ..)| row.replayed.stop.is_none());
-        if json {
-            recordings.push(comparison.into_json());
-        } else {
-            // Nothing that moves may be left above the table.
-            drop(progress);
-            comparison.print(out)?;
-            out.flush()?;
-            progress = Progress::new();
-        }
-    }
-    drop(progress);
+    compare_all(&sources, args, json, |_, finished| {
+        let Finished { json, text, fits, .. } = finished?;
+        all_fit &= fits;
+        recordings.extend(json);
+        out.write_all(&text)?;
+        Ok(out.flush()?)
+    })?;
     if json {
         write_json(out, &Json { recordings })?;
     }
-    Ok(if args.what_if.requires_fit() && !all_fit { Answer::No } else { Answer::Yes })
+    Ok(answer(args, all_fit))
+}
+
+/// The answer, which is a no if all were to fit and one does not.
+pub(crate) fn answer(args: &CompareArgs, all_fit: bool) -> Answer {
+    if args.what_if.requires_fit() && !all_fit { Answer::No } else { Answer::Yes }
+}
+
+/// Compares all, so many at once as `--jobs` says, and gives what came of each in order.
+pub(crate) fn compare_all(
+    sources: &[load::Source],
+    args: &CompareArgs,
+    json: bool,
+    mut take: impl FnMut(usize, anyhow::Result<Finished>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let one = |source: &load::Source, progress: &Progress| {
+        compare(source, args, progress).and_then(|comparison| Finished::new(comparison, json))
+    };
+    let at_once = args.jobs.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        |jobs| jobs as usize,
+    );
+    // Standard input is read by one, and in the order in which it is named.
+    let is_standard = |source: &load::Source| source.inputs().into_iter().any(files::is_standard);
+    if sources.len() < 2
+        || at_once < 2
+        || sources.iter().any(is_standard)
+        || args.what_if.reads_standard()
+    {
+        for (index, source) in sources.iter().enumerate() {
+            let progress = Progress::new();
+            let finished = one(source, &progress);
+            // Nothing that moves may be left above the table.
+            drop(progress);
+            take(index, finished)?;
+        }
+        return Ok(());
+    }
+    let progress = Progress::new();
+    let say = |done: usize| {
+        progress.part(done, sources.len());
+        progress.show(format!("{done} of {} recordings compared", sources.len()));
+    };
+    say(0);
+    let work = |source: &load::Source| progress::kept(|| one(source, &Progress::hidden()));
+    in_order(sources, at_once, work, |index, (finished, said)| {
+        progress.make_room(|| {
+            said.iter().for_each(|line| progress::say_aside(line));
+            take(index, finished)
+        })?;
+        say(index + 1);
+        Ok(())
+    })
 }
 
 fn compare(

@@ -68,5 +68,5 @@ fn read(path: &Path) -> anyhow::Result<OracleFile> {
     let input = Input::new(files::open(path)?, Limits::default())
         .with_context(|| format!("cannot read {shown}"))?;
     serde_json::from_reader(BufReader::new(input))
-        .with_context(|| format!("{shown} holds no recorded answers"))
+        .with_context(|| format!("give a file of recorded answers: {shown} is none"))
 }

@@ -7,14 +7,14 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use girih_plan::csv::Table;
 use girih_plan::{ALIGNMENT, Buffer, Problem, granted, profile};
-use girih_trace::bounds::check_sizes;
+use girih_trace::bounds::{REQUEST_MAX, check_sizes};
 use girih_trace::{Trace, file};
 use serde::Serialize;
 
 use super::plan::read_csv;
 use super::write_json;
 use crate::Answer;
-use crate::files::{self, Output};
+use crate::files::Output;
 use crate::load::{self, Loaded};
 use crate::progress::{Progress, say_aside};
 use crate::units::bytes;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ConvertArgs, json: bool, out: &mut dyn Write) -> anyhow
         (None, Some("girih")) => Format::Girih,
         (None, Some("csv")) => Format::Csv,
         _ => bail!(
-            "{} does not say what to write: end it in .girih or .csv, or use --to",
+            "end {} in .girih or .csv, or use --to: its name does not say what to write",
             args.output.display()
         ),
     };
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &ConvertArgs, json: bool, out: &mut dyn Write) -> anyhow
         && args.source.file.to_string_lossy().trim_end_matches(".gz").ends_with(".csv");
     let output = Output::new(&args.output, &args.source.inputs())?;
     if json && output.is_standard() {
-        bail!("--json and the output {} both want standard output", files::STANDARD);
+        bail!("leave --json out or name a file: --json and the output - both want standard output");
     }
     let written = match (from_csv, format) {
         (true, Format::Csv) => {
@@ -122,7 +122,7 @@ fn problem_of(loaded: &Loaded, part: Part) -> anyhow::Result<Problem> {
     if part == Part::Iteration {
         let Loaded { trace, lives, iterations, name, .. } = loaded;
         if iterations.steady.is_none() {
-            bail!("{name} has no iterations that are alike: convert the whole run instead");
+            bail!("use --part run: {name} has no iterations that are alike");
         }
         let mut seen = Problem::default();
         profile::plan(trace, lives, iterations, |problem| {
@@ -159,7 +159,8 @@ fn trace_of_problem(table: &Table) -> anyhow::Result<girih_trace::Recording> {
             Some(own)
         })
         .collect();
-    let addresses = addresses.context("the sizes add up to more than there are addresses")?;
+    let addresses =
+        addresses.context("give smaller sizes: they add up to more than there are addresses")?;
     let mut trace = Trace { streams: vec![0], pools: vec![(0, 0)], ..Trace::default() };
     for (tick, is_birth, index) in order {
         let event = |action| Event {
@@ -177,7 +178,10 @@ fn trace_of_problem(table: &Table) -> anyhow::Result<girih_trace::Recording> {
             trace.events.extend([event(Action::FreeRequested), event(Action::FreeCompleted)]);
         }
     }
-    check_sizes(&trace).context("what this writes would be refused when it is read")?;
+    // What would be refused when it is read is not written.
+    if check_sizes(&trace).is_err() {
+        bail!("give smaller sizes: a buffer has more bytes than the {REQUEST_MAX} of any GPU");
+    }
     trace.origin.kind = "planning problem".to_owned();
     Ok(girih_trace::Recording { traces: vec![trace] })
 }

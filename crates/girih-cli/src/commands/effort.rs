@@ -78,10 +78,10 @@ impl Effort {
                 .with_effort(effort)
                 .on_threads(self.threads.unwrap_or_else(all_threads))),
             Err(StrategyError::StandsAlone) => bail!(
-                "--without leaves out planners of auto, and --planner names one that is none of them"
+                "leave --without out: --planner names one that stands alone, and is not made of others"
             ),
             Err(StrategyError::NoPlanner) => {
-                bail!("no planner is left: --without takes away all that --planner names")
+                bail!("leave less out: --without takes away all planners that --planner names")
             }
         }
     }
@@ -159,7 +159,7 @@ fn all_threads() -> u32 {
 }
 
 fn parse_limit(text: &str) -> Result<Limit, String> {
-    let wrong = || format!("`{text}` is neither a number (200) nor a time (500ms, 10s, 2m)");
+    let wrong = || format!("write a number (200) or a time (500ms, 10s, 2m), not `{text}`");
     if let Ok(attempts) = text.parse::<u32>() {
         return if attempts > 0 { Ok(Limit::Attempts(attempts)) } else { Err(wrong()) };
     }

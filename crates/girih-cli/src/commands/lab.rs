@@ -62,7 +62,7 @@ struct Run {
 fn parse_case(name: &str) -> Result<&'static Case<'static>, String> {
     lab::find(name).ok_or_else(|| {
         let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
-        format!("there is no such case; there are {}", names.join(", "))
+        format!("use one of {}", names.join(", "))
     })
 }
 

@@ -33,16 +33,19 @@ impl FromStr for Share {
             Some(number) => (number.trim_end(), 100.0),
             None => (text, 1.0),
         };
-        let share = number.parse::<f64>().map_err(|_| format!("{text:?} is no share: try 50%"))?;
+        let share = number.parse::<f64>().map_err(|_| format!("try 50%: {text} is no share"))?;
         let share = share / unit;
         if share > 0.0 && share < 1.0 {
             return Ok(Share(share));
         }
         let hint = match unit {
-            1.0 if share > 1.0 && share < 100.0 => format!(": try {number}%"),
-            _ => ": something must be learnt from, and something be left".to_owned(),
+            1.0 if share > 1.0 && share < 100.0 => format!("{number}%"),
+            _ => "50%".to_owned(),
         };
-        Err(format!("{text:?} is not between 0% and 100%{hint}"))
+        Err(format!(
+            "try {hint}: {text} is not between 0% and 100%, so that something is learnt from and \
+             something left"
+        ))
     }
 }
 
@@ -275,9 +278,9 @@ mod tests {
             assert_eq!(text.parse(), Ok(Share(0.5)), "{text}");
         }
         for (text, why) in [
-            ("0%", "something must be learnt from"),
-            ("100%", "something be left"),
-            ("1", "something be left"),
+            ("0%", "something is learnt from"),
+            ("100%", "something left"),
+            ("1", "something left"),
             ("-5%", "not between 0% and 100%"),
             ("50", "try 50%"),
             ("half", "is no share"),

@@ -1,14 +1,19 @@
 //! The subcommands, one a file. Each has its arguments and a `run` that writes to `out`.
 
+mod aggregate;
+pub(crate) mod alpha;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod compare;
+mod compare_folders;
 pub(crate) mod conform;
 pub(crate) mod convert;
 pub(crate) mod describe;
 pub(crate) mod diff;
 pub(crate) mod earlier;
 pub(crate) mod effort;
+mod folder;
+mod in_order;
 pub(crate) mod lab;
 mod learn;
 pub(crate) mod plan;

@@ -20,6 +20,7 @@ use super::effort::Effort;
 use super::write_json;
 use crate::Answer;
 use crate::files::{self, Output, shown_input};
+use crate::interrupt;
 use crate::load::{self, Loaded, timed};
 use crate::progress::{Progress, say_aside};
 use crate::table::table;
@@ -75,7 +76,7 @@ struct Json {
     /// Iterations of the steady sequence.
     #[serde(skip)]
     rounds: u32,
-    /// Ctrl-C ended the search.
+    /// A signal ended the search.
     cut_short: bool,
     seconds: f64,
     /// What the recording holds with the plan and without.
@@ -155,7 +156,7 @@ pub(crate) fn run(args: &PlanArgs, json: bool, out: &mut dyn Write) -> anyhow::R
     let output = args.output.as_deref().map(|named| Output::new(named, &inputs)).transpose()?;
     let is_taken = output.as_ref().is_some_and(Output::is_standard);
     if json && is_taken {
-        bail!("--json and the output {} both want standard output", files::STANDARD);
+        bail!("leave --json out or name a file: --json and the output - both want standard output");
     }
     let result = match (&args.csv, &args.file) {
         (Some(csv), _) => plan_csv(args, csv, output.as_ref())?,
@@ -199,7 +200,7 @@ fn plan_recording(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyh
             Ok(outcome)
         })
     });
-    let plan = plan.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
+    let plan = plan.with_context(|| format!("cannot plan {}", shown_input(path)))?;
     progress.say("trying the plan");
     let plan = tried(plan, trace, lives, &Setup::default());
     let trial =
@@ -240,10 +241,10 @@ fn plan_csv(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Re
     let strategy = args.effort.strategy()?;
     let solver = args.effort.solver(&strategy, Hints::default(), &progress);
     let (outcome, seconds) = timed(|| solver(&problem.problem));
-    let outcome = outcome.with_context(|| format!("{} cannot be planned", shown_input(path)))?;
+    let outcome = outcome.with_context(|| format!("cannot plan {}", shown_input(path)))?;
     // The checker shares nothing with the planners: what it passes is right.
     check::check(&problem.problem, &outcome.solution)
-        .context("the planner made a mistake, which is a bug of Girih")?;
+        .context("please report this bug of Girih: the planner made a mistake")?;
     if let Some(output) = output {
         output.write(|writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
     }
@@ -315,7 +316,8 @@ fn print(
         writeln!(out, "the recording holds {with} with it, {without} without{verdict}")?;
     }
     if result.cut_short {
-        writeln!(out, "Ctrl-C cut the search short: this is the best that was found until then")?;
+        let by = interrupt::name();
+        writeln!(out, "{by} cut the search short: this is the best that was found until then")?;
     }
     if args.explain {
         explain(result, out)?;

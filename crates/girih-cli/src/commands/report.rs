@@ -92,7 +92,7 @@ pub(crate) fn run(args: &ReportArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let wanted = wanted(args)?;
     let to_standard = wanted.iter().filter(|it| it.output.is_standard()).count();
     if to_standard > 1 || (json && to_standard > 0) {
-        bail!("only one thing can go to standard output: give the others a file");
+        bail!("give all outputs but one a file: only one thing can go to standard output");
     }
     let (made, seconds) = timed(|| write_all(args, &wanted));
     let (figures, page, written) = made?;
@@ -116,7 +116,7 @@ fn wanted(args: &ReportArgs) -> anyhow::Result<Vec<Wanted>> {
     for (format, path) in named {
         let Some(path) = path else { continue };
         if before.contains(&&**path) {
-            bail!("{} is named twice: give each output a file of its own", path.display());
+            bail!("give each output a file of its own: {} is named twice", path.display());
         }
         before.push(path);
         wanted.push(Wanted { format, output: Output::new(path, &inputs)? });
@@ -236,14 +236,14 @@ fn several_at_once(
 fn copies(loaded: &Loaded, gpu: u64) -> anyhow::Result<Copies> {
     let Loaded { name, trace, lives, iterations, .. } = loaded;
     let steps = Steps::of(trace, lives, iterations, None)
-        .with_context(|| format!("the copies of {name} cannot be scheduled"))?;
+        .with_context(|| format!("cannot schedule the copies of {name}"))?;
     let step = &steps.list[steps.model];
     let method = Method::Girih;
     // As `girih swap` has them without being told.
     let links = Links::of_gigabytes(55.0, 55.0, 101.0);
     let answer = method
         .answer(step, &links, &Budgets { gpu, host: None })
-        .context("the schedule was refused by the checker, please report this")?;
+        .context("please report this bug of Girih: the checker refuses the schedule")?;
     let assumed = super::swap::assumptions(None, &steps);
     Ok(Copies::of(&answer, step, (method.name(), steps.model, gpu), assumed))
 }

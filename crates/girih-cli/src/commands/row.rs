@@ -10,7 +10,7 @@ use clap::Args;
 use clap::builder::TypedValueParser;
 use girih_plan::{Budget, Plan, Problem, file, profile, solve};
 use girih_runtime::AllocError;
-use girih_runtime::caching::TieOrder;
+use girih_runtime::caching::{Config, TieOrder};
 use girih_runtime::gmlake;
 use girih_runtime::replay::{
     Beginning, Stop, first_segment_difference, recorded_reserved_peak, recorded_segment_events,
@@ -63,6 +63,9 @@ impl WhatIf {
     /// The setup of the simulations, for now without a plan.
     pub(crate) fn setup(&self, loaded: &Loaded) -> anyhow::Result<Setup> {
         let tie_order = tie_order(&self.torch)?;
+        if let Some(conf) = &self.conf {
+            Config::parse(conf).context("--conf")?;
+        }
         let conf = self.conf.clone().unwrap_or_else(|| recorded_conf(&loaded.trace));
         let capacity = self.capacity;
         let earlier = Some(Arc::new(Earlier::of(&loaded.trace, &loaded.lives)));
@@ -99,6 +102,11 @@ impl WhatIf {
         Ok(Arc::new(plan))
     }
 
+    /// Whether the plan is on standard input.
+    pub(crate) fn reads_standard(&self) -> bool {
+        self.plan.as_deref().is_some_and(files::is_standard)
+    }
+
     /// Whether a run that does not fit is a no.
     pub(crate) fn requires_fit(&self) -> bool {
         self.require_fit
@@ -115,9 +123,11 @@ fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
     match (TieOrder::of_torch(torch), release) {
         (Some(order), (Some(2), Some(1..=LAST_RELEASE))) => Ok(order),
         (Some(_), _) => {
-            bail!("torch {torch} is not known: the releases 2.1 to 2.{LAST_RELEASE} are")
+            bail!("use --torch 2.1 to 2.{LAST_RELEASE}: the release {torch} is not known")
         }
-        (None, _) => bail!("{torch:?} is no release of torch: try 2.11, 2.12 or 2.13"),
+        (None, _) => {
+            bail!("use --torch 2.1 to 2.{LAST_RELEASE}: `{torch}` is no release of torch")
+        }
     }
 }
 
@@ -125,7 +135,7 @@ fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
 /// may be of a release that knows more.
 fn recorded_conf(trace: &Trace) -> String {
     let conf = &trace.settings.conf;
-    match girih_runtime::caching::Config::parse(conf) {
+    match Config::parse(conf) {
         Ok(_) => conf.clone(),
         Err(_) => String::new(),
     }
@@ -145,7 +155,7 @@ fn planned_by(loaded: &Loaded, budget: Budget) -> anyhow::Result<Plan> {
 fn planned(loaded: &Loaded, budget: impl FnOnce(&Problem) -> Budget) -> anyhow::Result<Plan> {
     let Loaded { trace, lives, iterations, name, .. } = loaded;
     let plan = profile::plan(trace, lives, iterations, |problem| solve(problem, budget(problem)));
-    plan.with_context(|| format!("{name} cannot be planned"))
+    plan.with_context(|| format!("cannot plan {name}"))
 }
 
 /// One allocator's figures as `--json` gives them.

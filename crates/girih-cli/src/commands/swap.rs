@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use girih_swap::steps::Stuck;
@@ -37,7 +37,7 @@ pub(crate) struct SwapArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_microseconds)]
     step_time: Option<f64>,
     /// Gigabytes (10^9 bytes) a second of the link to the host, of the link back, and of both together.
-    #[arg(long, value_name = "OUT,IN,BOTH", value_delimiter = ',', num_args = 3, value_parser = rate,
+    #[arg(long, value_name = "OUT,IN,BOTH", value_delimiter = ',', value_parser = rate,
           default_value = "55,55,101")]
     links: Vec<f64>,
     /// Other steps of the recording that are run under what was learnt from the one that is scheduled.
@@ -54,10 +54,11 @@ fn methods() -> impl TypedValueParser<Value = Method> {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.trim().parse().map_err(|_| format!("{text:?} is no number"))?;
+    let rate: f64 =
+        text.trim().parse().map_err(|_| format!("write a number of GB/s, not `{text}`"))?;
     match (0.001..=1e6).contains(&rate) {
         true => Ok(rate),
-        false => Err(format!("{text} GB/s is not between 0.001 and 1,000,000")),
+        false => Err(format!("give between 0.001 and 1,000,000 GB/s, not {text}")),
     }
 }
 
@@ -172,13 +173,16 @@ pub(crate) fn run(args: &SwapArgs, json: bool, out: &mut dyn Write) -> anyhow::R
     progress.say(format!("reading {}", shown_input(&args.source.file)));
     let loaded = args.source.load()?;
     let steps = Steps::of(&loaded.trace, &loaded.lives, &loaded.iterations, args.step_time)
-        .with_context(|| format!("{} cannot be scheduled", shown_input(&args.source.file)))?;
+        .with_context(|| format!("cannot schedule {}", shown_input(&args.source.file)))?;
     let budgets = Budgets { gpu: args.gpu_budget, host: args.host_budget };
-    let links = Links::of_gigabytes(args.links[0], args.links[1], args.links[2]);
+    let [outward, inward, both] = args.links[..] else {
+        bail!("--links has three rates with commas between: out, in, and both together");
+    };
+    let links = Links::of_gigabytes(outward, inward, both);
     progress.say(format!("scheduling by {}", args.method.name()));
     let step = &steps.list[steps.model];
     let (swapped, seconds) = timed(|| args.method.answer(step, &links, &budgets));
-    let refused = "the schedule was refused by the checker, please report this";
+    let refused = "please report this bug of Girih: the checker refuses the schedule";
     let swapped = swapped.context(refused)?;
     progress.say("running other steps under it");
     let learnt = (steps.model, &swapped.schedule);

@@ -17,6 +17,7 @@ use girih_why::{
 };
 use serde::Serialize;
 
+use super::folder::{ENDINGS, is_recording};
 use super::write_json;
 use crate::Answer;
 use crate::files::{self, shown_input};
@@ -92,13 +93,13 @@ fn parse_at(text: &str) -> Result<At, String> {
     match text.split_once(':') {
         Some(("step", number)) => match number.parse() {
             Ok(step) => Ok(At::Step(step)),
-            Err(_) => Err(format!("{text:?} names no step: try step:0")),
+            Err(_) => Err(format!("try step:0: `{text}` names no step")),
         },
         _ => match text {
             "error" => Ok(At::Error),
             "peak" => Ok(At::Peak),
             "never-freed" => Ok(At::NeverFreed),
-            _ => Err(format!("{text:?} is none of error, peak, never-freed, step:N")),
+            _ => Err(format!("use error, peak, never-freed or step:N, not `{text}`")),
         },
     }
 }
@@ -129,7 +130,10 @@ pub(crate) fn run(args: &WhyArgs, json: bool, out: &mut dyn Write) -> anyhow::Re
 
 fn of_ranks(args: &WhyArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<Answer> {
     if args.look.marks.is_some() || args.log.is_some() {
-        bail!("--marks and --log are of one recording, and {} is a folder", args.run.display());
+        bail!(
+            "leave out --marks and --log, which are of one recording: {} is a folder",
+            args.run.display()
+        );
     }
     let files = recordings(&args.run)?;
     let mut progress = Progress::new();
@@ -166,21 +170,18 @@ fn of_ranks(args: &WhyArgs, json: bool, out: &mut dyn Write) -> anyhow::Result<A
 
 /// The recordings of a folder, by name.
 fn recordings(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    const ENDINGS: [&str; 7] =
-        [".pickle", ".pkl", ".pickle.gz", ".pkl.gz", ".pickle.zst", ".pkl.zst", ".girih"];
     let shown = folder.display();
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {shown}"))?;
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.with_context(|| format!("cannot read {shown}"))?.path();
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        if name.is_some_and(|name| ENDINGS.iter().any(|ending| name.ends_with(ending))) {
+        if is_recording(&path) {
             files.push(path);
         }
     }
     files.sort();
     if files.is_empty() {
-        bail!("{shown} has no recording in it: none ends in {}", ENDINGS.join(", "));
+        bail!("name a folder with recordings: nothing in {shown} ends in {}", ENDINGS.join(", "));
     }
     Ok(files)
 }
@@ -221,8 +222,8 @@ fn known(args: &WhyArgs, file: &Path) -> anyhow::Result<Known> {
                 (Some(known), _) => known,
                 (None, None) => Known::default(),
                 (None, Some(_)) => bail!(
-                    "{} has no error of PyTorch's in it: it says \"CUDA out of memory. Tried to \
-                     allocate\" and how large the GPU is",
+                    "give --log what the program printed, with \"CUDA out of memory. Tried to \
+                     allocate\": {} has no error of PyTorch's",
                     shown_input(log)
                 ),
             }

@@ -158,5 +158,5 @@ fn more_marks_than_recordings_are_refused() {
     let file = snapshot("mlp_stacks");
     let ran = girih(&["compare", arg(&file), "--marks", "a", "b"]);
     assert_eq!(ran.code, 2);
-    assert!(ran.stderr.contains("2 marks files for 1 recordings"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("there are 2 for 1"), "{}", ran.stderr);
 }

@@ -75,7 +75,7 @@ fn an_ending_that_says_nothing_is_refused_unless_the_format_is_named() {
     let output = folder.path().join("trace.bin");
     let file = snapshot("mlp_stacks");
     let message = error(&["convert", arg(&file), arg(&output)]);
-    assert!(message.contains("end it in .girih or .csv, or use --to"), "{message}");
+    assert!(message.contains("trace.bin in .girih or .csv, or use --to: "), "{message}");
     assert!(!output.exists());
     json(&["convert", arg(&file), arg(&output), "--to", "girih"]);
     assert_eq!(json(&["stats", arg(&output)])["requests"], 354);

@@ -104,7 +104,7 @@ fn a_plan_of_an_exbibyte_is_refused() {
     assert!(ran.stdout.contains("more than the 4398046511104"), "{}", ran.stdout);
     let recording = snapshot("mlp_stacks");
     let args = ["replay", arg(&recording), "--allocator", "planned", "--plan", arg(&file)];
-    assert!(error(&args).contains("the plan is wrong"));
+    assert!(error(&args).contains("make the plan again with `girih plan`, it is wrong"));
     fs::write(&file, plan_of_one_place(1 << 40)).unwrap();
     assert_eq!(json(&["check", arg(&file)])["valid"], true);
 }
@@ -119,7 +119,7 @@ fn a_result_never_replaces_what_it_is_made_from() {
     fs::hard_link(&file, &same).unwrap();
     for output in [&file, &same] {
         let message = error(&["plan", arg(&file), "-o", arg(output)]);
-        assert!(message.contains("it is the input"), "{message}");
+        assert!(message.contains("is the input"), "{message}");
         let message = error(&["convert", arg(&file), arg(output), "--to", "girih"]);
         assert!(message.contains("give the output another name"), "{message}");
     }
@@ -157,8 +157,7 @@ fn a_device_or_a_pipe_as_output_stays_what_it_is() {
     assert_eq!(full.code, 2);
     assert_eq!(
         full.stderr,
-        "girih: cannot write /dev/full: the plan file cannot be read or written: No space left on \
-         device (os error 28)\n"
+        "girih: cannot write /dev/full: No space left on device (os error 28)\n"
     );
 
     let folder = tempfile::tempdir().unwrap();
@@ -274,9 +273,9 @@ fn a_capacity_needs_a_unit_and_a_release_must_be_known() {
     let file = snapshot("mlp_stacks");
     let ran = girih(&["replay", arg(&file), "--capacity", "80"]);
     assert_eq!(ran.code, 2);
-    assert!(ran.stderr.contains("has no unit: try 80GiB"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("try 80GiB, 80MiB or 80B: "), "{}", ran.stderr);
     let message = error(&["replay", arg(&file), "--torch", "9.99"]);
-    assert!(message.contains("torch 9.99 is not known: the releases 2.1 to 2.15 are"), "{message}");
+    assert!(message.contains("use --torch 2.1 to 2.15: "), "{message}");
     assert_eq!(girih(&["replay", arg(&file), "--torch", "2.13.0+cu130"]).code, 0);
 }
 
@@ -315,41 +314,6 @@ fn a_run_that_stopped_has_no_efficiency_and_requiring_that_it_fits_is_a_no() {
     assert_eq!(required(&["compare", arg(&file), "--capacity", "16GiB"]), 0, "some fit");
     assert_eq!(required(&["compare", arg(&file), "--capacity", "8GiB"]), 1, "none fits");
     assert_eq!(required(&["replay", arg(&file)]), 2, "on what?");
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-#[expect(clippy::print_stderr, reason = "a test that skips says so")]
-fn a_search_that_ctrl_c_cuts_short_leaves_its_plan_and_says_so() {
-    use std::process::{Command, Stdio};
-    // What a shell starts in the background ignores Ctrl-C, and so does what that starts.
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-    if u64::from_str_radix(ignored.trim(), 16).unwrap() & 2 != 0 {
-        eprintln!("SKIPPED: this process ignores SIGINT, as in the background of a shell");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let (rows, solved) = (folder.path().join("rows.csv"), folder.path().join("solved.csv"));
-    // Gaps that no greedy planner closes: a bound that is not reached ends no search.
-    let mut problem = "id,lower,upper,size\n".to_owned();
-    for k in 0..1500u32 {
-        let (lower, life, size) = (k * 7 % 150, 3 + k * 31 % 37, 100 + k * 53 % 211);
-        problem += &format!("{k},{lower},{},{size}\n", lower + life);
-    }
-    fs::write(&rows, problem).unwrap();
-    let child = command(&["plan", "--csv", arg(&rows), "--budget", "60s", "-o", arg(&solved)])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(told.success());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130));
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("Ctrl-C cut the search short"), "{said}");
-    assert!(fs::read_to_string(&solved).unwrap().starts_with("id,lower,upper,size,offset"));
 }
 
 #[test]

@@ -147,9 +147,9 @@ fn a_recording_that_began_late_is_learnt_from_too() {
 fn shares_that_are_none_are_refused() {
     let file = snapshot("mlp_stacks");
     for (share, why) in [
-        ("0%", "something must be learnt from"),
-        ("100%", "something be left"),
-        ("1.0", "something be left"),
+        ("0%", "something is learnt from"),
+        ("100%", "something left"),
+        ("1.0", "something left"),
         ("50", "try 50%"),
         ("half", "no share"),
     ] {

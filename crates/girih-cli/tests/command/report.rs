@@ -33,7 +33,7 @@ fn chromium() -> Option<PathBuf> {
 }
 
 /// Opens a page and gives what it found of itself, or None without a browser.
-fn opened(page: &Path) -> Option<Value> {
+pub(crate) fn opened(page: &Path) -> Option<Value> {
     let browser = chromium()?;
     let profile = tempfile::tempdir().expect("a folder");
     let output = Command::new("timeout")
@@ -101,7 +101,7 @@ fn the_figures_are_those_of_the_other_commands() {
 }
 
 /// What the page found of itself must be what `--json` says.
-fn assert_same(page: &Value, told: &Value) {
+pub(crate) fn assert_same(page: &Value, told: &Value) {
     assert_eq!(page["troubles"], Value::Array(Vec::new()));
     for (of_page, of_json) in [
         ("events", "events"),
@@ -268,7 +268,7 @@ fn what_cannot_be_written_is_refused_before_any_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("page.html");
     assert_eq!(girih(&["report", arg(&file)]).code, 2, "an output must be named");
-    assert!(error(&["report", arg(&file), "-o", arg(&file)]).contains("it is the input"));
+    assert!(error(&["report", arg(&file), "-o", arg(&file)]).contains("is the input"));
     let twice = ["report", arg(&file), "-o", arg(&page), "--perfetto", arg(&page)];
     assert!(error(&twice).contains("is named twice"));
     assert!(error(&["report", arg(&file), "-o", "-", "--json"]).contains("standard output"));
@@ -276,7 +276,7 @@ fn what_cannot_be_written_is_refused_before_any_work() {
     let copied = folder.path().join("other.pickle.gz");
     fs::copy(&file, &copied).expect("it can be copied");
     let other = ["report", arg(&file), "-o", arg(&copied), "--against", arg(&copied)];
-    assert!(error(&other).contains("it is the input"), "the other run is an input too");
+    assert!(error(&other).contains("is the input"), "the other run is an input too");
     let printed = text(&["report", arg(&file), "-o", "-", "--no-replays"]);
     assert!(printed.starts_with("<!doctype html>") && printed.trim_end().ends_with("</html>"));
 }

@@ -95,7 +95,7 @@ fn a_recording_without_times_asks_for_one() {
     let folder = tempfile::tempdir().unwrap();
     let run = small_run(folder.path(), false);
     let message = error(&["swap", arg(&run), "--gpu-budget", "123B"]);
-    assert!(message.contains("say how long a step takes, with --step-time"), "{message}");
+    assert!(message.contains("say how long a step takes with --step-time"), "{message}");
     let swapped = json(&["swap", arg(&run), "--gpu-budget", "123B", "--step-time", "26ms"]);
     assert!((swapped["step_us"].as_f64().unwrap() - 26_000.0).abs() < 1e-6);
 }
@@ -115,6 +115,16 @@ fn what_is_no_budget_method_or_link_is_refused() {
         let ran = girih(&[&["swap", arg(&run)], args].concat());
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{args:?}");
     }
+}
+
+#[test]
+fn links_are_three_rates_with_commas_between() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = small_run(folder.path(), true);
+    let swapped = json(&["swap", arg(&run), "--gpu-budget", "123B", "--links", "25,25,40"]);
+    assert_eq!(swapped["fits"], true);
+    let refused = error(&["swap", arg(&run), "--gpu-budget", "123B", "--links", "25,25"]);
+    assert!(refused.contains("three rates with commas between"), "{refused}");
 }
 
 #[test]

@@ -36,8 +36,8 @@ pub struct Driver {
 pub enum LoadError {
     /// No library of the driver is on this machine, or none can be loaded.
     #[error(
-        "no CUDA driver was found: {tried}. Install the NVIDIA driver of this machine's GPU; in a \
-         container, start it with access to the GPU (for example `docker run --gpus all`)"
+        "install the NVIDIA driver of this machine's GPU, or start the container with access to it \
+         (for example `docker run --gpus all`): no CUDA driver was found: {tried}"
     )]
     NoLibrary {
         /// Each place that was tried, with the loader's words.
@@ -45,8 +45,7 @@ pub enum LoadError {
     },
     /// The library lacks a function.
     #[error(
-        "the CUDA driver {library} has no function {symbol}: it is older than CUDA 11.0. Install a \
-         newer NVIDIA driver"
+        "install a newer NVIDIA driver: {library} is older than CUDA 11.0, it has no function {symbol}"
     )]
     MissingSymbol {
         /// The library.
@@ -55,7 +54,7 @@ pub enum LoadError {
         symbol: String,
     },
     /// The library was found, and does not start.
-    #[error("the CUDA driver {library} does not start: {reason}. {advice}")]
+    #[error("{advice}: the CUDA driver {library} does not start: {reason}")]
     Init {
         /// The library.
         library: String,
@@ -138,17 +137,17 @@ fn words(name: &str, error: &libloading::Error) -> String {
 fn advice(code: CuResult) -> &'static str {
     match code {
         CuResult::NO_DEVICE => {
-            "No GPU is visible to this process: check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+            "look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, no GPU is visible to this process"
         }
         CuResult::STUB_LIBRARY => {
-            "This is the stub that the CUDA toolkit brings for linking: take its directory out of \
-             LD_LIBRARY_PATH, so that the NVIDIA driver's own library is found"
+            "take the stub that the CUDA toolkit brings for linking out of LD_LIBRARY_PATH, so that \
+             the NVIDIA driver's own library is found"
         }
         CuResult::SYSTEM_DRIVER_MISMATCH => {
-            "The kernel module and the library are of different versions: restart the machine \
-             after a driver update, or mount the host's library into the container"
+            "restart the machine after a driver update, or mount the host's library into the \
+             container (the kernel module and the library are of different versions)"
         }
-        _ => "Check that `nvidia-smi` works on this machine",
+        _ => "see that `nvidia-smi` works on this machine",
     }
 }
 
@@ -165,7 +164,7 @@ mod tests {
             assert!(text.contains(name), "{text}");
         }
         assert!(text.contains("No such file"), "{text}");
-        assert!(text.contains("Install the NVIDIA driver"), "{text}");
+        assert!(text.starts_with("install the NVIDIA driver"), "{text}");
     }
 
     #[test]

@@ -49,12 +49,12 @@ pub const NAME: &str = "stweaver";
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum StweaverError {
     /// The problem has no meaning.
-    #[error("the problem is not valid: {0}")]
+    #[error(transparent)]
     Problem(#[from] ProblemError),
     /// There is not one pair of phases for each buffer.
     #[error(
-        "{phases} pairs of phases for {buffers} buffers: \
-         give one for each buffer, in their order"
+        "give each buffer one pair of phases, in their order: there are {phases} for {buffers} \
+         buffers"
     )]
     Phases {
         /// Buffers of the problem.

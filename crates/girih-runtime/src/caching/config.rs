@@ -101,7 +101,7 @@ impl Default for Config {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ConfigError {
     /// A part without a colon.
-    #[error("allocator settings: `{entry}` (byte {byte}) is not of the form key:value")]
+    #[error("write `{entry}` as key:value: byte {byte} of the allocator settings")]
     Form {
         /// The part.
         entry: String,
@@ -109,7 +109,11 @@ pub enum ConfigError {
         byte: usize,
     },
     /// A key that PyTorch does not have.
-    #[error("allocator settings: unknown key `{key}` (byte {byte}); known are {}", KEYS.join(", "))]
+    #[error(
+        "leave out or correct the unknown key `{key}`: byte {byte} of the allocator settings; known \
+         are {}",
+        KEYS.join(", ")
+    )]
     UnknownKey {
         /// The key.
         key: String,
@@ -117,7 +121,7 @@ pub enum ConfigError {
         byte: usize,
     },
     /// A value that the key does not take.
-    #[error("allocator settings: {key} is `{value}` (byte {byte}), must be {allowed}")]
+    #[error("{key} must be {allowed}: it is `{value}` at byte {byte} of the allocator settings")]
     Value {
         /// The key.
         key: String,
@@ -129,7 +133,7 @@ pub enum ConfigError {
         allowed: String,
     },
     /// A key that is right, and asks for something that is not done. Reading goes on.
-    #[error("allocator settings: {key} (byte {byte}) has no effect: {reason}")]
+    #[error("{key} has no effect: {reason} (byte {byte} of the allocator settings)")]
     NoEffect {
         /// The key.
         key: String,
@@ -464,9 +468,15 @@ mod tests {
         let text: Vec<String> = said.iter().map(ToString::to_string).collect();
         assert_eq!(text.len(), 4, "{text:?}");
         assert!(text[0].contains("unknown key `from_a_later_release`"), "{text:?}");
-        assert!(text[1].contains("`x` (byte 76) is not of the form key:value"), "{text:?}");
-        assert!(text[2].contains("by_class (byte 110) has no effect"), "{text:?}");
-        assert!(text[3].contains("max_split_size_mb is `2`"), "{text:?}");
+        assert!(text[1].contains("write `x` as key:value: byte 76"), "{text:?}");
+        assert!(
+            text[2].contains("by_class has no effect") && text[2].contains("byte 110"),
+            "{text:?}"
+        );
+        assert!(
+            text[3].starts_with("max_split_size_mb must be ") && text[3].contains("`2`"),
+            "{text:?}"
+        );
         assert_eq!(said.iter().filter(|said| said.is_remark()).count(), 1);
         let expected = Config {
             garbage_collection_threshold: 0.5,
@@ -523,7 +533,7 @@ mod tests {
         assert!(refused("max_split_size_mb:20").contains("more than 20"));
         assert!(refused("max_split_size_mb:25,large_segment_size_mb:30").contains("more than 30"));
         assert!(refused("garbage_collection_threshold:1").contains("between 0 and 1"));
-        assert!(refused("backend:native,max_spilt:3").contains("`max_spilt` (byte 15)"));
+        assert!(refused("backend:native,max_spilt:3").contains("`max_spilt`: byte 15"));
         assert!(refused("roundup_power2_divisions:3").contains("power of two"));
         assert!(refused("roundup_power2_divisions:[3:1]").contains("powers of two"));
         assert!(refused("backend:cudaMallocAsync").contains("native"));

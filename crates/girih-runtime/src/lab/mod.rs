@@ -182,8 +182,8 @@ pub enum LabError {
     },
     /// A step frees a block that is not in use.
     #[error(
-        "case {case}, step {step}: block #{block} is not in use; \
-         free a block that an earlier step allocated, and only once"
+        "free a block that an earlier step allocated, and only once: case {case}, step {step}: block \
+         #{block} is not in use"
     )]
     NotInUse {
         /// Name of the case.

@@ -103,9 +103,8 @@ impl State {
     fn trace(&self) -> Outcome<Trace> {
         let Some(recorder) = self.journal.recorder() else {
             return Err(unsupported(format!(
-                "nothing is recorded in the mode `{}`: enable Girih with record=True \
-                 (`python -m girih run --option record=true`) or with a trace file, or use the \
-                 mode `profile`",
+                "enable Girih with record=True (`python -m girih run --option record=true`), with a \
+                 trace file, or in the mode `profile`: nothing is recorded in the mode `{}`",
                 self.mode.name()
             )));
         };

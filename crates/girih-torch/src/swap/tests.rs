@@ -2,12 +2,13 @@
 //!
 //! A program saves tensors and uses them; each use looks whether the bytes are those that were written. So whatever is
 //! missing among the events (a copy that begins too early, bytes that are given away while they are read, a place on
-//! the host that is written too soon) is seen as wrong bytes.
+//! the host that is written too soon) is seen as wrong bytes; and by its clocks, in whatever order the streams ran.
 
 mod adversary;
+mod clocks;
 mod program;
 
-use self::adversary::Adversary;
+use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};
 
 const MIB: u64 = 1 << 20;
@@ -99,4 +100,67 @@ fn a_step_that_repeats_is_planned_and_then_nothing_is_fetched_too_late() {
     assert_eq!(later.victims(), planned.victims(), "{later:?}");
     assert!(later.copies_out() > planned.copies_out());
     assert_eq!(program.end().wrong, Vec::<String>::new());
+}
+
+/// A small program. At each of its points the streams have done all that they can, or nothing: as `turns` say. What
+/// they could have done in between makes no difference to the host, and is judged by clocks. With the turns that follow.
+fn run_small(turns: Turns, fault: Option<u64>) -> (program::Outcome, Option<Turns>) {
+    Program::prepare();
+    let (device, world) = Adversary::new(64 * MIB, 1);
+    world.take_turns(turns);
+    if let Some(call) = fault {
+        world.fail(call);
+    }
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB));
+    let mut program = Program::new(heap, world.clone(), Seed(1));
+    program.small_step();
+    let outcome = program.end();
+    (outcome, world.turns().expect("they were given").following())
+}
+
+#[test]
+fn a_small_program_is_right_whatever_the_host_sees_of_the_streams() {
+    let (mut turns, mut runs, mut out) = (Some(Turns::default()), 0, 0);
+    while let Some(now) = turns {
+        let said = format!("{now:?}");
+        let (outcome, following) = run_small(now, None);
+        assert_eq!(outcome.wrong, Vec::<String>::new(), "{said}");
+        assert_eq!(outcome.refused, 0, "{said}");
+        out += outcome.report.copies_out();
+        (turns, runs) = (following, runs + 1);
+    }
+    assert!(runs >= 1 << 10, "{runs} runs");
+    assert!(out >= runs, "{out} copies in {runs} runs");
+}
+
+#[test]
+fn what_came_for_one_stream_is_in_order_for_its_own_too() {
+    Program::prepare();
+    let (device, world) = Adversary::new(64 * MIB, 1);
+    world.take_turns(Turns::default());
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB));
+    let mut program = Program::new(heap, world, Seed(1));
+    program.fetch_for_another();
+    let outcome = program.end();
+    assert!(outcome.report.copies_out() > 0, "one had to go: {:?}", outcome.report);
+    assert_eq!(outcome.wrong, Vec::<String>::new());
+}
+
+#[test]
+fn a_small_program_loses_nothing_whichever_call_fails() {
+    let all = Turns::default();
+    let mut call = 1;
+    while run_small(all.clone(), Some(call)).0.fault_came {
+        // The last turns in every way, the others none.
+        let mut turns = Some(all.clone());
+        for _ in 0..32 {
+            let Some(now) = turns else { break };
+            let said = format!("call {call}, {now:?}");
+            let (outcome, following) = run_small(now, Some(call));
+            assert_eq!(outcome.wrong, Vec::<String>::new(), "{said}");
+            turns = following;
+        }
+        call += 1;
+    }
+    assert!(call > 20, "{call} calls");
 }

@@ -99,8 +99,8 @@ pub struct EarlierBlock {
 /// rebuilt.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error(
-    "event {event} {contradiction}: the recording lost events in its middle, or its segments were \
-     taken at another time than its events; record again with a larger `max_entries`"
+    "record again with a larger `max_entries`: event {event} {contradiction}, so events were lost in \
+     the middle, or the segments were taken at another time than the events"
 )]
 pub struct Contradiction {
     /// Index of the event at which it shows.

@@ -53,6 +53,13 @@ pub(super) struct ColumnHeader {
     pub(super) first: Option<u64>,
 }
 
+impl ColumnHeader {
+    /// Bytes of the column once it is decompressed.
+    pub(super) fn decompressed(&self) -> u64 {
+        self.count.saturating_mul(self.kind.width() as u64)
+    }
+}
+
 /// The type of a column's elements, by numpy's names. Differences are of the signed ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -18,6 +18,8 @@ mod error;
 mod events;
 mod header;
 mod read;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::io::{Read, Write};
@@ -34,14 +36,17 @@ pub const VERSION: u32 = 2;
 const VERSION_WITHOUT_USES: u32 = 1;
 /// The longest header in bytes.
 const MAX_HEADER: usize = 16 << 20;
+/// Bytes that the names of all marks of a trace may take.
+const MAX_NAMES: usize = 256 << 20;
 
-/// Writes a recording: every trace with all that belongs to it.
+/// Writes a recording: every trace with all that belongs to it. What is written is read within the
+/// limits that a reader has by itself, however often the recording repeats itself.
 ///
 /// # Errors
-/// If `output` fails, or if a trace refers to streams, pools, stacks or frames that it does not
-/// have.
+/// If `output` fails, if a trace refers to streams, pools, stacks, frames or events that it does not
+/// have, or if its names are longer than any reader takes.
 pub fn write(recording: &Recording, output: impl Write) -> Result<(), FileError> {
-    write::write(recording, output)
+    write::write(recording, output, Limits::default())
 }
 
 /// Reads a recording. The file itself may be compressed once more, with gzip or zstd.
@@ -50,10 +55,14 @@ pub fn write(recording: &Recording, output: impl Write) -> Result<(), FileError>
 /// If `input` fails, if it is no trace file, or one that is cut short or damaged; see
 /// [`FileError`].
 pub fn read(input: impl Read, limits: Limits) -> Result<Recording, FileError> {
-    read::read(Input::new(input, limits)?, limits)
+    read::read(&[], Input::new(input, limits)?, limits)
 }
 
-/// Reads a recording from bytes that are not compressed any more.
-pub(crate) fn read_decompressed(input: impl Read, limits: Limits) -> Result<Recording, FileError> {
-    read::read(input, limits)
+/// Reads a recording of which the first bytes, `head`, were looked at already.
+pub(crate) fn read_behind<R: Read>(
+    head: &[u8],
+    input: Input<R>,
+    limits: Limits,
+) -> Result<Recording, FileError> {
+    read::read(head, input, limits)
 }

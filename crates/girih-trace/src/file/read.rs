@@ -1,14 +1,14 @@
 //! Reading a trace file. Nothing that it says is believed before it is checked.
 
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{self, Read};
 
 use super::column::{BLOCK, Column, Cursor};
 use super::error::FileError;
 use super::events::{Followed, Source};
 use super::header::{ColumnHeader, Header, TraceHeader};
-use super::{MAGIC, MAX_HEADER, VERSION};
-use crate::compress::{Limits, fill, read_up_to};
+use super::{MAGIC, MAX_HEADER, MAX_NAMES, VERSION};
+use crate::compress::{ExpansionError, Input, Limits, fill, read_up_to};
 use crate::event::{Action, Event, PoolId, StackId, StreamId};
 use crate::mark::{Mark, MarkKind};
 use crate::trace::{Block, BlockState, Recording, Segment, Trace};
@@ -17,8 +17,13 @@ use crate::uses::{Operator, Use, Uses};
 /// What one byte of zstd can stand for at most: a block of 128 KiB takes four.
 const ZSTD_EXPANSION: u64 = 32 << 10;
 
-pub(super) fn read(mut input: impl Read, limits: Limits) -> Result<Recording, FileError> {
-    let header = read_header(&mut input)?;
+/// Reads what `head` and then `input` give.
+pub(super) fn read<R: Read>(
+    head: &[u8],
+    mut input: Input<R>,
+    limits: Limits,
+) -> Result<Recording, FileError> {
+    let header = read_header(&mut head.chain(&mut input))?;
     let mut bodies = Bodies { input, limits, consumed: 0, produced: 0 };
     let mut recording = Recording::default();
     for (index, header) in header.traces.iter().enumerate() {
@@ -64,8 +69,8 @@ fn read_header(input: &mut impl Read) -> Result<Header, FileError> {
 }
 
 /// The bodies of the columns, as they come.
-struct Bodies<R> {
-    input: R,
+struct Bodies<R: Read> {
+    input: Input<R>,
     limits: Limits,
     consumed: u64,
     produced: u64,
@@ -78,12 +83,17 @@ impl<R: Read> Bodies<R> {
         if (body.len() as u64) < header.bytes {
             return Err(BodyError::Truncated);
         }
-        let size = header.count.saturating_mul(header.kind.width() as u64);
+        let size = header.decompressed();
         self.consumed += header.bytes;
         self.produced = self.produced.saturating_add(size);
-        if size > header.bytes.saturating_mul(ZSTD_EXPANSION)
-            || self.produced > self.limits.allowance(self.consumed)
-        {
+        // Where the file is compressed once more, what one of its bytes stands for is the product of
+        // both: what counts is the bytes that there are.
+        let consumed = self.consumed.min(self.input.consumed());
+        let allowed = self.limits.allowance(consumed);
+        if self.produced > allowed && consumed < self.consumed {
+            return Err(io::Error::other(ExpansionError { consumed, allowed }).into());
+        }
+        if size > header.bytes.saturating_mul(ZSTD_EXPANSION) || self.produced > allowed {
             let problem = format!(
                 "{} bytes are said to hold {} elements, more than the limits allow",
                 header.bytes, header.count
@@ -101,13 +111,13 @@ impl<R: Read> Bodies<R> {
 }
 
 enum BodyError {
-    Io(std::io::Error),
+    Io(io::Error),
     Truncated,
     Problem(String),
 }
 
-impl From<std::io::Error> for BodyError {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for BodyError {
+    fn from(error: io::Error) -> Self {
         BodyError::Io(error)
     }
 }
@@ -273,8 +283,7 @@ impl Columns {
         // Many marks may share one long name: the file pays for it once, the trace for each.
         let total: usize = name_ids.iter().map(|&name| names[name as usize].len()).sum();
         if total > MAX_NAMES {
-            let problem = format!("the names take {total} bytes, at most {MAX_NAMES} are allowed");
-            return Err(self.error("mark.name", problem));
+            return Err(FileError::Names(total));
         }
         for at in 0..count {
             trace.marks.push(Mark {
@@ -463,9 +472,6 @@ impl<'a> Owns<'a> {
         Err(self.addresses.columns.error("own.address", problem))
     }
 }
-
-/// Bytes that the names of all marks of a trace may take.
-const MAX_NAMES: usize = 256 << 20;
 
 /// The inverse of the writer's code: 0 is none.
 fn stack_of(code: u64) -> StackId {

@@ -6,16 +6,44 @@ use super::column::{encode, encode_differences, encode_text};
 use super::error::FileError;
 use super::events::split;
 use super::header::{ColumnHeader, Header, TraceHeader};
-use super::{MAGIC, MAX_HEADER, VERSION, VERSION_WITHOUT_USES};
-use crate::event::StackId;
+use super::{MAGIC, MAX_HEADER, MAX_NAMES, VERSION, VERSION_WITHOUT_USES};
+use crate::compress::Limits;
+use crate::event::{PoolId, StackId, StreamId};
 use crate::trace::{Recording, Segment, Trace};
 use crate::uses::Uses;
 
-pub(super) fn write(recording: &Recording, mut output: impl Write) -> Result<(), FileError> {
+/// Writes what is read within `limits`, or nothing.
+pub(super) fn write(
+    recording: &Recording,
+    output: impl Write,
+    limits: Limits,
+) -> Result<(), FileError> {
+    for (index, trace) in recording.traces.iter().enumerate() {
+        if let Some(what) = dangling(trace) {
+            return Err(FileError::Dangling { trace: index, what });
+        }
+        let names: usize = trace.marks.iter().map(|mark| mark.name.len()).sum();
+        if names > MAX_NAMES {
+            return Err(FileError::Names(names));
+        }
+    }
+    write_any(recording, output, limits)
+}
+
+/// Writes a recording without a look at what it refers to.
+pub(super) fn write_any(
+    recording: &Recording,
+    mut output: impl Write,
+    limits: Limits,
+) -> Result<(), FileError> {
     let mut traces = Vec::new();
     let mut bodies = Vec::new();
+    let mut ballast = Ballast { limits, consumed: 0, produced: 0 };
     for trace in &recording.traces {
-        let columns = Columns::of(trace)?;
+        let mut columns = Columns::of(trace)?;
+        for (header, body) in columns.headers.iter_mut().zip(&mut columns.bodies) {
+            ballast.put(header, body);
+        }
         traces.push(TraceHeader::new(trace, columns.headers));
         bodies.extend(columns.bodies);
     }
@@ -37,6 +65,92 @@ pub(super) fn write(recording: &Recording, mut output: impl Write) -> Result<(),
     }
     output.flush()?;
     Ok(())
+}
+
+/// What a trace refers to and does not have, if there is such a thing: no reader would take it.
+fn dangling(trace: &Trace) -> Option<&'static str> {
+    let Trace { events, marks, segments, uses, streams, pools, stacks, frames, .. } = trace;
+    let stream = |id: StreamId| usize::from(id.0) < streams.len();
+    let pool = |id: PoolId| usize::from(id.0) < pools.len();
+    let stack = |id: StackId| !id.is_some() || (id.0 as usize) < stacks.len();
+    let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
+    let befores = || marks.iter().map(|mark| mark.before);
+    let operators = || uses.operators.iter();
+    let users = || uses.uses.iter().map(|it| it.operator);
+    let is_event = |before: u32| before as usize <= events.len();
+    let has_streams = events.iter().all(|it| stream(it.stream))
+        && segments.iter().all(|it| stream(it.stream))
+        && operators().all(|it| stream(it.stream));
+    let has_pools =
+        events.iter().all(|it| pool(it.pool)) && segments.iter().all(|it| pool(it.pool));
+    let has_stacks = events.iter().all(|it| stack(it.stack)) && blocks().all(|it| stack(it.stack));
+    let has_frames = stacks.iter().flatten().all(|&frame| (frame as usize) < frames.len());
+    let has_events = befores().all(is_event) && operators().all(|it| is_event(it.before));
+    let has_names = operators().all(|it| (it.name as usize) < uses.names.len());
+    let has_operators = users().all(|it| (it as usize) < uses.operators.len());
+    let is_in_order =
+        befores().is_sorted() && operators().map(|it| it.before).is_sorted() && users().is_sorted();
+    let all = [
+        (has_streams, "stream"),
+        (has_pools, "pool"),
+        (has_stacks, "stack"),
+        (has_frames, "frame"),
+        (has_events, "event"),
+        (has_names, "name"),
+        (has_operators, "operator"),
+        (is_in_order, "place in order"),
+    ];
+    all.into_iter().find_map(|(has, what)| (!has).then_some(what))
+}
+
+/// Keeps the columns within the limits of a reader. One that repeats itself for long enough is
+/// compressed to less than a reader believes; it gets a skippable frame of zstd behind its own, so
+/// that a file pays a byte for each [`Limits::max_expansion`] that it stands for. A reader needs no
+/// other rule for honest files than for bombs.
+struct Ballast {
+    limits: Limits,
+    consumed: u64,
+    produced: u64,
+}
+
+impl Ballast {
+    /// The next column of the file.
+    fn put(&mut self, header: &mut ColumnHeader, body: &mut Vec<u8>) {
+        self.consumed += header.bytes;
+        self.produced = self.produced.saturating_add(header.decompressed());
+        let lacking = self.limits.least(self.produced).saturating_sub(self.consumed);
+        if lacking == 0 {
+            return;
+        }
+        let before = body.len();
+        push_skippable(body, lacking);
+        header.bytes = body.len() as u64;
+        self.consumed += (body.len() - before) as u64;
+    }
+}
+
+/// Appends skippable frames (RFC 8878, section 3.1.2) of at least `bytes` bytes in all. What is in
+/// them cannot be compressed, so that a file may be compressed once more and is still believed.
+fn push_skippable(body: &mut Vec<u8>, bytes: u64) {
+    const MAGIC: u32 = 0x184d_2a50;
+    let mut left = bytes;
+    while left > 0 {
+        let length = u32::try_from(left).unwrap_or(u32::MAX);
+        body.extend(MAGIC.to_le_bytes());
+        body.extend(length.to_le_bytes());
+        body.extend(noise().take(length as usize));
+        left -= u64::from(length);
+    }
+}
+
+/// Bytes without a pattern, always the same: those of SplitMix64 (Steele and others, OOPSLA 2014).
+fn noise() -> impl Iterator<Item = u8> {
+    (1u64..).flat_map(|at| {
+        let mut word = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ word >> 31).to_le_bytes()
+    })
 }
 
 /// The columns of one trace.

@@ -9,12 +9,23 @@ use crate::compress::fill;
 
 /// What is wrong with a pickle, and where.
 #[derive(Debug, Error)]
-#[error("at byte {offset} of the pickle: {kind}")]
+#[error("{}", self.text())]
 pub struct PickleError {
     /// Offset of the opcode in the decompressed stream.
     pub offset: u64,
     /// What is wrong there.
     pub kind: PickleErrorKind,
+}
+
+impl PickleError {
+    fn text(&self) -> String {
+        let PickleError { offset, kind } = self;
+        match kind.advice() {
+            Some(advice) => format!("{advice}: at byte {offset} of the pickle: {kind}"),
+            // The cause says what to do.
+            None => format!("{kind}, at byte {offset} of the pickle"),
+        }
+    }
 }
 
 /// What is wrong with a pickle.
@@ -24,12 +35,11 @@ pub enum PickleErrorKind {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The stream ended before its STOP.
-    #[error("the file ends in the middle; it was cut short, write or copy it again")]
+    #[error("the file ends in the middle")]
     Truncated,
     /// An opcode that imports or calls something.
     #[error(
-        "opcode {} would {action}; a memory snapshot has no need of it, and nothing in a pickle \
-         is ever executed here",
+        "opcode {} would {action}, which no memory snapshot needs; nothing of it was executed",
         opcode::name(*.code)
     )]
     Refused {
@@ -39,13 +49,13 @@ pub enum PickleErrorKind {
         action: String,
     },
     /// A byte that is no opcode of protocols 0 to 5, or one of Python 2's alone.
-    #[error("byte {0:#04x} is no opcode that can be read; this is not a pickle, or it is damaged")]
+    #[error("byte {0:#04x} is no opcode that can be read")]
     UnknownOpcode(u8),
     /// A protocol from the future.
-    #[error("pickle protocol {0} is not known; protocols 0 to 5 are")]
+    #[error("protocol {0} is not known, protocols 0 to 5 are")]
     Protocol(u8),
     /// An opcode took more from the stack than was there.
-    #[error("opcode {} finds too little on the stack; the pickle is damaged", opcode::name(*.0))]
+    #[error("opcode {} finds too little on the stack", opcode::name(*.0))]
     StackUnderflow(u8),
     /// An opcode that works on a list or a dict found something else.
     #[error("opcode {} wants {wanted}, found {found}", opcode::name(*.code))]
@@ -77,6 +87,27 @@ pub enum PickleErrorKind {
     /// More objects than can be numbered.
     #[error("more than 2147483648 objects of one kind")]
     TooMany,
+}
+
+impl PickleErrorKind {
+    /// What to do about it; none where the cause says that.
+    fn advice(&self) -> Option<&'static str> {
+        Some(match self {
+            PickleErrorKind::Io(_) => return None,
+            PickleErrorKind::Truncated => "write or copy it again, it was cut short",
+            PickleErrorKind::Refused { .. } => "do not unpickle it, it would run code",
+            PickleErrorKind::Protocol(_) => "update girih, or copy it again",
+            PickleErrorKind::UnknownOpcode(_) => "copy it again, it is no pickle or damaged",
+            PickleErrorKind::StackUnderflow(_)
+            | PickleErrorKind::Type { .. }
+            | PickleErrorKind::MemoUnset(_)
+            | PickleErrorKind::MemoSparse(_)
+            | PickleErrorKind::Number(_) => "copy it again, it is damaged",
+            PickleErrorKind::TooDeep { .. } | PickleErrorKind::TooMany => {
+                "record it again, PyTorch writes no such snapshot"
+            }
+        })
+    }
 }
 
 /// The error is boxed so that a result is one word: the machine returns a million of them.

@@ -11,22 +11,22 @@ use crate::pickle::PickleError;
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The source failed before the first byte.
-    #[error("cannot read the snapshot: {0}")]
+    #[error("{0}")]
     Io(#[from] io::Error),
     /// It is no pickle, a damaged one, or one that would run code.
     #[error(transparent)]
     Pickle(#[from] PickleError),
     /// A pickle, but not of a memory snapshot.
     #[error(
-        "the pickle holds {found}, not a memory snapshot; `torch.cuda.memory._dump_snapshot(file)` \
-         writes one"
+        "write one with `torch.cuda.memory._dump_snapshot(file)`: the pickle holds {found}, not a \
+         memory snapshot"
     )]
     NotASnapshot {
         /// What it holds.
         found: String,
     },
     /// A part of the snapshot is not what it must be.
-    #[error("{place}: {problem}")]
+    #[error("record or copy it again, PyTorch writes no such snapshot: {place}: {problem}")]
     Shape {
         /// The part, with its indices.
         place: String,
@@ -35,15 +35,15 @@ pub enum ReadError {
     },
     /// Lists that are shared by reference would unfold to far more than the file holds.
     #[error(
-        "the snapshot repeats its lists by reference: in full it would be far larger than its \
-         {bytes} bytes; PyTorch writes no such file"
+        "record it again, PyTorch writes no such snapshot: it repeats its lists by reference, and in \
+         full it would be far larger than its {bytes} bytes"
     )]
     Unfolds {
         /// Decompressed bytes of the pickle.
         bytes: u64,
     },
     /// More distinct streams or pools than ids.
-    #[error("device {device} has more than 65536 {what}")]
+    #[error("record a shorter part of the run: device {device} has more than 65536 {what}")]
     TooMany {
         /// The device.
         device: usize,

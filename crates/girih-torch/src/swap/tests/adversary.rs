@@ -1,4 +1,6 @@
 //! A device whose streams are queues, run one entry at a time in an order that a seed chooses.
+//!
+//! Clocks stand beside it, which tell of a race even where this order does not bring it about.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -11,6 +13,7 @@ use girih_runtime::{
 use girih_trace::StreamId;
 use girih_trace::generate::{Chance, Rng};
 
+use super::clocks::{Clocks, Use};
 use crate::device::{Closing, Exported, HeapDevice, Simulated};
 use crate::error::{Outcome, unsupported};
 use crate::settings;
@@ -20,6 +23,46 @@ pub(super) const UNIT: u64 = 256 << 10;
 
 /// Bytes of the GPU: of which handle or allocation, and which of its units.
 type Unit = (u64, u64);
+
+/// What work reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Place {
+    Gpu(Unit),
+    Host(HostAddress),
+}
+
+fn on_gpu(units: &[Unit]) -> Vec<Place> {
+    units.iter().copied().map(Place::Gpu).collect()
+}
+
+fn on_host(address: HostAddress, units: &[Unit]) -> Vec<Place> {
+    (address..).step_by(UNIT as usize).take(units.len()).map(Place::Host).collect()
+}
+
+/// The answers to "do the streams go on here?", one after the other: first those given, then no.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turns {
+    given: Vec<bool>,
+    asked: usize,
+}
+
+impl Turns {
+    fn next(&mut self) -> bool {
+        if self.asked == self.given.len() {
+            self.given.push(false);
+        }
+        self.asked += 1;
+        self.given[self.asked - 1]
+    }
+
+    /// Those that come after these, if all that were asked for are taken in order. None after the last.
+    pub(super) fn following(mut self) -> Option<Turns> {
+        self.given.truncate(self.asked);
+        while self.given.pop_if(|last| *last).is_some() {}
+        *self.given.last_mut()? = true;
+        Some(Turns { given: self.given, asked: 0 })
+    }
+}
 
 /// Work of a stream.
 #[derive(Clone, Debug)]
@@ -49,9 +92,24 @@ struct Inner {
     rng: Option<Rng>,
     calls: u64,
     fault: Option<u64>,
+    clocks: Clocks<Place>,
+    /// Whether the streams go on at all; without, they do as far as the program says.
+    turns: Option<Turns>,
 }
 
 impl Inner {
+    /// A piece of work must come after all others that use the same places, whatever the streams do.
+    fn order(&mut self, stream: u64, uses: Use, places: &[Place], what: &str) {
+        if let Some(race) = self.clocks.work(stream, uses, places) {
+            self.wrong.push(format!("{what}: {race}"));
+        }
+    }
+
+    fn finish(&mut self) {
+        while self.advance() {}
+        self.clocks.see_all();
+    }
+
     fn is_reached(&self, event: u64) -> bool {
         self.reached.contains(&event)
             && self.parts.get(&event).is_none_or(|parts| parts.iter().all(|&p| self.is_reached(p)))
@@ -133,6 +191,7 @@ impl World {
     pub(super) fn write(&self, stream: u64, address: Address, size: u64, tag: u64) {
         self.with(|inner| {
             let units = inner.units(address, size);
+            inner.order(stream, Use::Write, &on_gpu(&units), "a kernel writes");
             inner.push(stream, Work::Write(units, tag));
         });
     }
@@ -141,19 +200,36 @@ impl World {
     pub(super) fn look(&self, stream: u64, address: Address, size: u64, tag: u64, whose: &str) {
         self.with(|inner| {
             let units = inner.units(address, size);
+            inner.order(stream, Use::Read, &on_gpu(&units), whose);
             inner.push(stream, Work::Look(units, tag, whose.to_owned()));
         });
     }
 
     /// The streams go on, as far as they come in so many turns.
     pub(super) fn turn(&self, turns: u64) {
-        self.with(|inner| (0..turns).for_each(|_| _ = inner.advance()));
+        self.with(|inner| match &mut inner.turns {
+            None => (0..turns).for_each(|_| _ = inner.advance()),
+            Some(turns) => {
+                let go = turns.next();
+                while go && inner.advance() {}
+            }
+        });
+    }
+
+    /// The streams go on, as far as they can, or not at all: as these say.
+    pub(super) fn take_turns(&self, turns: Turns) {
+        self.with(|inner| inner.turns = Some(turns));
+    }
+
+    /// What they said.
+    pub(super) fn turns(&self) -> Option<Turns> {
+        self.with(|inner| inner.turns.clone())
     }
 
     /// Everything is done.
     pub(super) fn finish(&self) {
         self.with(|inner| {
-            while inner.advance() {}
+            inner.finish();
             let left: usize = inner.streams.values().map(VecDeque::len).sum();
             assert_eq!(left, 0, "streams wait for each other");
         });
@@ -297,7 +373,10 @@ impl Device for Adversary {
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
         self.call("record_event")?;
         let (stream, event) = (self.stream(stream), self.fresh());
-        self.world.with(|inner| inner.push(stream, Work::Reach(event)));
+        self.world.with(|inner| {
+            inner.clocks.record(stream, event);
+            inner.push(stream, Work::Reach(event));
+        });
         Ok(StreamEvent(event))
     }
 
@@ -310,6 +389,7 @@ impl Device for Adversary {
             for stream in streams {
                 inner.next += 1;
                 parts.push(inner.next);
+                inner.clocks.record(stream, event);
                 inner.push(stream, Work::Reach(parts[parts.len() - 1]));
             }
             inner.reached.insert(event);
@@ -331,13 +411,22 @@ impl Device for Adversary {
     }
 
     fn query_event(&mut self, event: StreamEvent) -> Result<bool, DeviceError> {
-        Ok(self.world.with(|inner| inner.is_reached(event.0)))
+        Ok(self.world.with(|inner| {
+            let is_reached = inner.is_reached(event.0);
+            if is_reached {
+                inner.clocks.see(event.0);
+            }
+            is_reached
+        }))
     }
 
     fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
         self.call("wait_event")?;
         let stream = self.stream(stream);
-        self.world.with(|inner| inner.push(stream, Work::Wait(event.0)));
+        self.world.with(|inner| {
+            inner.clocks.wait(stream, event.0);
+            inner.push(stream, Work::Wait(event.0));
+        });
         Ok(())
     }
 
@@ -373,6 +462,8 @@ impl Copies for Adversary {
         let lane = self.stream(lane);
         self.world.with(|inner| {
             let units = inner.units(from, size);
+            inner.order(lane, Use::Read, &on_gpu(&units), "a copy out");
+            inner.order(lane, Use::Write, &on_host(to, &units), "a copy out");
             inner.push(lane, Work::Out(units, to));
         });
         Ok(())
@@ -389,6 +480,8 @@ impl Copies for Adversary {
         let lane = self.stream(lane);
         self.world.with(|inner| {
             let units = inner.units(to, size);
+            inner.order(lane, Use::Read, &on_host(from, &units), "a copy in");
+            inner.order(lane, Use::Write, &on_gpu(&units), "a copy in");
             inner.push(lane, Work::In(from, units));
         });
         Ok(())

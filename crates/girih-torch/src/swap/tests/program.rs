@@ -302,6 +302,38 @@ impl Program {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 
+    /// A step of three tensors, of which the GPU has room for two.
+    pub(super) fn small_step(&mut self) {
+        self.is_straight = true;
+        let _ = self.heap.mark(MarkKind::Step, "");
+        for kind in 0..3 {
+            self.forward(UNIT * 32, kind, false);
+        }
+        while !self.tensors.is_empty() {
+            self.backward(1);
+        }
+    }
+
+    /// The tensor that went first is fetched for the other stream, and used by its own as well, which has not waited
+    /// for the other one.
+    pub(super) fn fetch_for_another(&mut self) {
+        for kind in 0..3 {
+            self.forward(UNIT * 32, kind, false);
+        }
+        self.let_go(0);
+        let first = self.tensors.remove(0);
+        for id in first.saves {
+            for stream in [STREAMS[1], STREAMS[0]] {
+                assert!(self.heap.use_saved(id, stream).is_ok());
+                let address = with(|all| all[&first.storage].1);
+                self.world.look(stream, address, first.size, first.tag, "a saved tensor");
+            }
+            self.join();
+            assert!(self.heap.drop_saved(id).is_ok());
+            self.disown(first.storage);
+        }
+    }
+
     /// Everything is given up.
     pub(super) fn end(mut self) -> Outcome {
         while !self.tensors.is_empty() {
