@@ -15,7 +15,7 @@
 //!  EMPTY_LIST MEMOIZE MARK  LONG_BINGET frame  LONG_BINGET frame  BINGET frame  ..  APPENDS
 //! ```
 //!
-//! These are read in one go too. Whatever is out of the ordinary, be it an opcode, a key or the end of
+//! These are read in one go too, also where they stand in a dict as the value of a key. Whatever is out of the ordinary, be it an opcode, a key or the end of
 //! the buffer, makes the attempt give up before anything has changed, and the machine reads the same
 //! bytes one opcode at a time. So this file can make a pickle faster to read, and nothing else.
 //!
@@ -42,7 +42,9 @@ pub(super) fn read_record<F: Record>(
     memo: &mut Vec<Value>,
     heap: &mut Heap<F>,
 ) -> Option<usize> {
-    let window: &[u8; WINDOW] = bytes.first_chunk()?;
+    let mut window: &[u8; WINDOW] = bytes.first_chunk()?;
+    // Where the window begins, and where in it the next opcode is.
+    let mut base = 0;
     let own_slots = takes_memoize(cell(window, 0), memo.len())?;
     let mut at = own_slots;
     if window[at] != op::MARK {
@@ -54,7 +56,8 @@ pub(super) fn read_record<F: Record>(
         return None;
     }
     let mut record = F::default();
-    let mut tuple = None;
+    let mut memoized = Memoized::from(memo.len() + own_slots.min(1));
+    let mut list = None;
     loop {
         if at > LAST_PAIR {
             return None;
@@ -64,18 +67,37 @@ pub(super) fn read_record<F: Record>(
         }
         let (key, length) = text_from_memo(cell(window, at), memo)?;
         at += length;
+        if window[at] == op::EMPTY_LIST {
+            let value = heap.next_list()?;
+            let mut items = Vec::new();
+            base += at + 1;
+            let (length, is_memoized) =
+                read_list(&bytes[base..], memo, memoized.next_slot(), &mut items)?;
+            if is_memoized {
+                memoized.add(value)?;
+            }
+            if list.replace(items).is_some() {
+                return None;
+            }
+            // A list may be longer than the window, which moves behind it.
+            base += length;
+            window = bytes[base..].first_chunk()?;
+            at = 0;
+            record.set(key, value);
+            continue;
+        }
         let bytes = cell(window, at);
         let (value, length) = match bytes[0] {
             op::BINGET => (known(memo.get(usize::from(bytes[1])))?, 2),
             op::LONG1 => (long(bytes)?, 2 + usize::from(bytes[1])),
             op::BININT1 if bytes[2] == op::BININT1 && bytes[4] == op::TUPLE2 => {
                 let pair = Value::pair(heap.pairs.id((bytes[1].into(), bytes[3].into())));
-                let next = memo.len() + own_slots.min(1);
-                let length = takes_memoize(cell(window, at + 5), next)?;
-                if length > 0 && tuple.replace(pair).is_some() {
-                    return None;
-                }
-                (pair, 5 + length)
+                (pair, 5 + memoized.take(cell(window, at + 5), pair)?)
+            }
+            op::SHORT_BINUNICODE => {
+                let length = usize::from(bytes[1]);
+                let text = Value::text(heap.known_text(bytes.get(2..2 + length)?)?);
+                (text, 2 + length + memoized.take(cell(window, at + 2 + length), text)?)
             }
             op::BININT1 => (Value::unsigned(u64::from(bytes[1])), 2),
             op::BININT2 => (Value::unsigned(u64::from(low_u32(bytes) & 0xffff)), 3),
@@ -90,22 +112,25 @@ pub(super) fn read_record<F: Record>(
     if own_slots > 0 {
         memo.push(Value::dict(heap.dicts.len() as u32));
     }
-    memo.extend(tuple);
+    memo.extend_from_slice(memoized.values());
+    heap.lists.extend(list);
     heap.add_record(record);
-    Some(at + 1)
+    Some(base + at + 1)
 }
 
 /// Tries to read a list from `bytes`, which begin behind its EMPTY_LIST, into `items`, which is empty.
-/// If it succeeds, returns the bytes that it took, and whether the pickle puts the list into the memo.
+/// If it succeeds, returns the bytes that it took, and whether the pickle puts the list into the memo,
+/// of which `next_slot` is the next slot.
 #[inline]
 pub(super) fn read_list(
     bytes: &[u8],
     memo: &[Value],
+    next_slot: usize,
     items: &mut Vec<Value>,
 ) -> Option<(usize, bool)> {
-    let own_slots = takes_memoize(bytes.first_chunk()?, memo.len())?;
+    let own_slots = takes_memoize(bytes.first_chunk()?, next_slot)?;
     if *bytes.get(own_slots)? != op::MARK {
-        return None;
+        return Some((own_slots, own_slots > 0));
     }
     let mut rest = &bytes[own_slots + 1..];
     loop {
@@ -124,6 +149,53 @@ pub(super) fn read_list(
             }
             _ => return None,
         }
+    }
+}
+
+/// The values of one dict that the pickle puts into the memo, in their order.
+struct Memoized {
+    values: [Value; Memoized::MAX],
+    count: usize,
+    /// The slot of the first.
+    first: usize,
+}
+
+impl Memoized {
+    /// A pool id, a string and a list are what entries have of such values.
+    const MAX: usize = 3;
+
+    #[inline(always)]
+    fn from(first: usize) -> Memoized {
+        Memoized { values: [Value::UNSET; Memoized::MAX], count: 0, first }
+    }
+
+    /// Takes `value` if `bytes` put it into the next slot. The length of the opcode, or 0 if it is
+    /// another one. None if it writes another slot, or there are too many.
+    #[inline(always)]
+    fn take(&mut self, bytes: &[u8; CELL], value: Value) -> Option<usize> {
+        let length = takes_memoize(bytes, self.next_slot())?;
+        if length > 0 {
+            self.add(value)?;
+        }
+        Some(length)
+    }
+
+    /// Takes `value` for the next slot. None if there are too many.
+    #[inline(always)]
+    fn add(&mut self, value: Value) -> Option<()> {
+        *self.values.get_mut(self.count)? = value;
+        self.count += 1;
+        Some(())
+    }
+
+    #[inline(always)]
+    fn next_slot(&self) -> usize {
+        self.first + self.count
+    }
+
+    #[inline(always)]
+    fn values(&self) -> &[Value] {
+        &self.values[..self.count]
     }
 }
 

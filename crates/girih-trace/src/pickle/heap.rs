@@ -70,6 +70,9 @@ pub(crate) struct Heap<F> {
     text: String,
     text_ends: Vec<usize>,
     words: FxHashMap<&'static [u8], Text>,
+    /// The string that was added last, word or not: newer releases of torch write the same one (`N/A`) into
+    /// every entry, each time anew.
+    last_text: Option<Text>,
 }
 
 impl<F: Record> Heap<F> {
@@ -85,18 +88,32 @@ impl<F: Record> Heap<F> {
             text: String::new(),
             text_ends: Vec::new(),
             words: words.collect(),
+            last_text: None,
         }
     }
 
     /// The id of a string: that of the word if it is one, a new one if not. Bytes that are not
     /// UTF-8 (Python's lone surrogates) are replaced.
     pub(super) fn add_text(&mut self, bytes: &[u8]) -> Text {
-        if let Some(&word) = self.words.get(bytes) {
-            return word;
+        if let Some(known) = self.known_text(bytes) {
+            return known;
         }
-        self.text.push_str(&String::from_utf8_lossy(bytes));
-        self.text_ends.push(self.text.len());
-        Text((F::WORDS.len() + self.text_ends.len() - 1) as u32)
+        let text = match self.words.get(bytes) {
+            Some(&word) => word,
+            None => {
+                self.text.push_str(&String::from_utf8_lossy(bytes));
+                self.text_ends.push(self.text.len());
+                Text((F::WORDS.len() + self.text_ends.len() - 1) as u32)
+            }
+        };
+        self.last_text = Some(text);
+        text
+    }
+
+    /// The id of a string that is the same as the one before it.
+    #[inline]
+    pub(super) fn known_text(&self, bytes: &[u8]) -> Option<Text> {
+        self.last_text.filter(|&last| self.text(last).as_bytes() == bytes)
     }
 
     /// How many strings there are.
@@ -105,11 +122,19 @@ impl<F: Record> Heap<F> {
     }
 
     /// The string of that id.
+    #[inline]
     pub(crate) fn text(&self, text: Text) -> &str {
         let index = text.0 as usize;
         let Some(index) = index.checked_sub(F::WORDS.len()) else { return F::WORDS[index] };
         let start = if index == 0 { 0 } else { self.text_ends[index - 1] };
         &self.text[start..self.text_ends[index]]
+    }
+
+    /// The list that would be added next, if it can be numbered.
+    #[inline]
+    pub(super) fn next_list(&self) -> Option<Value> {
+        let id = self.lists.len();
+        (id < Dict::MAX).then(|| Value::list(id as u32))
     }
 
     /// Adds a dict that is a record already.

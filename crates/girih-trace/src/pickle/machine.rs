@@ -317,7 +317,12 @@ impl<R: Read, F: Record> Machine<R, F> {
     /// A new list; with all its items, if they are few and fetched from the memo.
     fn list_at_once(&mut self) -> Result<()> {
         self.items.clear();
-        match fused::read_list(self.source.available(), &self.memo, &mut self.items) {
+        match fused::read_list(
+            self.source.available(),
+            &self.memo,
+            self.memo.len(),
+            &mut self.items,
+        ) {
             Some((length, is_memoized)) => {
                 self.source.consume(length);
                 let items = self.items.as_slice().to_vec();
