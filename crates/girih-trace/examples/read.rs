@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let events: usize = recording.traces.iter().map(|trace| trace.events.len()).sum();
         let stacks: usize = recording.traces.iter().map(|trace| trace.stacks.len()).sum();
         let path = path.to_string_lossy();
-        println!("{path}: {took:.3} s of processor time, {events} events, {stacks} stacks");
+        println!("{path}: {took:.4} s of processor time, {events} events, {stacks} stacks");
     }
     Ok(())
 }

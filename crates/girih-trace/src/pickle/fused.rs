@@ -35,11 +35,13 @@ const CELL: usize = 16;
 
 /// Tries to read a dict from `bytes`, which begin behind its EMPTY_DICT. If it succeeds, the record
 /// is on the heap as the next dict, and in the memo if the pickle says so. Returns the bytes that
-/// it took.
+/// it took. `items` is used
+/// for the items of a list.
 #[inline]
 pub(super) fn read_record<F: Record>(
     bytes: &[u8],
     memo: &mut Vec<Value>,
+    items: &mut Vec<Value>,
     heap: &mut Heap<F>,
 ) -> Option<usize> {
     let mut window: &[u8; WINDOW] = bytes.first_chunk()?;
@@ -57,7 +59,7 @@ pub(super) fn read_record<F: Record>(
     }
     let mut record = F::default();
     let mut memoized = Memoized::from(memo.len() + own_slots.min(1));
-    let mut list = None;
+    let mut has_list = false;
     loop {
         if at > LAST_PAIR {
             return None;
@@ -69,15 +71,16 @@ pub(super) fn read_record<F: Record>(
         at += length;
         if window[at] == op::EMPTY_LIST {
             let value = heap.next_list()?;
-            let mut items = Vec::new();
+            if has_list {
+                return None;
+            }
+            has_list = true;
+            items.clear();
             base += at + 1;
             let (length, is_memoized) =
-                read_list(&bytes[base..], memo, memoized.next_slot(), &mut items)?;
+                read_list(&bytes[base..], memo, memoized.next_slot(), items)?;
             if is_memoized {
                 memoized.add(value)?;
-            }
-            if list.replace(items).is_some() {
-                return None;
             }
             // A list may be longer than the window, which moves behind it.
             base += length;
@@ -113,7 +116,9 @@ pub(super) fn read_record<F: Record>(
         memo.push(Value::dict(heap.dicts.len() as u32));
     }
     memo.extend_from_slice(memoized.values());
-    heap.lists.extend(list);
+    if has_list {
+        heap.lists.add(items);
+    }
     heap.add_record(record);
     Some(base + at + 1)
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rustc_hash::FxHashMap;
 
 use super::Record;
+use super::lists::Lists;
 use super::value::{Text, Value};
 
 /// A dict in 4 bytes: nothing yet, its pairs, or the record that it was reduced to.
@@ -58,7 +59,7 @@ impl Dict {
 
 /// Every object that a pickle built.
 pub(crate) struct Heap<F> {
-    pub(crate) lists: Vec<Vec<Value>>,
+    pub(crate) lists: Lists,
     pub(crate) tuples: Vec<Box<[Value]>>,
     /// The distinct tuples of two integers.
     pub(crate) pairs: Pairs,
@@ -79,7 +80,7 @@ impl<F: Record> Heap<F> {
     pub(super) fn new() -> Self {
         let words = F::WORDS.iter().zip(0..).map(|(word, id)| (word.as_bytes(), Text(id)));
         Heap {
-            lists: Vec::new(),
+            lists: Lists::new(),
             tuples: Vec::new(),
             pairs: Pairs::default(),
             dicts: Vec::new(),

@@ -45,7 +45,7 @@ struct Machine<R, F> {
     source: Source<R>,
     heap: Heap<F>,
     stack: Vec<Value>,
-    /// The items of a list that is read at once, for as long as that takes.
+    /// Items of a list that is read at once, for as long as that takes.
     items: Vec<Value>,
     /// Heights of the stack at which a MARK stands.
     marks: Vec<usize>,
@@ -152,8 +152,8 @@ impl<R: Read, F: Record> Machine<R, F> {
         match code {
             op::LIST => {
                 let start = self.pop_mark(code)?;
-                let items = self.stack.drain(start..).collect();
-                self.list(items)?;
+                let items = self.stack.split_off(start);
+                self.list(&items)?;
             }
             op::DICT => {
                 let start = self.pop_mark(code)?;
@@ -293,7 +293,7 @@ impl<R: Read, F: Record> Machine<R, F> {
     #[inline]
     fn dict_at_once(&mut self) -> Result<()> {
         let bytes = self.source.available();
-        match fused::read_record(bytes, &mut self.memo, &mut self.heap) {
+        match fused::read_record(bytes, &mut self.memo, &mut self.items, &mut self.heap) {
             Some(length) => {
                 self.source.consume(length);
                 self.push_last_dict()
@@ -325,20 +325,21 @@ impl<R: Read, F: Record> Machine<R, F> {
         ) {
             Some((length, is_memoized)) => {
                 self.source.consume(length);
-                let items = self.items.as_slice().to_vec();
-                self.list(items)?;
+                let items = std::mem::take(&mut self.items);
+                self.list(&items)?;
+                self.items = items;
                 if is_memoized {
                     self.memoize(op::MEMOIZE)?;
                 }
             }
-            None => self.list(Vec::new())?,
+            None => self.list(&[])?,
         }
         self.check_height()
     }
 
-    fn list(&mut self, items: Vec<Value>) -> Result<()> {
+    fn list(&mut self, items: &[Value]) -> Result<()> {
         let id = number(self.heap.lists.len())?;
-        self.heap.lists.push(items);
+        self.heap.lists.add(items);
         self.push(Value::list(id));
         Ok(())
     }
@@ -391,7 +392,7 @@ impl<R: Read, F: Record> Machine<R, F> {
     fn list_on_top(&mut self, code: u8) -> Result<&mut Vec<Value>> {
         let top = self.top(code)?;
         let list = top.as_list().ok_or_else(|| wrong_type(code, "a list", top))?;
-        Ok(&mut self.heap.lists[list as usize])
+        Ok(self.heap.lists.own(list))
     }
 
     // ---- the memo

@@ -17,16 +17,18 @@
 //! What makes it fast is the `Record`: a snapshot is a million small dicts with the same keys.
 //! A dict that gets the key `Record::KEY` becomes a fixed-size record at once, and its key and
 //! value pairs are never stored. Known strings have fixed ids (`Record::WORDS`), so that finding
-//! the field for a key is one `match` on a number.
+//! the field for a key is one `match` on a number. Lists that are filled alike share their items.
 
 mod fused;
 mod heap;
+mod lists;
 mod machine;
 mod opcode;
 mod source;
 mod value;
 
 pub(crate) use heap::{DictKind, Heap, Pairs};
+pub(crate) use lists::Items;
 pub(crate) use machine::{Loaded, load};
 pub use source::{PickleError, PickleErrorKind};
 pub(crate) use value::{Text, Value};

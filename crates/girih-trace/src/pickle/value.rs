@@ -94,6 +94,12 @@ impl Value {
         Value::tagged(DICT, index)
     }
 
+    /// What tells it from others.
+    #[inline]
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
     #[inline]
     fn payload(self, tag: u8) -> Option<u32> {
         ((self.0 >> 32) == (TAGGED >> 32 | u64::from(tag))).then_some(self.0 as u32)

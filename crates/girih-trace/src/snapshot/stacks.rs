@@ -8,19 +8,19 @@ use super::error::ReadError;
 use super::view::View;
 use super::words;
 use crate::event::StackId;
-use crate::pickle::Value;
+use crate::pickle::{Items, Value};
 
 /// The stacks and frames of one trace.
 ///
 /// PyTorch shares one dict among all stacks with that frame, and at best one list among all entries of
-/// one stack. Lists and dicts are numbered, so that tables find them; where they are not shared, maps
-/// do, which are std's with its random keys: what is looked up comes from the file.
+/// one stack; lists of the same frames share their items when they are read. Items and dicts are
+/// numbered, so that tables find them; where they are not shared, maps do, which are std's with its random keys: what is looked up comes from the file.
 pub(super) struct Stacks {
     /// The device: the tables are those of all.
     owner: u32,
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) frames: Vec<String>,
-    last: Option<(FrameList, StackId)>,
+    last: Option<(Items, StackId)>,
     by_content: HashMap<Vec<u32>, StackId>,
     /// The frames of the list that is read, for as long as that takes.
     reading: Vec<u32>,
@@ -47,16 +47,17 @@ impl Stacks {
         view: &View<'_>,
         list: FrameList,
     ) -> Result<StackId, ReadError> {
+        let items = view.items_of(list.get());
         if let Some((known, stack)) = self.last
-            && known == list
+            && known == items
         {
             return Ok(stack);
         }
-        let stack = match view.lists_seen.get(list.get(), self.owner) {
+        let stack = match view.lists_seen.get(items.get(), self.owner) {
             Some(stack) => StackId(stack),
             None => self.intern_list(view, list.get())?,
         };
-        self.last = Some((list, stack));
+        self.last = Some((items, stack));
         Ok(stack)
     }
 
@@ -80,7 +81,7 @@ impl Stacks {
             }
         };
         self.reading = frames;
-        view.lists_seen.set(list, self.owner, stack.0);
+        view.lists_seen.set(view.items_of(list).get(), self.owner, stack.0);
         Ok(stack)
     }
 

@@ -6,7 +6,7 @@ use super::entry::{Entry, PairId};
 use super::error::ReadError;
 use super::stacks::Seen;
 use super::words;
-use crate::pickle::{DictKind, Heap, Loaded, Pairs, Text, Value};
+use crate::pickle::{DictKind, Heap, Items, Loaded, Pairs, Text, Value};
 
 /// Items that are always allowed: small files may repeat themselves.
 const FLOOR_ITEMS: u64 = 1 << 16;
@@ -37,7 +37,7 @@ impl<'a> View<'a> {
             bytes: loaded.bytes,
             items_left: Cell::new(loaded.bytes + FLOOR_ITEMS),
             text_left: Cell::new(loaded.bytes.saturating_mul(TEXT_PER_BYTE) + FLOOR_TEXT),
-            lists_seen: Seen::new(loaded.heap.lists.len()),
+            lists_seen: Seen::new(loaded.heap.lists.distinct()),
             frames_seen: Seen::new(loaded.heap.dicts.len()),
         }
     }
@@ -62,7 +62,7 @@ impl<'a> View<'a> {
 
     /// The items of a list or tuple; pays for them.
     pub(super) fn items(&self, value: Option<Value>) -> Result<Option<&'a [Value]>, ReadError> {
-        let list = value.and_then(Value::as_list).map(|list| &self.heap.lists[list as usize][..]);
+        let list = value.and_then(Value::as_list).map(|list| self.heap.lists.get(list));
         let tuple = value.and_then(Value::as_tuple);
         let tuple = tuple.map(|tuple| &self.heap.tuples[tuple as usize][..]);
         let Some(items) = list.or(tuple) else { return Ok(None) };
@@ -70,9 +70,15 @@ impl<'a> View<'a> {
         Ok(Some(items))
     }
 
+    /// Where the items of the heap's list of that index lie.
+    #[inline]
+    pub(super) fn items_of(&self, list: u32) -> Items {
+        self.heap.lists.items_of(list)
+    }
+
     /// The items of the heap's list of that index; pays for them.
     pub(super) fn list(&self, list: u32) -> Result<&'a [Value], ReadError> {
-        let items = &self.heap.lists[list as usize][..];
+        let items = self.heap.lists.get(list);
         self.spend(items.len())?;
         Ok(items)
     }
