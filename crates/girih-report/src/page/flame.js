@@ -158,6 +158,8 @@ class Flame {
       button.style.left = `${(left / width) * 100}%`;
       button.style.width = `calc(${(wide / width) * 100}% - 1px)`;
       button.style.top = `${level * LEVEL}px`;
+      // Padding alone would make a narrow one wider than its share.
+      if (wide < 28) button.style.padding = "0";
       if (node.kind >= 0) {
         const color = `var(--c${node.kind}) ${100 - (level % 2) * 10}%`;
         button.style.background = `color-mix(in srgb, ${color}, var(--paper))`;
