@@ -22,7 +22,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ __all__ = [
     "__version__",
     "enable",
     "is_enabled",
+    "long_context",
+    "long_context_report",
     "mark",
     "one_handle",
     "plan",
@@ -188,6 +190,74 @@ def why(
     if recording is not None:
         return _why.of_file(Path(recording), device)
     return _why.of_process(error, device)
+
+
+def long_context(
+    model: Any,
+    *,
+    alpha: float | Sequence[float] | None = None,
+    gpu_budget: int | str | None = None,
+    least_tokens: int = 0,
+    layers: str | None = None,
+    token_dim: int = 1,
+) -> Any:
+    """Keeps only some tokens of what the model's layers save for the backward pass.
+
+        model = girih.long_context(model)           # fills the GPU, computes the rest again
+        model = girih.long_context(model, alpha=0.25)
+
+    Of each layer the input, attention's output and the first tokens of everything else are kept;
+    the rows of the other tokens are computed again just before the layer's backward pass, without
+    attention. Gradients are those of the model as it is, to the bit: what does not come out equal
+    when the layer is run again is kept whole (docs/long-contexts.md). The model is changed in
+    place, layer by layer, and given back. Girih need not be enabled; if it swaps, what is kept may
+    go to the host.
+
+    Args:
+        model: any `torch.nn.Module` with a list of layers.
+        alpha: the part of the tokens that is kept, 0 to 1: of all layers, or a list with that of
+            each. If None it is found: two steps keep nothing, then it is what the budget holds.
+        gpu_budget: what tensors may take of the GPU, in bytes or like "60GiB", where alpha is not
+            given; the whole of it if None.
+        least_tokens: shorter passes run as they are.
+        layers: name of the list of layers; by default the largest list of modules of one class.
+        token_dim: the dimension of a layer's input that runs over tokens (0 for Megatron's).
+
+    Raises:
+        GirihError: if an argument is wrong, or the model has no such list. The text says what to
+            do.
+    """
+    from girih import _sizes
+    from girih._long import api
+
+    budget = None if gpu_budget is None else _sizes.parse("gpu_budget", gpu_budget)
+    api.apply(
+        model,
+        alpha=alpha,
+        gpu_budget=budget,
+        least_tokens=least_tokens,
+        layers=layers,
+        token_dim=token_dim,
+    )
+    return model
+
+
+def long_context_report(model: Any) -> dict[str, Any]:
+    """What `long_context` did with a model's layers in their last pass, and why not more.
+
+    `layers` has a dict for each: `name`, `tokens` and `kept` of them, `bytes_saved` by autograd and
+    `bytes_kept` of those, `checks` (passes that ran twice to be compared), `replays`,
+    `kept_whole` (modules that do not work token by token), `reason`.
+
+    Raises:
+        GirihError: if `long_context` was not called with it.
+    """
+    from girih._long import api
+
+    found = api.of(model)
+    if found is None:
+        raise GirihError("call girih.long_context(model) first: the model is as it was")
+    return found.report()
 
 
 @contextlib.contextmanager

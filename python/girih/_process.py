@@ -107,6 +107,7 @@ def enable(settings: Settings, *, by_launcher: bool = False) -> None:
             watch = _set_hooks(settings)
     log.info("the mode is %s, the door to torch: %s", settings.mode, door)
     _enabled = Enabled(settings, door, by_launcher, watch, os.getpid(), asked, missing)
+    _split_long_contexts(asked)
     if settings.mode != "off" and settings.option("live", True):
         _enabled.live = _listen()
     atexit.register(_finish)
@@ -235,6 +236,17 @@ def _require() -> Enabled:
             "`python -m girih run`: Girih is not enabled in this process"
         )
     return _enabled
+
+
+def _split_long_contexts(settings: Settings) -> None:
+    """Also where Girih cannot be the allocator: the split needs torch and nothing else."""
+    if settings.option("long_context", None) is None or settings.mode == "off":
+        return
+    try:
+        from girih._long import found
+    except ImportError:
+        return  # there is no torch: there will be no model
+    found.install(settings.options["long_context"], settings.options.get("gpu_budget"))
 
 
 def _refuse_change(process: Enabled, settings: Settings) -> None:

@@ -162,6 +162,7 @@ _VALUED = (
 )
 _PLAIN = (
     "--why",
+    "--long-context",
     "--modules",
     "--no-hooks",
     "--no-plan-dir",
@@ -186,7 +187,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
             return words[:index], words[index + 1 :]
         if word in _VALUED:
             index += 2
-        elif word in _PLAIN or word.partition("=")[0] in (*_VALUED, "--why"):
+        elif word in _PLAIN or word.partition("=")[0] in (*_VALUED, "--why", "--long-context"):
             index += 1
         elif word.startswith("-") and word[:2] not in ("-m", "-c"):
             # The parser refuses it, and says what there is.
@@ -222,6 +223,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--gpu-budget", metavar="SIZE", help="swaps what is above so much of each GPU (60GiB)")
     add("--host-budget", metavar="SIZE", help="swaps at most so much to the host (100GiB)")
+    add(
+        "--long-context",
+        nargs="?",
+        const=True,
+        type=_part,
+        metavar="=ALPHA",
+        help="computes again what layers save of their tokens but for a part: what fits, or ALPHA",
+    )
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
     add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")
@@ -231,6 +240,17 @@ def _parser() -> argparse.ArgumentParser:
         "--verbose", "-v", action="store_true", help="says on standard error what Girih does"
     )
     return parser
+
+
+def _part(text: str) -> float:
+    """A part of the tokens."""
+    try:
+        part = float(text)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"give a part, 0 to 1: not {text}")
+    return part
 
 
 def _settings_of(options: argparse.Namespace) -> _settings.Settings:
@@ -243,6 +263,8 @@ def _settings_of(options: argparse.Namespace) -> _settings.Settings:
     for name in ("gpu_budget", "host_budget"):
         if (size := getattr(options, name)) is not None:
             further[name] = size
+    if options.long_context is not None:
+        further["long_context"] = options.long_context
     if options.modules:
         further["modules"] = True
     if options.no_hooks:

@@ -31,7 +31,7 @@ MODES: dict[str, str] = {
 """Every mode, and what it does."""
 
 # Options that Python obeys. All others are handed to the heaps, which know theirs.
-_PYTHON_OPTIONS = {"modules", "hooks", "live"}
+_PYTHON_OPTIONS = {"modules", "hooks", "live", "long_context"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""Long contexts: some tokens of what a layer saves are kept, the others are computed again.
+
+Memo's split by the token (section 4.1 of the paper), of layers that nobody has to change:
+
+     forward    the layer runs as ever; what autograd saves of it is cut by the token:
+                rows [:c] are kept, the layer's input and attention's output are kept whole
+     backward   the layer runs again over the rows [c:] of its input. Attention is not computed
+                again: it is answered with what it gave. What autograd saves there is put behind
+                the rows that were kept, and the backward pass of the whole length uses it
+
+Nothing is taken on trust: which tensors can be cut, and along which dimension, is found by running
+the layer again at another length and comparing, to the bit, with what was saved. What is not equal
+is kept.
+
+| file | |
+|:--|:--|
+| `call.py` | one pass of a layer: what was saved, cutting it, putting it together again |
+| `replay.py` | what cannot be computed row by row, noted and answered: attention, random numbers |
+| `layout.py` | where the tokens of a tensor are |
+| `layer.py` | a layer of the model: its forward, and what was learnt of it |
+| `find.py` | the layers of a model, and why one cannot be split |
+| `share.py` | how many tokens are kept |
+| `api.py`, `found.py` | what a program calls; the model of one that calls nothing |
+
+torch is imported by these files, and these files by nothing but `girih.long_context`.
+"""

@@ -1,0 +1,132 @@
+"""What `girih.long_context` does."""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from girih._errors import GirihError
+from girih._long.find import layers_of
+from girih._long.layer import Layer
+from girih._long.share import Filling, Fixed, Share
+
+# What a model was given to. It dies with the model.
+_contexts: weakref.WeakKeyDictionary[Any, LongContext] = weakref.WeakKeyDictionary()
+
+
+class LongContext:
+    """The layers of one model that are split by tokens."""
+
+    def __init__(self, layers: list[Layer], share: Share) -> None:
+        self.layers = layers
+        self.share = share
+
+    def remove(self) -> None:
+        """Gives every layer its own forward back. What was saved before is used as it was saved."""
+        for layer in reversed(self.layers):
+            layer.remove()
+        self.layers = []
+
+    def report(self) -> dict[str, Any]:
+        """What was done. For each layer: tokens, those kept, bytes saved and kept, and why not."""
+        return {
+            "layers": [
+                {"name": layer.name, "kept_whole": sorted(layer.opaque), **vars(layer.seen)}
+                for layer in self.layers
+            ]
+        }
+
+
+def apply(
+    model: Any,
+    *,
+    alpha: float | Sequence[float] | None = None,
+    gpu_budget: int | None = None,
+    least_tokens: int = 0,
+    layers: str | None = None,
+    token_dim: int = 1,
+) -> LongContext:
+    """Puts the split under a model's layers; of a model that has it, anew.
+
+    Raises:
+        GirihError: if an argument is wrong, or the model has no layers.
+    """
+    found = layers_of(model, layers)
+    for name, module in found:
+        if getattr(module, "gradient_checkpointing", False):
+            raise GirihError(
+                "turn gradient checkpointing off (model.gradient_checkpointing_disable()): "
+                f"{name} is computed again whole, and nothing of it would be left to split"
+            )
+    share = _share(alpha, gpu_budget, len(found), least_tokens)
+    remove(model)
+    opaque: dict[type, set[str]] = {}
+    made = [
+        Layer(
+            module,
+            name,
+            index,
+            share=share,
+            token_dim=token_dim,
+            opaque=opaque.setdefault(type(module), set()),
+        )
+        for index, (name, module) in enumerate(found)
+    ]
+    context = _contexts[model] = LongContext(made, share)
+    return context
+
+
+def remove(model: Any) -> None:
+    """Takes it away again, if it is there."""
+    known = _contexts.pop(model, None)
+    if known is not None:
+        known.remove()
+
+
+def of(model: Any) -> LongContext | None:
+    """What was put under a model."""
+    return _contexts.get(model)
+
+
+def _share(
+    alpha: float | Sequence[float] | None, gpu_budget: int | None, layers: int, least_tokens: int
+) -> Share:
+    if alpha is None:
+        if not torch.cuda.is_available():
+            raise GirihError("give alpha: there is no GPU whose memory could be filled")
+        budget = (
+            gpu_budget or torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        )
+        return Filling(
+            budget, layers, least_tokens, peak=torch.cuda.max_memory_allocated, steps=_Steps()
+        )
+    if gpu_budget is not None:
+        raise GirihError("give alpha or gpu_budget, not both: a budget finds its own alpha")
+    parts = [alpha] if isinstance(alpha, (int, float)) else list(alpha)
+    if not all(isinstance(part, (int, float)) and 0 <= part <= 1 for part in parts):
+        raise GirihError(f"give alpha as a part, 0 (nothing is kept) to 1 (all is): not {alpha}")
+    if not isinstance(alpha, (int, float)) and len(parts) != layers:
+        raise GirihError(
+            f"give alpha for each of the {layers} layers, or one for all: not {len(parts)}"
+        )
+    return Fixed(alpha, least_tokens)
+
+
+class _Steps:
+    """Steps of any optimizer of this process, from now on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # torch.optim hides this module behind the class of nearly its name.
+        module = importlib.import_module("torch.optim.optimizer")
+        module.register_optimizer_step_post_hook(self._ends)
+
+    def _ends(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.count += 1
+
+    def __call__(self) -> int:
+        return self.count

@@ -1,0 +1,462 @@
+"""One pass of a layer: what autograd saved of it, cut by the token and put together again."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from girih._long.layout import Layout, candidates, close_up, is_apart, is_dense, span
+from girih._long.replay import (
+    Done,
+    Note,
+    Recorder,
+    Replayer,
+    ReplayError,
+    generator_state,
+    set_generator_state,
+)
+
+
+@dataclasses.dataclass
+class Packed:
+    """A tensor that is kept, as the hooks around the layer pack it (those of swapping, or none)."""
+
+    value: Any
+    unpack: Any
+    version: int
+    requires_grad: bool = False
+    tensor: Any = None
+    """The tensor itself, until the layer's pass ends."""
+
+    def get(self) -> Any:
+        """The tensor."""
+        if self.unpack is not None:
+            return self.unpack(self.value)
+        if self.value._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a {self.value.dtype} of {list(self.value.shape)} that a layer "
+                f"saved is at version {self.value._version}; expected version {self.version} "
+                "instead"
+            )
+        return self.value
+
+
+@dataclasses.dataclass
+class Save:
+    """A tensor that autograd saved."""
+
+    tensor: Any
+    """The tensor itself, until the layer's pass ends."""
+    version: int
+    module: str
+    """The innermost module that was running; empty for the layer itself."""
+    is_fixed: bool
+    """A parameter or buffer of the layer, or within an opaque module: never cut."""
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    storage: tuple[Any, ...] = ()
+    """Which one it is of: views of one storage are put together in one again, as they were."""
+    offset: int = 0
+    """In elements, in that storage."""
+    whole: Packed | None = None
+    layout: Layout | None = None
+    kept: Packed | None = None
+    """The first tokens, if there are any that are kept."""
+
+
+@dataclasses.dataclass
+class Handle:
+    """What autograd holds in place of a tensor."""
+
+    call: Call
+    index: int
+
+
+KEPT_ANYWAY = -1
+"""In place of a save's index: the bytes are those of an input, or of what attention gave."""
+
+
+class Call:
+    """One pass of a layer."""
+
+    def __init__(
+        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int
+    ) -> None:
+        self.layer = layer
+        self.tokens = tokens
+        leaves, self.spec = tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.device = tensors[0].device
+        self.saves: list[Save] = []
+        self.notes: list[Note] = []
+        self.opaque_names = frozenset(layer.opaque)
+        self.opaque_depth = 0
+        self.first = tokens
+        """The first token that is computed again."""
+        self.met: list[tuple[str, str, str]] = []
+        around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
+        self.pack_around: Any = around[0]
+        self.unpack_around: Any = around[1]
+        self.leaves = [self.keep(leaf) for leaf in leaves]
+        self.fixed = sorted(
+            (it.data_ptr(), it.data_ptr() + it.numel() * it.element_size())
+            for it in [*layer.module.parameters(), *layer.module.buffers()]
+            if it.numel()
+        )
+        device_type = self.device.type
+        self.autocast = {
+            "device_type": device_type,
+            "enabled": torch.is_autocast_enabled(device_type),
+            "dtype": torch.get_autocast_dtype(device_type),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        self.sizes = (0, 0)
+        self.bytes_cut = 0
+        self.extents: dict[tuple[Any, ...], tuple[int, int]] = {}
+        """Of each storage that is put together: the first element that is used, and the end."""
+        self.put_together: dict[tuple[Any, ...], Any] = {}
+        self.wanted: dict[tuple[Any, ...], set[int]] = {}
+        """What of each storage autograd has not asked for yet."""
+
+    # ---- the forward pass
+
+    @property
+    def is_in_opaque(self) -> bool:
+        """Whether a module runs that will not run again."""
+        return self.opaque_depth > 0
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Around the layer's own forward."""
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, unpack), Recorder(self):
+            yield
+
+    def pack(self, tensor: Any) -> Handle:
+        """Autograd saves a tensor: nothing is cut before the pass has ended."""
+        is_fixed = self.is_in_opaque or self._is_of_the_module(tensor)
+        module = self.layer.running()
+        self.saves.append(
+            Save(
+                tensor.detach(),
+                tensor._version,
+                module,
+                is_fixed,
+                tuple(tensor.shape),
+                tensor.stride(),
+            )
+        )
+        return Handle(self, len(self.saves) - 1)
+
+    def keep(self, output: Any) -> Any:
+        """An output that the replay will be answered with."""
+        return self._packed(output) if isinstance(output, torch.Tensor) else output
+
+    def kept(self, output: Any) -> Any:
+        """The way back."""
+        return output.get() if isinstance(output, Packed) else output
+
+    def meets(self, kind: str, name: str) -> None:
+        """An operator that must not run twice."""
+        self.met.append((kind, name, self.layer.running()))
+
+    def opaque(self, name: str, run: Any) -> Any:
+        """Runs a module that a replay will be answered for."""
+        if self.is_in_opaque:
+            return run()
+        note = Note(name, ())
+        self.notes.append(note)
+        self.opaque_depth += 1
+        try:
+            outputs = run()
+        finally:
+            self.opaque_depth -= 1
+        note.outputs = tree_map(self.keep, outputs)
+        note.saves, note.notes = len(self.saves), len(self.notes)
+        return outputs
+
+    # ---- the end of the forward pass
+
+    def close(self, layouts: list[Layout | None], first: int) -> None:
+        """Cuts what can be cut. From now on only what is kept is there."""
+        self.first = first
+        bases: dict[tuple[Any, ...], int] = {}
+        for leaf in self.leaves:
+            if isinstance(leaf, Packed):
+                bases.setdefault(_place(leaf.tensor), KEPT_ANYWAY)
+        for note in self.notes:
+            for output in tree_flatten(note.outputs)[0]:
+                if isinstance(output, Packed):
+                    bases.setdefault(_place(output.tensor), KEPT_ANYWAY)
+        for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
+            self._cut(index, save, layout, bases)
+        self.sizes = self._sizes()
+        for save in self.saves:
+            save.tensor = None
+        for packed in self._all_packed():
+            packed.tensor = None
+
+    def _cut(
+        self, index: int, save: Save, layout: Layout | None, bases: dict[tuple[Any, ...], int]
+    ) -> None:
+        tensor = save.tensor
+        base = bases.setdefault(_place(tensor), index) if is_dense(tensor) else index
+        is_changed = tensor._version != save.version
+        is_cut = layout is not None and self.first < self.tokens and not save.is_fixed
+        if not is_cut or not is_apart(tensor) or is_changed or base == KEPT_ANYWAY:
+            save.whole = self._packed(tensor, save.version)
+            return
+        if base != index and self.saves[base].whole is not None:
+            save.whole = self._packed(tensor, save.version)
+            return
+        save.offset = tensor.storage_offset()
+        start = tensor.data_ptr() - save.offset * tensor.element_size()
+        save.storage = (start, tensor.dtype, tensor.device)
+        low, high = self.extents.get(save.storage, (save.offset, 0))
+        high = max(high, save.offset + span(save.shape, save.stride))
+        self.extents[save.storage] = (min(low, save.offset), high)
+        if base != index:
+            # The same bytes are there under another shape.
+            return
+        assert layout is not None
+        save.layout = layout
+        self.bytes_cut += tensor.nbytes
+        if self.first > 0:
+            save.kept = self._packed(layout.rows(tensor, 0, self.first, self.tokens).clone())
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes that autograd saved, and bytes that are kept: each place once."""
+        saved = {
+            _place(it.tensor): it.tensor.nbytes for it in self.saves if not self._is_weight(it)
+        }
+        kept = {_place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
+        weights = {_place(it.tensor) for it in self.saves if self._is_weight(it)}
+        return sum(saved.values()), sum(size for it, size in kept.items() if it not in weights)
+
+    def _is_weight(self, save: Save) -> bool:
+        return self._is_of_the_module(save.tensor)
+
+    def _all_packed(self) -> Iterator[Packed]:
+        for leaf in self.leaves:
+            if isinstance(leaf, Packed):
+                yield leaf
+        for note in self.notes:
+            for output in tree_flatten(note.outputs)[0]:
+                if isinstance(output, Packed):
+                    yield output
+        for save in self.saves:
+            for packed in (save.whole, save.kept):
+                if packed is not None:
+                    yield packed
+
+    def _packed(self, tensor: Any, version: int | None = None) -> Packed:
+        detached, needs = tensor.detach(), bool(tensor.requires_grad)
+        version = detached._version if version is None else version
+        if self.pack_around is None or detached._version != version:
+            return Packed(detached, None, version, needs, detached)
+        return Packed(self.pack_around(detached), self.unpack_around, version, needs, detached)
+
+    def _is_of_the_module(self, tensor: Any) -> bool:
+        address = tensor.data_ptr()
+        at = bisect.bisect_right(self.fixed, (address, 1 << 64)) - 1
+        return at >= 0 and address < self.fixed[at][1]
+
+    # ---- the backward pass
+
+    def get(self, index: int) -> Any:
+        """The tensor that was saved. If it was cut, all of the layer are put together now."""
+        save = self.saves[index]
+        if save.whole is not None:
+            return save.whole.get()
+        if save.storage not in self.put_together:
+            self._put_together()
+        view = self._view(save)
+        wanted = self.wanted[save.storage]
+        wanted.discard(index)
+        if not wanted:
+            del self.put_together[save.storage]
+        return view
+
+    def _view(self, save: Save) -> Any:
+        low, _ = self.extents[save.storage]
+        return self.put_together[save.storage].as_strided(
+            save.shape, save.stride, save.offset - low
+        )
+
+    def _put_together(self) -> None:
+        cut = {index for index, save in enumerate(self.saves) if save.layout is not None}
+        found = self.replay(self.first, cut)
+        self.wanted = {storage: set() for storage in self.extents}
+        for index, save in enumerate(self.saves):
+            if save.whole is None:
+                self.wanted[save.storage].add(index)
+        for storage, (low, high) in self.extents.items():
+            _, dtype, device = storage
+            self.put_together[storage] = torch.empty(high - low, dtype=dtype, device=device)
+        for index in sorted(cut):
+            save, rows = self.saves[index], found.pop(index)
+            assert save.layout is not None
+            whole = self._view(save)
+            again = save.layout.rows(rows, 0, self.tokens - self.first, self.tokens - self.first)
+            if save.kept is not None:
+                save.layout.rows(whole, 0, self.first, self.tokens).copy_(save.kept.get())
+            save.layout.rows(whole, self.first, self.tokens, self.tokens).copy_(again)
+
+    def replay(self, first: int, wanted: set[int]) -> dict[int, Any]:
+        """Runs the layer over the tokens from `first` on, and gives what it saves of `wanted`.
+
+        Raises:
+            ReplayError: if it does something else than in the forward pass.
+        """
+        state = generator_state(self.device)
+        try:
+            return Replay(self, first, wanted).run()
+        finally:
+            set_generator_state(self.device, state)
+
+    # ---- learning
+
+    def learn(self, first: int) -> tuple[list[Layout | None], str | None, str | None]:
+        """What of this pass can be cut: it runs again from the token `first` on, and is compared.
+
+        To be called before `close`. Gives a layout or None for each save; the module within the
+        layer that the first difference came up in, empty if it is the layer itself, None if there
+        was no difference; and what was raised there, in a line.
+        """
+        layouts: list[Layout | None] = [None] * len(self.saves)
+        free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
+        if not free:
+            return layouts, None, None
+        state = generator_state(self.device)
+        replay = Replay(self, first, free)
+        try:
+            found = replay.run()
+        except torch.OutOfMemoryError:
+            return layouts, None, None
+        except Exception as error:
+            # Whatever a part of the tokens makes a layer raise: nothing of it is cut.
+            where = replay.running[-1] if replay.running else ""
+            return layouts, where, next(iter(str(error).splitlines()), type(error).__name__)
+        finally:
+            set_generator_state(self.device, state)
+        for index in sorted(free):
+            save = self.saves[index]
+            layout, is_same = _compare(save.tensor, found[index], self.tokens, first)
+            if not is_same:
+                # What comes after may depend on it, whatever its values are today.
+                return layouts, save.module, None
+            layouts[index] = layout
+        return layouts, None, None
+
+
+class Replay:
+    """The layer once more, over the tokens from `first` on."""
+
+    def __init__(self, call: Call, first: int, wanted: set[int]) -> None:
+        self.call = call
+        self.first = first
+        self.wanted = wanted
+        self.found: dict[int, Any] = {}
+        self.replayer = Replayer(call, first)
+        self.place = 0
+        """How many saves there were."""
+        self.running: list[str] = []
+        """Modules within the layer, the innermost last."""
+
+    def run(self) -> dict[int, Any]:
+        """What autograd saves of those that are wanted."""
+        call = self.call
+        args, kwargs = tree_unflatten(
+            [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
+        )
+        # What is saved stays in the hooks: the innermost hold.
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _never)
+        try:
+            with (
+                torch.enable_grad(),
+                torch.autocast(**call.autocast),
+                call.layer.replaying(self),
+                hooks,
+                self.replayer,
+            ):
+                call.layer.original(*args, **kwargs)
+        except Done:
+            pass
+        missing = len(self.wanted) - len(self.found)
+        if missing:
+            raise ReplayError(f"{missing} of the tensors that it saved are not saved again")
+        return self.found
+
+    def answer(self, name: str) -> Any:
+        """What an opaque module gave."""
+        note = self.replayer.next(name)
+        self.place, self.replayer.at = note.saves, note.notes
+        return tree_map(self._answered, note.outputs)
+
+    def _pack(self, tensor: Any) -> None:
+        if self.place in self.wanted:
+            self.found[self.place] = tensor.detach()
+            # Not from here: torch (2.11) leaks the hooks of a save whose hook raises.
+            self.replayer.is_done = len(self.found) == len(self.wanted)
+        self.place += 1
+
+    def _rows_of_input(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Packed):
+            return leaf
+        tensor = rows = leaf.get()
+        for dim in self.call.layer.token_dims(tensor, self.call.tokens):
+            rows = rows.narrow(dim, self.first, self.call.tokens - self.first)
+        return close_up(rows, tensor).detach().requires_grad_(leaf.requires_grad)
+
+    def _answered(self, output: Any) -> Any:
+        if not isinstance(output, Packed):
+            return output
+        rows = self.replayer.rows(output, self.call.tokens, self.call.layer.token_dim)
+        return rows.detach().requires_grad_(output.requires_grad)
+
+
+def _compare(full: Any, part: Any, tokens: int, first: int) -> tuple[Layout | None, bool]:
+    if full.dtype != part.dtype:
+        return None, False
+    if full.shape == part.shape:
+        return None, _is_equal(full, part)
+    rows = tokens - first
+    square = [dim for dim in range(full.ndim) if full.shape[dim] != part.shape[dim]]
+    if len(square) == 2 and full.ndim == part.ndim:
+        # Tokens by tokens, as a mask is: right, and nothing that could be cut.
+        corner = full
+        for dim in square:
+            if full.shape[dim] != tokens or part.shape[dim] != rows:
+                return None, False
+            corner = corner.narrow(dim, first, rows)
+        return None, _is_equal(corner, part)
+    for layout in candidates(tuple(full.shape), tuple(part.shape), tokens, rows):
+        if _is_equal(layout.rows(full, first, tokens, tokens), layout.rows(part, 0, rows, rows)):
+            return layout, True
+    return None, False
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    # Not a number is equal to itself here: it is the bits that are meant.
+    return bool(torch.equal(a, b)) or bool(
+        a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    return (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+
+
+def unpack(handle: Handle) -> Any:
+    """Autograd uses what it saved."""
+    return handle.call.get(handle.index)
+
+
+def _never(_: None) -> Any:
+    raise ReplayError("nothing goes backward in a replay")

@@ -1,0 +1,42 @@
+"""The model of a program that says nothing: what it calls first, with a gradient to come."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import torch
+
+from girih._errors import GirihError
+from girih._long import api
+
+log = logging.getLogger("girih")
+
+
+def install(part: bool | float, gpu_budget: int | None) -> None:
+    """Splits the first model that is called to be trained and has layers.
+
+    `part` is alpha, or True: then it is found. `gpu_budget` is in bytes.
+    """
+    hooks = torch.nn.modules.module
+    handle: Any = None
+    tried: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def before(module: Any, _inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not module.training or module in tried:
+            return
+        # What it calls is called within it: the first one is the outermost.
+        tried.update(module.modules())
+        alpha = None if part is True else float(part)
+        try:
+            api.apply(module, alpha=alpha, gpu_budget=gpu_budget if alpha is None else None)
+        except GirihError as error:
+            log.warning("%s is not split by tokens: %s", type(module).__name__, error)
+            return
+        log.info("%s is split by tokens", type(module).__name__)
+        handle.remove()
+
+    handle = hooks.register_module_forward_pre_hook(before)

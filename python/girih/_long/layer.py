@@ -1,0 +1,257 @@
+"""A layer of the model: its forward, and what was learnt of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from girih._long.call import Call, Replay
+from girih._long.layout import Layout
+from girih._long.share import Share, rounded
+
+log = logging.getLogger("girih")
+
+# What may be among the arguments of a layer besides tensors. Anything else may change while the
+# layer runs (a cache of keys and values does), and must not see it run twice.
+HARMLESS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+# What it saves is counted, and what is kept differs from pass to pass.
+CHECKPOINT = "torch.utils.checkpoint"
+# Plans of one layer: by the shapes of what it saves, but for the tokens.
+PLANS_MAX = 16
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a layer did."""
+
+    calls: int = 0
+    """Passes that could have been split."""
+    split: int = 0
+    """Passes that were."""
+    checks: int = 0
+    """Passes that were run twice, and compared."""
+    replays: int = 0
+    bytes_saved: int = 0
+    """Of the last pass: what autograd saved, the layer's own parameters apart."""
+    bytes_kept: int = 0
+    """Of the last pass: what of that is kept, with what the replay needs."""
+    tokens: int = 0
+    kept: int = 0
+    """Of the last pass: tokens, and those whose rows are kept."""
+    reason: str = ""
+    """Why it is not split, or not whole; empty if there is nothing to say."""
+
+
+class Layer:
+    """One layer, whose forward was put in place of its own."""
+
+    def __init__(
+        self, module: Any, name: str, index: int, *, share: Share, token_dim: int, opaque: set[str]
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.index = index
+        self.share = share
+        self.token_dim = token_dim
+        self.opaque = opaque
+        """Modules within it that do not work token by token. Layers of a class share the set."""
+        self.seen = Seen()
+        self.is_refused = False
+        self.plans: dict[Any, list[Layout | None]] = {}
+        self.bytes_per_token = 0.0
+        """Of what is cut; 0 while it is not known."""
+        self.thread = threading.local()
+        self.original = module.forward
+        self.restore: list[tuple[Any, Any]] = []
+        for inner, submodule in module.named_modules():
+            self._wrap(submodule, self.forward if not inner else self._inner(inner, submodule))
+
+    def _wrap(self, module: Any, forward: Callable[..., Any]) -> None:
+        self.restore.append((module, module.__dict__.get("forward")))
+        module.forward = forward
+
+    def remove(self) -> None:
+        """Gives the module its own forward back."""
+        for module, own in self.restore:
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = own
+        self.restore.clear()
+
+    # ---- what runs in place of the module's own forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's."""
+        tokens = self._tokens(args, kwargs)
+        if tokens is None:
+            return self.original(*args, **kwargs)
+        self.seen.calls += 1
+        call = Call(self, args, kwargs, tokens)
+        self.thread.call, self.thread.running = call, []
+        try:
+            with call.recording():
+                outputs = self.original(*args, **kwargs)
+        finally:
+            self.thread.call = None
+        self._close(call)
+        return outputs
+
+    def _inner(self, name: str, module: Any) -> Callable[..., Any]:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            replay: Replay | None = getattr(self.thread, "replay", None)
+            if replay is not None:
+                if name in replay.call.opaque_names:
+                    return replay.answer(name)
+                # Not in `finally`: what an error leaves here is where it came up.
+                replay.running.append(name)
+                outputs = original(*args, **kwargs)
+                replay.running.pop()
+                return outputs
+            call: Call | None = getattr(self.thread, "call", None)
+            if call is None:
+                return original(*args, **kwargs)
+            self.thread.running.append(name)
+            try:
+                if name in call.opaque_names:
+                    return call.opaque(name, lambda: original(*args, **kwargs))
+                return original(*args, **kwargs)
+            finally:
+                self.thread.running.pop()
+
+        return forward
+
+    def running(self) -> str:
+        """The innermost module that runs; empty for the layer itself."""
+        running = getattr(self.thread, "running", None)
+        return running[-1] if running else ""
+
+    @contextlib.contextmanager
+    def replaying(self, replay: Replay) -> Iterator[None]:
+        """Around a replay on this thread: opaque modules are answered."""
+        before = getattr(self.thread, "replay", None)
+        self.thread.replay = replay
+        self.seen.replays += 1
+        try:
+            yield
+        finally:
+            self.thread.replay = before
+
+    # ---- arguments
+
+    def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """How many tokens the layer is given; None if it is to run as ever."""
+        if self.is_refused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        if getattr(self.thread, "replay", None) is not None:
+            return None
+        leaves, _ = tree_flatten((args, kwargs))
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+        if first is None or first.ndim <= self.token_dim or not first.is_floating_point():
+            return None
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, *HARMLESS)):
+                self._refuse(
+                    f"it is given a {type(leaf).__name__}, which could see it run twice"
+                    + (": use_cache=False" if "ache" in type(leaf).__name__ else "")
+                )
+                return None
+        around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if around is not None and getattr(around[0], "__module__", "") == CHECKPOINT:
+            self.seen.reason = "a checkpoint around it computes it again whole"
+            return None
+        tokens = int(first.shape[self.token_dim])
+        return tokens if self.share.is_worth_it(self.index, tokens) else None
+
+    def token_dims(self, tensor: Any, tokens: int) -> list[int]:
+        """The dimensions of an input that run over tokens."""
+        dims = [dim for dim, size in enumerate(tensor.shape) if size == tokens]
+        if self.token_dim in dims and tensor.ndim == 3:
+            return [self.token_dim]
+        return dims
+
+    # ---- the end of a pass
+
+    def _close(self, call: Call) -> None:
+        first = self.share.kept(self.index, call.tokens, self.bytes_per_token)
+        layouts: list[Layout | None] = [None] * len(call.saves)
+        if first < call.tokens and self._may_run_twice(call):
+            layouts = self._layouts(call, first)
+        call.close(layouts, first)
+        self._note(call, layouts)
+
+    def _may_run_twice(self, call: Call) -> bool:
+        for kind, name, module in call.met:
+            if kind == "dynamic" and module:
+                self.opaque.add(module)
+                self.seen.reason = f"{module} is kept whole: shapes there depend on data ({name})"
+                return False
+            said = {
+                "dynamic": f"shapes in it depend on data ({name})",
+                "collective": f"it communicates ({name})",
+                "generator": f"it draws from a generator of its own ({name})",
+            }
+            self._refuse(said[kind])
+            return False
+        return True
+
+    def _layouts(self, call: Call, first: int) -> list[Layout | None]:
+        key = self._key(call)
+        free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
+        plan = self.plans.get(key)
+        calls = self.seen.calls
+        # Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
+        # weight begins at zero.
+        if plan is not None and calls & (calls - 1):
+            layouts: list[Layout | None] = [None] * len(call.saves)
+            for index, layout in zip(free, plan, strict=True):
+                layouts[index] = layout
+            return layouts
+        self.seen.checks += 1
+        layouts, differs, error = call.learn(first or rounded(call.tokens / 2, call.tokens) or 1)
+        if differs is not None:
+            where, why = differs or "the layer itself", f" ({error})" if error else ""
+            self.seen.reason = f"{where} does not work token by token{why}: it is kept whole"
+            if differs:
+                self.opaque.add(differs)
+            elif error is not None:
+                self._refuse(f"it cannot run over a part of its tokens: {error}")
+        if len(self.plans) >= PLANS_MAX:
+            self.plans.clear()
+        self.plans[key] = [layouts[index] for index in free]
+        return layouts
+
+    def _key(self, call: Call) -> tuple[Any, ...]:
+        def sizes(shape: tuple[int, ...]) -> tuple[Any, ...]:
+            return tuple(
+                (size // call.tokens,) if size % call.tokens == 0 else size for size in shape
+            )
+
+        # What an opaque module saves may be more or less from pass to pass, and is kept whole.
+        free = (save for save in call.saves if not save.is_fixed)
+        saves = tuple((save.tensor.dtype, sizes(save.shape)) for save in free)
+        autocast = call.autocast["enabled"], call.autocast["dtype"]
+        notes = tuple(note.name for note in call.notes)
+        return saves, autocast, notes, self.module.training
+
+    def _note(self, call: Call, layouts: list[Layout | None]) -> None:
+        seen = self.seen
+        seen.tokens = call.tokens
+        seen.kept = call.first if any(layouts) else call.tokens
+        seen.split += seen.kept < seen.tokens
+        seen.bytes_saved, seen.bytes_kept = call.sizes
+        self.bytes_per_token = max(self.bytes_per_token, call.bytes_cut / call.tokens)
+
+    def _refuse(self, reason: str) -> None:
+        self.is_refused = True
+        self.seen.reason = reason
+        log.warning("%s is not split by tokens: %s", self.name, reason)

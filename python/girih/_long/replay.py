@@ -1,0 +1,223 @@
+"""What a pass over some of the rows cannot compute: noted in forward, answered in the replay.
+
+- Attention looks at all tokens. Its output and log-sum-exp are kept, and the replay is answered
+  with rows of them.
+- Random numbers are drawn for all tokens at once. The state of their generator is noted, and the
+  replay draws all of them again and takes its rows.
+- Modules that were found not to work token by token (`opaque`) give what they gave.
+
+What must not be done twice is noted too: communication, shapes that depend on the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from girih._long.layout import close_up, narrow
+
+ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward",
+    "aten::_efficient_attention_forward",
+}
+COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+
+
+class Done(BaseException):
+    """The replay has what it needs. No exception that a program's handlers could take."""
+
+
+class ReplayError(RuntimeError):
+    """The layer did something else than in its forward pass."""
+
+
+@dataclasses.dataclass
+class Note:
+    """What an operator, or an opaque module, gave in the forward pass."""
+
+    name: str
+    """The operator; of a module, its name within the layer."""
+    shape: tuple[int, ...]
+    """Of its first tensor, or of what it makes."""
+    outputs: Any = None
+    """As it gave them, each tensor packed. None of an operator whose numbers are drawn again."""
+    state: Any = None
+    """Of the generator, before."""
+    saves: int = 0
+    """Of an opaque module: how many saves there were at its end. The replay goes on there."""
+    notes: int = 0
+    """Likewise, of notes."""
+
+
+_kinds: dict[Any, str] = {}
+
+
+def kind_of(func: Any) -> str:
+    """`attention`, `random`, `collective`, `dynamic`, or nothing."""
+    kind = _kinds.get(func)
+    if kind is None:
+        kind = _kinds[func] = _classify(func)
+    return kind
+
+
+def _classify(func: Any) -> str:
+    name, tags = _name(func), getattr(func, "tags", ())
+    space = name.partition("::")[0]
+    if name in ATTENTION or name == "flex_attention":
+        return "attention"
+    if "flash_attn" in space and "backward" not in name:
+        return "attention"
+    if space in COLLECTIVES:
+        return "collective"
+    if torch.Tag.nondeterministic_seeded in tags:
+        return "random"
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        return "dynamic"
+    return ""
+
+
+def _name(func: Any) -> str:
+    name = func.name() if callable(getattr(func, "name", None)) else getattr(func, "_name", "")
+    return str(name).partition(".")[0]
+
+
+def _first_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
+    first = args[0] if args else ()
+    return tuple(first.shape) if isinstance(first, torch.Tensor) else tuple(first)
+
+
+def generator_state(device: Any) -> Any:
+    """Of the device's generator."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_generator_state(device: Any, state: Any) -> None:
+    """Likewise."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Notes what a replay will need, while the layer runs for the first time."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs the operator."""
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        if not kind or self.call.is_in_opaque:
+            return func(*args, **kwargs)
+        has_generator = kwargs.get("generator") is not None
+        if has_generator or kind in ("collective", "dynamic"):
+            self.call.meets("generator" if has_generator else kind, _name(func))
+            return func(*args, **kwargs)
+        note = Note(_name(func), _first_shape(args))
+        if kind == "random":
+            note.state = generator_state(self.call.device)
+        outputs = func(*args, **kwargs)
+        if kind == "attention":
+            note.outputs = tree_map(self.call.keep, outputs)
+        self.call.notes.append(note)
+        return outputs
+
+
+class Replayer(TorchDispatchMode):  # type: ignore[misc]
+    """Answers what was noted, while the layer runs over the tokens from `first` on."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, call: Any, first: int) -> None:
+        super().__init__()
+        self.call = call
+        self.first = first
+        self.at = 0
+        self.is_done = False
+        """Nothing that comes is needed."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs the operator, or gives what it gave."""
+        if self.is_done:
+            raise Done
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        if kind not in ("attention", "random"):
+            return func(*args, **kwargs)
+        note = self.next(_name(func))
+        if kind == "attention":
+            return self._attention(note, args)
+        return self._random(func, note, args, kwargs)
+
+    def next(self, name: str) -> Note:
+        """What was noted next. It must be of that name."""
+        notes = self.call.notes
+        if self.at >= len(notes) or notes[self.at].name != name:
+            raise ReplayError(f"{name} comes where it did not come in the forward pass")
+        self.at += 1
+        note: Note = notes[self.at - 1]
+        return note
+
+    def _attention(self, note: Note, args: tuple[Any, ...]) -> Any:
+        tokens = self.call.tokens
+        query = tuple(args[0].shape)
+        differing = [dim for dim, size in enumerate(query) if size != note.shape[dim]]
+        like = differing[0] if differing else None
+        return tree_map(lambda it: self.rows(it, tokens, like), note.outputs)
+
+    def rows(self, output: Any, tokens: int, like: int | None) -> Any:
+        """The replay's rows of an output."""
+        output = self.call.kept(output)
+        if not isinstance(output, torch.Tensor):
+            return output
+        # Autograd gives what it is answered a history: never to the tensor that is kept.
+        output = output.detach()
+        if self.first == 0:
+            return output
+        return close_up(narrow(output, tokens, self.first, like), output)
+
+    def _random(self, func: Any, note: Note, args: tuple[Any, ...], kwargs: Any) -> Any:
+        set_generator_state(self.call.device, note.state)
+        first = args[0]
+        if _first_shape(args) == note.shape:
+            return func(*args, **kwargs)
+        if not isinstance(first, torch.Tensor):
+            return tree_map(self._rows_of_drawn, func(list(note.shape), *args[1:], **kwargs))
+        if func._schema.is_mutable:
+            whole = torch.empty(note.shape, dtype=first.dtype, device=first.device)
+            func(whole, *args[1:], **kwargs)
+            return first.copy_(self._rows_of_drawn(whole))
+        whole = torch.ones(note.shape, dtype=first.dtype, device=first.device)
+        drawn = func(whole, *args[1:], **kwargs)
+        if _name(func) != "aten::native_dropout":
+            return tree_map(self._rows_of_drawn, drawn)
+        mask = self._rows_of_drawn(drawn[1]).contiguous()
+        scale = 0.0 if args[1] == 1 else 1.0 / (1.0 - args[1])
+        precise = torch.promote_types(first.dtype, torch.float32)
+        return ((first.to(precise) * mask * scale).to(first.dtype), mask)
+
+    def _rows_of_drawn(self, whole: Any) -> Any:
+        return narrow(whole, self.call.tokens, self.first)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Tensors and everything else of nested lists, tuples and dicts."""
+    leaves, _ = tree_flatten(tree)
+    return list(leaves)
