@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import girih  # noqa: E402
 from girih._long import api  # noqa: E402
+from girih._long.call import Call  # noqa: E402
 from girih._long.layout import Layout, candidates  # noqa: E402
 from girih._long.share import Filling, Fixed, rounded  # noqa: E402
 
@@ -213,7 +214,8 @@ def test_masks_of_padded_sequences():
     mask = torch.ones(2, 1, 300, 300, dtype=torch.bool).tril()
     mask[0, :, :, :17] = False
     mask[0, :, :17, :17] |= torch.eye(17, dtype=torch.bool)
-    check(Model(), ids(tokens=300, batch=2), mask=mask)
+    report = check(Model(), ids(tokens=300, batch=2), mask=mask, alphas=(0, 0.5))
+    assert all(layer["kept_whole"] == [] and layer["reason"] == "" for layer in report)
 
 
 def test_attention_that_is_written_out_is_kept_whole():
@@ -240,6 +242,19 @@ def test_experts_are_kept_whole_and_the_rest_is_split():
     assert all(layer["kept_whole"] == ["mlp.experts"] for layer in report)
     # The first pass of the first layer found that out, for all.
     assert [layer["split"] for layer in report] == [5, 6, 6]
+    # Each pass has another length and other experts, and what was learnt holds: 1st, 2nd, 4th pass.
+    assert [layer["checks"] for layer in report[1:]] == [3, 3]
+
+
+def test_modules_that_are_kept_whole_may_be_within_others():
+    model = Model(experts=True)
+    girih.long_context(model, alpha=0)
+    api.of(model).layers[0].opaque.update({"mlp", "mlp.experts", "attention.out"})
+    whole = Model(experts=True)
+    whole.load_state_dict(model.state_dict())
+    for tokens in (300, 301):
+        assert_same(gradients(whole, ids(tokens)), gradients(model, ids(tokens)))
+    assert all(layer["split"] == 2 for layer in girih.long_context_report(model)["layers"])
 
 
 class Mixing(nn.Module):
@@ -265,6 +280,18 @@ def test_tokens_that_are_mixed_by_a_weight_of_zero_are_seen_through():
         for _, optimizer in both:
             optimizer.step()
     assert "token by token" in girih.long_context_report(model)["layers"][1]["reason"]
+
+
+def test_what_was_equal_by_chance_is_looked_at_again():
+    # The weight is zero and nothing of the mixing is saved: no value shows it in the first pass.
+    model, whole = Model(make=Mixing, learns=False), Model(make=Mixing, learns=False)
+    whole.load_state_dict(model.state_dict())
+    girih.long_context(model, alpha=0.5)
+    for weight in (0, 0.1, 0.2):
+        for it in (*whole.layers, *model.layers):
+            it.gate.data.fill_(weight)
+        assert_same(gradients(whole, ids()), gradients(model, ids()))
+    assert "token by token" in girih.long_context_report(model)["layers"][0]["reason"]
 
 
 def test_autocast():
@@ -324,6 +351,16 @@ def test_backward_twice_and_through_backward():
     assert_same(results[0], results[2])
 
 
+def test_what_was_put_together_goes_as_it_is_used():
+    model = Model()
+    girih.long_context(model, alpha=0)
+    loss = model(ids()).pow(2).mean()
+    loss.backward(retain_graph=True)
+    calls = [it for it in gc.get_objects() if isinstance(it, Call)]
+    assert len(calls) == 3
+    assert all(call.replays == 1 and call.put_together == {} for call in calls)
+
+
 def test_two_graphs_and_one_that_is_never_run_backward():
     model = Model()
     expected = [gradients(model, ids(), seed=seed) for seed in (1, 2)]
@@ -369,6 +406,28 @@ def test_a_change_in_place_of_what_was_kept_is_an_error():
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+class Careless(nn.Module):
+    """Changes in place what was saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.is_careless = nn.Linear(WIDTH, WIDTH), True
+
+    def forward(self, x):
+        y = self.linear(x)
+        z = torch.sin(y)
+        if self.is_careless:
+            y.add_(1)
+        return z + y
+
+
+def test_a_change_in_place_within_the_layer_is_an_error_as_ever():
+    model = Model(make=Careless)
+    girih.long_context(model, alpha=0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(model, ids())
 
 
 class Failing(nn.Module):

@@ -122,6 +122,7 @@ class Call:
         self.extents: dict[tuple[Any, ...], tuple[int, int]] = {}
         """Of each storage that is put together: the first element that is used, and the end."""
         self.put_together: dict[tuple[Any, ...], Any] = {}
+        self.replays = 0
         self.wanted: dict[tuple[Any, ...], set[int]] = {}
         """What of each storage autograd has not asked for yet."""
 
@@ -178,7 +179,7 @@ class Call:
         finally:
             self.opaque_depth -= 1
         note.outputs = tree_map(self.keep, outputs)
-        note.saves, note.notes = len(self.saves), len(self.notes)
+        note.saves = len(self.saves)
         return outputs
 
     # ---- the end of the forward pass
@@ -292,6 +293,7 @@ class Call:
     def _put_together(self) -> None:
         cut = {index for index, save in enumerate(self.saves) if save.layout is not None}
         found = self.replay(self.first, cut)
+        self.replays += 1
         self.wanted = {storage: set() for storage in self.extents}
         for index, save in enumerate(self.saves):
             if save.whole is None:
@@ -396,7 +398,7 @@ class Replay:
     def answer(self, name: str) -> Any:
         """What an opaque module gave."""
         note = self.replayer.next(name)
-        self.place, self.replayer.at = note.saves, note.notes
+        self.place = note.saves
         return tree_map(self._answered, note.outputs)
 
     def _pack(self, tensor: Any) -> None:

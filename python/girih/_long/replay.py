@@ -53,8 +53,6 @@ class Note:
     """Of the generator, before."""
     saves: int = 0
     """Of an opaque module: how many saves there were at its end. The replay goes on there."""
-    notes: int = 0
-    """Likewise, of notes."""
 
 
 _kinds: dict[Any, str] = {}
