@@ -249,7 +249,7 @@ def test_experts_are_kept_whole_and_the_rest_is_split():
 def test_modules_that_are_kept_whole_may_be_within_others():
     model = Model(experts=True)
     girih.long_context(model, alpha=0)
-    api.of(model).layers[0].opaque.update({"mlp", "mlp.experts", "attention.out"})
+    api.of(model).layers[0].opaque.update({"mlp.experts", "attention", "attention.out"})
     whole = Model(experts=True)
     whole.load_state_dict(model.state_dict())
     for tokens in (300, 301):
@@ -361,6 +361,30 @@ def test_what_was_put_together_goes_as_it_is_used():
     assert all(call.replays == 1 and call.put_together == {} for call in calls)
 
 
+class Chunked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x):
+        a, b, c = self.linear(x).chunk(3, dim=-1)
+        return torch.sin(a) * b * torch.tanh(c)
+
+
+def test_views_of_one_tensor_are_views_of_one_again():
+    model = Model(make=Chunked)
+    check(model, ids(batch=2), alphas=(0, 0.5))
+    girih.long_context(model, alpha=0)
+    loss = model(ids()).pow(2).mean()
+    calls = [it for it in gc.get_objects() if isinstance(it, Call)]
+    assert len(calls) == 3
+    for call in calls:
+        elements = [end - at for at, end in call.extents.values()]
+        assert max(elements) >= 301 * 2 * WIDTH
+        assert sum(elements) <= 301 * 6 * WIDTH
+    del loss
+
+
 def test_two_graphs_and_one_that_is_never_run_backward():
     model = Model()
     expected = [gradients(model, ids(), seed=seed) for seed in (1, 2)]
@@ -420,7 +444,7 @@ class Careless(nn.Module):
         z = torch.sin(y)
         if self.is_careless:
             y.add_(1)
-        return z + y
+        return y + z * torch.tanh(z)
 
 
 def test_a_change_in_place_within_the_layer_is_an_error_as_ever():
