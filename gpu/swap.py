@@ -5,8 +5,10 @@
     python gpu/swap.py --budget 40GiB -- --layers 5 --batch 16 --length 4096
 
 Each row is a launch of `workloads/longer.py`: `plain` under PyTorch's allocator, recomputation of
-every layer, PyTorch's `save_on_cpu`, offloading on streams of its own, selective checkpointing; and
-Girih with a budget of bytes for the GPU. Columns: what is allocated and reserved at most, MiB; the
+every layer, PyTorch's `save_on_cpu`, offloading on streams of its own, selective checkpointing;
+Girih with a budget of bytes for the GPU (`girih`); and its split by tokens (long-contexts.md):
+`fill` keeps of each layer what the budget holds, `split:A` the part A, and computes the rest again;
+`both:A` swaps what is kept. Columns: what is allocated and reserved at most, MiB; the
 median of the settled steps and its ratio to `plain` where that fits, else to `recompute`; the first
 step; whether all gradients of the first step and of the last are those of the first row that ran,
 to the bit; GB copied out and back in a settled step; tensors that went because a request needed
@@ -28,7 +30,7 @@ from typing import Any
 from modes import MIB, printed, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "longer.py")
-WAYS = ("plain", "recompute", "selective", "save_on_cpu", "streams", "girih")
+WAYS = ("plain", "recompute", "selective", "save_on_cpu", "streams", "girih", "fill", "split:0")
 # Name, the ways that are tried, Girih's budget, the shape.
 ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
     "quick": [
@@ -57,12 +59,17 @@ HEAD = (
 
 def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> dict[str, Any]:
     """Runs the workload once."""
-    own = "plain" if way == "girih" else way
-    command = [WORKLOAD, "--way", own, *shape]
+    kind, _, part = way.partition(":")
+    is_ours = kind in ("girih", "fill", "split", "both")
+    command = [WORKLOAD, "--way", "plain" if is_ours else way, *shape]
     with tempfile.TemporaryDirectory() as folder:
-        if way == "girih":
-            budgets = ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]
-            command = ["-m", "girih", "run", "--plan-dir", folder, *budgets, *command]
+        if is_ours:
+            options = ["--plan-dir", folder, *([f"--long-context={part}"] if part else [])]
+            if kind != "split":
+                options += ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]
+            if kind == "fill":
+                options += ["--long-context"]
+            command = ["-m", "girih", "run", *options, *command]
         try:
             done = subprocess.run(
                 [sys.executable, *command],

@@ -16,6 +16,9 @@ def show(settings: Settings, *, report: str | None, is_quiet: bool) -> None:
         found = _process.off_report("the program did not import torch")
     else:
         found = _process.report()
+    # What was not imported has split nothing, and is not imported for it: it needs torch.
+    long_contexts = sys.modules.get("girih._long.api")
+    found["long_contexts"] = long_contexts.reports() if long_contexts else []
     found["settings"] = json.loads(settings.for_heaps(key="", torch=""))
     if report is not None:
         try:
@@ -26,6 +29,8 @@ def show(settings: Settings, *, report: str | None, is_quiet: bool) -> None:
     if _ranks.is_first_of_machine() and not is_quiet and sys.stderr.isatty():
         for device in found["devices"]:
             print(line(device), file=sys.stderr)
+        for model in found["long_contexts"]:
+            print(line_of_split(model["layers"]), file=sys.stderr)
 
 
 def line(device: dict[str, Any]) -> str:
@@ -45,6 +50,19 @@ def line(device: dict[str, Any]) -> str:
     if device["ooms"] > 0:
         parts.append(f"{device['ooms']} requests out of memory")
     return f"girih {device['mode']}, cuda:{device['device']}: " + ", ".join(parts)
+
+
+def line_of_split(layers: list[dict[str, Any]]) -> str:
+    """What came of a model that is split by tokens, on one line."""
+    last = [layer for layer in layers if layer["tokens"]]
+    saved, kept = (sum(layer[name] for layer in last) for name in ("bytes_saved", "bytes_kept"))
+    is_split = sum(layer["kept"] < layer["tokens"] for layer in last)
+    text = f"girih, split by tokens: {is_split} of {len(layers)} layers"
+    if is_split:
+        most = max(layer["tokens"] for layer in last)
+        text += f", {size(kept)} kept of {size(saved)} that layers save of {most:,} tokens"
+    reasons = [f"{layer['name']}: {layer['reason']}" for layer in layers if layer["reason"]]
+    return "; ".join([text, *reasons[:1]])
 
 
 def size(count: int) -> str:

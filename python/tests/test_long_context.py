@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import subprocess
 import sys
 import weakref
@@ -14,6 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import girih  # noqa: E402
+from girih import _summary  # noqa: E402
 from girih._long import api  # noqa: E402
 from girih._long.call import Call  # noqa: E402
 from girih._long.layout import Layout, candidates  # noqa: E402
@@ -744,11 +746,28 @@ print([layer["kept"] for layer in girih.long_context_report(model)["layers"]])
 """
 
 
+def test_what_a_run_is_told_of_its_model():
+    model = Model(experts=True)
+    girih.long_context(model, alpha=0.5)
+    for _ in range(2):
+        gradients(model, ids(tokens=600))
+    line = _summary.line_of_split(girih.long_context_report(model)["layers"])
+    assert line.startswith("girih, split by tokens: 3 of 3 layers, ")
+    assert "that layers save of 600 tokens; layers.0: mlp.experts is kept whole" in line
+    girih.long_context(model, alpha=0.5, least_tokens=1000)
+    gradients(model, ids())
+    layers = girih.long_context_report(model)["layers"]
+    assert _summary.line_of_split(layers) == "girih, split by tokens: 0 of 3 layers"
+
+
 def test_a_program_is_split_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "girih", "run", "--long-context=0.25", "train.py"]
+    options = ["--long-context=0.25", "--report", "report.json"]
+    command = [sys.executable, "-m", "girih", "run", *options, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "[128, 128, 128]\n", done.stderr
+    (model,) = json.loads((tmp_path / "report.json").read_text())["long_contexts"]
+    assert [layer["kept"] for layer in model["layers"]] == [128, 128, 128]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])

@@ -92,6 +92,11 @@ def of(model: Any) -> LongContext | None:
     return _contexts.get(model)
 
 
+def reports() -> list[dict[str, Any]]:
+    """Of every model of this process that has it."""
+    return [context.report() for context in _contexts.values()]
+
+
 def _share(
     alpha: float | Sequence[float] | None, gpu_budget: int | None, layers: int, least_tokens: int
 ) -> Share:
