@@ -5,7 +5,7 @@ use girih_fit::{Family, Kind, Run, Subject, Unlike, largest};
 use girih_plan::granted;
 use girih_runtime::simulate::{Allocator, Setup};
 use girih_trace::generate::{Training, training};
-use girih_trace::{Iterations, Lifetimes, Trace};
+use girih_trace::{Action, Iterations, Lifetimes, Trace};
 
 /// A recording with what was understood of it.
 struct Recorded {
@@ -91,7 +91,10 @@ fn every_allocator_reserves_as_much_on_what_is_built_as_on_the_program_itself() 
         let params = Training { steps: 3, ..dense(u)? };
         let (from, to, at) = values(u)?;
         let (trace, lives) = family(&[job(&params, from), job(&params, to)]).at(at);
-        let there = job(&params, at);
+        let mut there = job(&params, at);
+        // A replay takes segments where the recorded allocator took them, and ties go by that.
+        let segments = there.trace.events.iter_mut().filter(|event| event.action.is_segment());
+        segments.for_each(|event| event.action = Action::Snapshot);
         let built = Subject::built(trace, lives, Setup::default());
         let own = Subject::built(there.trace, there.lives, Setup::default());
         for allocator in
