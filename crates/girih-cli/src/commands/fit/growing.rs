@@ -80,13 +80,16 @@ fn run(recording: &Recording) -> Run<'_> {
     Run { value: recording.value.unwrap_or(0), name, trace, lives, iterations }
 }
 
-/// Bytes reserved and bytes to spare at a value, or none if it does not fit, and then where it stops.
+/// Bytes reserved, and bytes to spare.
+type Room = (u64, u64);
+
+/// What there is at a value, or none if it does not fit, and then where it stops.
 fn tried(
     family: &Family,
     setup: &Setup,
     allocator: Allocator,
     value: u64,
-) -> Result<(Option<(u64, u64)>, Option<String>), SimulateError> {
+) -> Result<(Option<Room>, Option<String>), SimulateError> {
     let (trace, lives) = family.at(value);
     let subject = Subject::built(trace, lives, setup.clone());
     let outcome = subject.under(allocator)?;
@@ -94,12 +97,7 @@ fn tried(
     Ok((outcome.spare.map(|spare| (outcome.reserved, spare)), stopped))
 }
 
-fn row(
-    allocator: Allocator,
-    found: &Found<(u64, u64)>,
-    step: u64,
-    stopped: Option<String>,
-) -> JsonRow {
+fn row(allocator: Allocator, found: &Found<Room>, step: u64, stopped: Option<String>) -> JsonRow {
     let largest = found.largest;
     JsonRow {
         allocator: allocator.name(),

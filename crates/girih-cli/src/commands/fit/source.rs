@@ -96,7 +96,7 @@ fn in_folders(named: Vec<(Option<u64>, PathBuf)>) -> anyhow::Result<Vec<(Option<
         }
         if found.files.is_empty() {
             bail!(
-                "name a folder with recordings: nothing in {} ends in {}",
+                "name a folder with recordings behind --at: nothing in {} ends in {}",
                 file.display(),
                 folder::ENDINGS.join(", ")
             );
