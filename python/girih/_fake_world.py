@@ -9,6 +9,7 @@ the others would show before any memory does are mended:
  new_group(backend="gloo")   ─► fake
  all_gather_object, ...      ─► every rank says what this one says
  all_to_all_single           ─► this rank receives what it sends
+ DistributedDataParallel     ─► takes its buckets for reduced
 ```
 
 What a collective asks of the GPU's memory is what it asks under NCCL, for its tensors are the
@@ -55,16 +56,18 @@ def settle(
             f"give --per-machine a number that divides {world}: a world of {world} is not made of "
             f"machines with {per_machine}"
         )
-    environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": str(per_machine),
-        "GROUP_RANK": str(rank // per_machine),
-        "MASTER_ADDR": _ADDRESS,
-        "MASTER_PORT": _PORT,
-        _ranks.RECORDED_ALONE: "1",
-    }
+    environ.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(per_machine),
+            "GROUP_RANK": str(rank // per_machine),
+            "MASTER_ADDR": _ADDRESS,
+            "MASTER_PORT": _PORT,
+            _ranks.RECORDED_ALONE: "1",
+        }
+    )
 
 
 def when_torch_comes(rank: int, world: int) -> None:
@@ -94,6 +97,37 @@ def fake(torch: Any, rank: int, world: int) -> None:
             log.debug("torch %s has no %s", torch.__version__, name)
             continue
         _replace(original, functools.wraps(original)(make(original)))
+    _reduce_alone(torch)
+
+
+def _reduce_alone(torch: Any) -> None:
+    """Has `DistributedDataParallel` take its buckets for reduced.
+
+    It looks into what work gives, and that of the fake group gives nothing.
+    Buckets are reduced in place, so memory is asked for as without this.
+    """
+    parallel = torch.nn.parallel.DistributedDataParallel
+    construct, register = parallel.__init__, parallel.register_comm_hook
+
+    def reduced(_state: object, bucket: Any) -> Any:
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    # Torch refuses annotations that are not its own classes, and those here are texts.
+    reduced.__annotations__.clear()
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        register(self, None, reduced)
+
+    @functools.wraps(register)
+    def register_comm_hook(self: Any, state: object, hook: Any) -> None:
+        """There is one already, and the program's own would wait for nobody."""
+
+    parallel.__init__ = __init__
+    parallel.register_comm_hook = register_comm_hook
 
 
 def _replace(original: Any, wrapper: Any) -> None:

@@ -91,9 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m girih record",
         usage=_USAGE,
-        description="Records a program as one rank of a job of any size, on one GPU. The others are "
-        "not there: collectives return at once, and what the program computes is not what the job "
-        "would.",
+        description="Records a program as one rank of a job of any size, on one GPU. The others "
+        "are not there: collectives return at once, and what the program computes is not what the "
+        "job would.",
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -27,7 +27,16 @@ def test_the_program_sees_its_rank_in_the_environment(python):
         "names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK']\n"
         "print(json.dumps([os.environ[name] for name in names] + sys.argv))\n"
     )
-    assert told(python(*TRY, "-c", code, "--lr", "1")) == ["3", "8", "0", "1", "3", "-c", "--lr", "1"]
+    assert told(python(*TRY, "-c", code, "--lr", "1")) == [
+        "3",
+        "8",
+        "0",
+        "1",
+        "3",
+        "-c",
+        "--lr",
+        "1",
+    ]
     machines = told(python(*TRY, "--per-machine", "2", "--", "-c", code))
     assert machines == ["3", "8", "0", "2", "1", "-c"]
 
@@ -216,7 +225,19 @@ def test_the_requests_of_a_rank_are_written_to_a_trace_file(python, tmp_path):
     from test_run import USE
 
     sim = 'sim={"capacity": 1073741824}'
-    words = ["-m", "girih", "record", "--world", "8", "--rank", "3", "--option", sim, "-o", "r.girih"]
+    words = [
+        "-m",
+        "girih",
+        "record",
+        "--world",
+        "8",
+        "--rank",
+        "3",
+        "--option",
+        sim,
+        "-o",
+        "r.girih",
+    ]
     result = python(*words, "-c", USE)
     assert result.returncode == 0, result.stderr
     assert f"girih: rank 3 of 8 is recorded in {tmp_path / 'r.girih'}" in result.stderr
