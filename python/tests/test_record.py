@@ -247,6 +247,29 @@ def test_the_requests_of_a_rank_are_written_to_a_trace_file(python, tmp_path):
 
 
 @needs_torch
+def test_a_rank_that_is_larger_than_the_card_is_recorded(python):
+    pytest.importorskip("girih._native", reason="the extension is not built")
+    from test_run import USE
+
+    # 64 blocks of 256 MiB on a card of 1 GiB.
+    more = (
+        "size = ctypes.c_uint64(256 << 20)\n"
+        "for _ in range(64):\n"
+        "    assert heaps.girih_alloc(0, size, stream, Pool(0, 0), ctypes.byref(address)) == 0\n"
+    )
+    words = ["-m", "girih", "record", "--world", "2", "--rank", "0", "-o", "r.girih"]
+    sim = ["--option", 'sim={"capacity": 1073741824}', "--capacity", "64GiB"]
+    result = python(*words, *sim, "-c", USE + more)
+    assert result.returncode == 0, result.stderr
+    stats = json.loads(python("-m", "girih", "stats", "r.girih", "--json").stdout)
+    assert (stats["requests"], stats["live_peak"]) == (65, (64 << 28) + (1 << 20))
+    # The same on the card itself.
+    result = python(*words, *sim, "--memory", "card", "-c", USE + more)
+    assert result.returncode == 1
+    assert "AssertionError" in result.stderr
+
+
+@needs_torch
 def test_a_program_that_asks_for_nothing_is_said_to_have_left_nothing(python, tmp_path):
     pytest.importorskip("girih._native", reason="the extension is not built")
     sim = 'sim={"capacity": 1073741824}'
