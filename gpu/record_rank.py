@@ -12,8 +12,8 @@ differs first. `--compare A B` compares two recordings that are there already, a
 from __future__ import annotations
 
 import argparse
+import bisect
 import csv
-import difflib
 import json
 import subprocess
 import sys
@@ -21,8 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-# Of requests in a row that are shown around the first difference.
+# Requests in a row that are shown from the first difference on.
 SHOWN = 5
+# How far ahead the walk looks for where both agree again, and how many in a row must.
+AHEAD, IN_STEP = 256, 8
 
 
 class Request(NamedTuple):
@@ -40,23 +42,46 @@ def requests(recording: Path) -> list[Request]:
         words = ["convert", str(recording), str(rows), "--part", "run", "-q"]
         subprocess.run([sys.executable, "-m", "girih", *words], check=True, capture_output=True)
         with rows.open(newline="") as file:
-            read = [(int(r["lower"]), int(r["upper"]), int(r["size"])) for r in csv.DictReader(file)]
+            read = [
+                (int(r["lower"]), int(r["upper"]), int(r["size"])) for r in csv.DictReader(file)
+            ]
     read.sort()
     births = [lower for lower, _, _ in read]
     end = max((upper for _, upper, _ in read), default=0)
     found = []
     for index, (_, upper, size) in enumerate(read):
-        born = sum(1 for birth in births[index + 1 : index + 1 + 4096] if birth < upper)
+        born = bisect.bisect_left(births, upper) - index - 1
         found.append(Request(size, -1 if upper >= end else born))
     return found
+
+
+def paired(job: list[int], alone: list[int]) -> list[tuple[int, int]]:
+    """The places at which two lists have the same, in order.
+
+    The walk looks for the nearest places from which several agree again.
+    """
+    pairs = []
+    a = b = 0
+    while a < len(job) and b < len(alone):
+        if job[a] == alone[b]:
+            pairs.append((a, b))
+            a, b = a + 1, b + 1
+            continue
+        steps = ((skip, far - skip) for far in range(1, 2 * AHEAD) for skip in range(far + 1))
+        for skip, insert in steps:
+            ours = job[a + skip : a + skip + IN_STEP]
+            if ours and ours == alone[b + insert : b + insert + IN_STEP]:
+                a, b = a + skip, b + insert
+                break
+        else:
+            break
+    return pairs
 
 
 def compared(job: list[Request], alone: list[Request]) -> dict[str, object]:
     """How two lists of requests differ."""
     sizes = [[request.size for request in it] for it in (job, alone)]
-    matcher = difflib.SequenceMatcher(None, *sizes, autojunk=False)
-    blocks = [block for block in matcher.get_matching_blocks() if block.size]
-    pairs = [(b.a + k, b.b + k) for b in blocks for k in range(b.size)]
+    pairs = paired(*sizes)
     lives = sum(1 for a, b in pairs if job[a].life == alone[b].life)
     first = next((k for k, (a, b) in enumerate(zip(*sizes, strict=False)) if a != b), None)
     if first is None and len(job) != len(alone):

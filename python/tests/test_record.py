@@ -131,6 +131,9 @@ dist.send(x, dst=4)
 dist.recv(torch.empty(4), src=2)
 work = dist.all_reduce(x, async_op=True, group=half)
 work.wait()
+dist.monitored_barrier()
+for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 4), dist.P2POp(dist.irecv, x, 2)]):
+    work.wait()
 said["backend"] = dist.get_backend()
 dist.destroy_process_group()
 print(json.dumps(said))
@@ -185,6 +188,36 @@ def test_sharded_training_runs_as_one_rank_of_a_mesh(python):
     assert (said["rank"], said["coordinate"]) == (3, [0, 3])
     assert said["whole"] == [[64, 64], [64]] * 3
     assert said["local"] == [[16, 64], [16]] * 3
+
+
+TENSOR_PARALLEL = """
+import json
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module,
+)
+
+dist.init_process_group(backend="cpu:gloo,cuda:nccl")
+mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+model(torch.randn(3, 16)).sum().backward()
+whole = FullyShardedDataParallel(nn.Linear(16, 16), device_id=torch.device("cpu"))
+whole(torch.randn(2, 16)).sum().backward()
+local = [list(parameter.to_local().shape) for parameter in model.parameters()]
+print(json.dumps([mesh.get_coordinate(), local]))
+"""
+
+
+@needs_torch
+def test_tensor_parallel_training_runs_under_backends_by_device(python):
+    coordinate, local = told(python(*TRY, "-c", TENSOR_PARALLEL))
+    assert coordinate == [1, 1]
+    assert local == [[16, 16], [16], [16, 16], [16]]
 
 
 DDP = """

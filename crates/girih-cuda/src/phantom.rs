@@ -79,7 +79,9 @@ impl<D: Backing> Phantom<D> {
         let granularity = device.granularity();
         let mut rungs = Vec::new();
         for size in LADDER {
-            if size > granularity && size.is_multiple_of(granularity) {
+            let is_whole = size > granularity && size.is_multiple_of(granularity);
+            // Something is left for the smaller ones, and for what is solid.
+            if is_whole && size <= device.memory_info().free / 2 {
                 // Without the large ones it works too, with more calls.
                 rungs.extend(device.create(size).ok().map(|handle| (size, handle)));
             }

@@ -19,7 +19,7 @@ pub const AGREEMENT_MIN: f64 = 0.8;
 /// A recording, with the value of the parameter at which it was made.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// The value, at least 1.
+    /// The value, at least 1: 0 is taken for 1.
     pub value: u64,
     /// Its name, for sentences.
     pub name: &'a str,
@@ -115,7 +115,8 @@ impl Family {
     /// # Errors
     /// If there are fewer than two values, if two are at the same value, or if they are not of one program.
     pub fn new(runs: &[Run<'_>]) -> Result<Family, Unlike> {
-        let mut runs = runs.to_vec();
+        let at_least_1 = |run: &Run<'_>| Run { value: run.value.max(1), ..*run };
+        let mut runs: Vec<Run<'_>> = runs.iter().map(at_least_1).collect();
         runs.sort_by_key(|run| std::cmp::Reverse(run.value));
         if let Some(pair) = runs.windows(2).find(|pair| pair[0].value == pair[1].value) {
             let [first, second] = [pair[0].name, pair[1].name].map(str::to_owned);

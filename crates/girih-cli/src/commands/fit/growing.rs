@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use girih_fit::{Family, Found, HeldOut, Run, Subject, largest};
 use girih_runtime::simulate::{Allocator, Setup, SimulateError};
+use girih_trace::bounds::HELD_MAX;
 
 use super::FitArgs;
 use super::json::{Json, JsonBound, JsonGrowth, JsonHeldOut, JsonRequired, JsonRow};
@@ -41,7 +42,7 @@ pub(super) fn answer(
             base.loaded.name
         );
     }
-    let most = family.most(args.capacity, args.step, limit);
+    let most = family.most(args.capacity.min(HELD_MAX), args.step, limit);
     answer.bound = Some(JsonBound { value: most, bytes: family.bound(most.max(1)) });
     let search = |allocator| {
         let try_one = |allocator, value| tried(&family, &setup, allocator, value);
@@ -90,6 +91,12 @@ fn tried(
     allocator: Allocator,
     value: u64,
 ) -> Result<(Option<Room>, Option<String>), SimulateError> {
+    let bound = family.bound(value);
+    if bound > HELD_MAX {
+        // Nothing is replayed that no GPU holds.
+        let stopped = format!("stops: {} are alive at once at {}", bytes(bound), count(value));
+        return Ok((None, Some(stopped)));
+    }
     let (trace, lives) = family.at(value);
     let subject = Subject::built(trace, lives, setup.clone());
     let outcome = subject.under(allocator)?;
