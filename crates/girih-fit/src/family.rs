@@ -115,8 +115,8 @@ impl Family {
     /// # Errors
     /// If there are fewer than two values, if two are at the same value, or if they are not of one program.
     pub fn new(runs: &[Run<'_>]) -> Result<Family, Unlike> {
-        let at_least_1 = |run: &Run<'_>| Run { value: run.value.max(1), ..*run };
-        let mut runs: Vec<Run<'_>> = runs.iter().map(at_least_1).collect();
+        let mut runs = runs.to_vec();
+        runs.iter_mut().for_each(|run| run.value = run.value.max(1));
         runs.sort_by_key(|run| std::cmp::Reverse(run.value));
         if let Some(pair) = runs.windows(2).find(|pair| pair[0].value == pair[1].value) {
             let [first, second] = [pair[0].name, pair[1].name].map(str::to_owned);

@@ -120,6 +120,8 @@ fn what_must_fit_and_does_not_is_a_no() {
     };
     assert_eq!(ask("1", &[]).code, 0);
     assert_eq!(ask("500", &[]).code, 1);
+    // More than any GPU holds is a no, and no error.
+    assert_eq!(ask("8000000000", &[]).code, 1);
     // One that fits under stitching alone.
     let own = json(&["fit", arg(&files[0]), arg(&files[1]), "--capacity", "20GiB"]);
     let most = integer(row(&own, "stitch"), "value");
