@@ -5,7 +5,7 @@
 //! the laws say of its value is held against it, and nothing is learnt from it.
 
 use girih_plan::granted;
-use girih_trace::{Action, Iterations, Lifetimes, StackId, Trace, Uses, parts};
+use girih_trace::{Action, Iterations, Lifetime, Lifetimes, StackId, Tick, Trace, Uses, parts};
 use thiserror::Error;
 
 use crate::law::{Kind, Law};
@@ -106,6 +106,8 @@ pub struct Family {
     cut_to: Option<usize>,
     /// Requests of the second recording that the base has not.
     left_out: usize,
+    /// Where the base's first iteration begins; none without iterations.
+    first_step: Option<Tick>,
     held_out: Vec<HeldOut>,
 }
 
@@ -141,8 +143,11 @@ impl Family {
         let left_out = signs[1].len() - matchings[0].likes.iter().flatten().count();
         let (mut trace, lives) = cut[0].clone();
         quieten(&mut trace, &lives, &matchings[0].given_back);
+        let first = runs[0].iterations.list.first();
+        let first_step = first.map(|iteration| Tick(iteration.ticks.start));
+        let held_out = Vec::new();
         let mut family =
-            Family { trace, lives, laws, drawn, cut_to, left_out, held_out: Vec::new() };
+            Family { trace, lives, laws, drawn, cut_to, left_out, first_step, held_out };
         for index in 2..runs.len() {
             let held_out = family.judge(&runs[index], &cut[index].1, &matchings[index - 1]);
             family.held_out.push(held_out);
@@ -207,12 +212,16 @@ impl Family {
         })
     }
 
-    /// Bytes of what is never freed and yet grows, in the base: weights do not grow with a batch.
+    /// Bytes of what is there before the first iteration, is never freed, and yet grows, in the base: weights do not
+    /// grow with a batch. 0 where there are no iterations.
     pub fn growing_for_ever(&self) -> u64 {
+        let is_model = |life: &Lifetime| {
+            let end = life.free_requested.min(life.death);
+            end == Tick::NEVER && self.first_step.is_some_and(|start| life.birth < start)
+        };
         let all = self.lives.requests.iter().zip(&self.laws);
         let grows = all.filter(|(life, law)| {
-            life.free_requested.min(life.death) == girih_trace::Tick::NEVER
-                && !matches!(law.kind(), Kind::Same | Kind::Alone)
+            is_model(life) && !matches!(law.kind(), Kind::Same | Kind::Alone)
         });
         grows.map(|(life, _)| life.size).sum()
     }
@@ -257,7 +266,8 @@ impl Family {
         };
         for (own, like) in said.born().iter().zip(&matching.likes) {
             let Some(like) = *like else { continue };
-            let recorded = lives.born()[like as usize].size;
+            // A request for nothing is none.
+            let recorded = lives.born()[like as usize].size.max(1);
             let off = own.size.abs_diff(recorded);
             held_out.equal += usize::from(off == 0);
             held_out.different += usize::from(off > 0);
@@ -277,7 +287,7 @@ fn cut(runs: &[Run<'_>]) -> (Option<usize>, Vec<(Trace, Lifetimes)>) {
     let least = counts().min().unwrap_or(0);
     let is_cut = least > 0 && counts().any(|count| count > least);
     let part = |run: &Run<'_>| match run.iterations.list.get(least).filter(|_| is_cut) {
-        Some(next) => parts::first_part(run.trace, run.lives, girih_trace::Tick(next.ticks.start)),
+        Some(next) => parts::first_part(run.trace, run.lives, Tick(next.ticks.start)),
         None => (run.trace.clone(), run.lives.clone()),
     };
     (is_cut.then_some(least), runs.iter().map(part).collect())
@@ -342,7 +352,7 @@ fn laws(
 fn quieten(trace: &mut Trace, lives: &Lifetimes, given_back: &[u32]) {
     let births = girih_trace::align::births_before(lives);
     let kept: Vec<usize> = gives_back(trace)
-        .filter(|&tick| given_back.contains(&(births[tick] - lives.older as u32)))
+        .filter(|&tick| given_back.binary_search(&(births[tick] - lives.older as u32)).is_ok())
         .collect();
     for (tick, event) in trace.events.iter_mut().enumerate() {
         if event.action.is_segment() {

@@ -120,7 +120,7 @@ pub(crate) struct Matching {
     pub(crate) agreeing: usize,
     /// The first position of the base, and of the other, at which they part; none if they never do.
     pub(crate) parts_at: Option<(usize, usize)>,
-    /// The requests of the base before which memory was given back in both.
+    /// The requests of the base before which memory was given back in both, rising.
     pub(crate) given_back: Vec<u32>,
 }
 
@@ -151,7 +151,7 @@ impl Matching {
         let theirs: Vec<u32> =
             other.given_back.iter().map(|&before| place_from[before as usize]).collect();
         let own = base.given_back.iter().copied();
-        let given_back = own.filter(|before| theirs.contains(before)).collect();
+        let given_back = own.filter(|before| theirs.binary_search(before).is_ok()).collect();
         Matching { likes, agreeing, parts_at: parts_at.or(ended), given_back }
     }
 }

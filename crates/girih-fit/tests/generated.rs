@@ -229,6 +229,42 @@ fn other_programs_are_refused_with_where_they_part() {
 }
 
 #[test]
+fn weights_that_grow_show_that_the_models_are_two() {
+    let params = Training::default();
+    let wider = Training { hidden: 1536, ..params.clone() };
+    let own = family(&[job(&params, 2), job(&wider, 4)]);
+    let weights: u64 = 4 * (12 * 1536 * 1536 + 2 * 1536) * (2 + 4);
+    assert_eq!(own.growing_for_ever(), weights);
+    assert_eq!(family(&[job(&params, 2), job(&params, 4)]).growing_for_ever(), 0);
+}
+
+/// At other sizes PyTorch's allocator would have emptied its cache elsewhere.
+#[test]
+fn the_cache_is_emptied_where_it_was_in_both_recordings() {
+    let params = Training { steps: 2, ..Training::default() };
+    let emptied = |microbatch: u64, before: &[usize]| {
+        let mut trace = training(&Training { microbatch, ..params.clone() }, 7);
+        let births: Vec<usize> = (0..trace.events.len())
+            .filter(|&index| trace.events[index].action == Action::Alloc)
+            .collect();
+        for &request in before.iter().rev() {
+            let mut event = trace.events[births[request]];
+            event.action = Action::SegmentFree;
+            trace.events.insert(births[request], event);
+        }
+        Recorded::new(microbatch, trace)
+    };
+    let own = family(&[emptied(2, &[60, 200]), emptied(4, &[60, 130])]);
+    let (trace, lives) = own.at(8);
+    let left: Vec<usize> = (0..trace.events.len())
+        .filter(|&index| trace.events[index].action == Action::SegmentFree)
+        .collect();
+    assert_eq!(left.len(), 1);
+    assert_eq!(lives.request_of[left[0] + 1], 60);
+    assert!(trace.events.iter().all(|event| event.action != Action::SegmentAlloc));
+}
+
+#[test]
 fn a_family_needs_two_values() {
     let params = Training::default();
     let (first, second) = (job(&params, 2), job(&params, 2));

@@ -156,7 +156,8 @@ fn notes(args: &FitArgs, family: &Family, answer: &Json) -> Vec<String> {
     let for_ever = family.growing_for_ever();
     if args.of == "microbatch" && share(for_ever) >= DOUBTFUL {
         notes.push(format!(
-            "{} that are never freed grow with the microbatch: weights do not, so these may be recordings of two models",
+            "{} that are there before the first step and never freed grow with the microbatch: weights do not, so these may \
+             be recordings of two models",
             bytes(for_ever)
         ));
     }
