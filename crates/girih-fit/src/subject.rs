@@ -25,6 +25,9 @@ pub struct Outcome {
     pub reserved: u64,
     /// Bytes of the device that it never had, if the run fits.
     pub spare: Option<u64>,
+    /// Requests for which it had to give cached memory back first: PyTorch's `num_alloc_retries`. A run with many fits,
+    /// and is slow.
+    pub retries: u64,
     /// The first request that was not served, if it does not fit.
     pub stop: Option<Stop>,
 }
@@ -83,9 +86,15 @@ impl Subject {
         }
         let simulation = simulate(&self.trace, &self.lives, allocator, &setup)?;
         let reserved = simulation.stats.reserved_bytes.all().peak;
+        let retries = simulation.stats.num_alloc_retries;
         let stop = simulation.replayed.stop;
         let spare = setup.capacity.filter(|_| stop.is_none());
-        Ok(Outcome { reserved, spare: spare.map(|all| all.saturating_sub(reserved)), stop })
+        Ok(Outcome {
+            reserved,
+            spare: spare.map(|all| all.saturating_sub(reserved)),
+            retries,
+            stop,
+        })
     }
 
     /// A plan by the first planner, tried as every plan is before it is followed.

@@ -52,7 +52,7 @@ mod tests {
         };
         let stop = Stop { tick: Tick(0), request: 0, size: 1, error };
         let stop = (!fits).then_some(stop);
-        Outcome { reserved, spare: fits.then(|| 100 - reserved), stop }
+        Outcome { reserved, spare: fits.then(|| 100 - reserved), retries: 0, stop }
     }
 
     #[test]

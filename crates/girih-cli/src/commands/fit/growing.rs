@@ -1,7 +1,7 @@
 //! A parameter with which requests grow: recordings at a few values say what any other would be.
 
 use anyhow::{Context, bail};
-use girih_fit::{Family, Found, HeldOut, Run, Subject, largest};
+use girih_fit::{Family, Found, HeldOut, Outcome, Run, Subject, largest};
 use girih_runtime::simulate::{Allocator, Setup, SimulateError};
 use girih_trace::bounds::HELD_MAX;
 
@@ -81,8 +81,13 @@ fn run(recording: &Recording) -> Run<'_> {
     Run { value: recording.value.unwrap_or(0), name, trace, lives, iterations }
 }
 
-/// Bytes reserved, and bytes to spare.
-type Room = (u64, u64);
+/// What an allocator makes of a value that fits.
+#[derive(Clone, Copy)]
+struct Room {
+    reserved: u64,
+    spare: u64,
+    retries: u64,
+}
 
 /// What there is at a value, or none if it does not fit, and then where it stops.
 fn tried(
@@ -101,17 +106,19 @@ fn tried(
     let subject = Subject::built(trace, lives, setup.clone());
     let outcome = subject.under(allocator)?;
     let stopped = outcome.stop.as_ref().map(|stop| stop_sentence(stop, subject.lives()));
-    Ok((outcome.spare.map(|spare| (outcome.reserved, spare)), stopped))
+    let Outcome { reserved, retries, .. } = outcome;
+    Ok((outcome.spare.map(|spare| Room { reserved, spare, retries }), stopped))
 }
 
 fn row(allocator: Allocator, found: &Found<Room>, step: u64, stopped: Option<String>) -> JsonRow {
-    let largest = found.largest;
+    let (value, room) = found.largest.unzip();
     JsonRow {
         allocator: allocator.name(),
-        fits: largest.is_some(),
-        value: largest.map(|(place, _)| place * step),
-        reserved_peak: largest.map(|(_, (reserved, _))| reserved),
-        spare: largest.map(|(_, (_, spare))| spare),
+        fits: value.is_some(),
+        value: value.map(|place| place * step),
+        reserved_peak: room.map(|room| room.reserved),
+        spare: room.map(|room| room.spare),
+        num_alloc_retries: room.map(|room| room.retries),
         worst: None,
         gaps: found.gaps().into_iter().map(|place| place * step).collect(),
         stopped,

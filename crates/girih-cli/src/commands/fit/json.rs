@@ -47,6 +47,8 @@ pub(super) struct JsonRow {
     /// The most that it reserves there, and what that leaves.
     pub(super) reserved_peak: Option<u64>,
     pub(super) spare: Option<u64>,
+    /// Requests there for which cached memory had to be given back first.
+    pub(super) num_alloc_retries: Option<u64>,
     /// Of `worlds`, the rank that decides.
     pub(super) worst: Option<String>,
     /// Values below it at which it does not fit.
@@ -145,6 +147,7 @@ impl JsonRow {
             value: None,
             reserved_peak: outcome.spare.map(|_| outcome.reserved),
             spare: outcome.spare,
+            num_alloc_retries: outcome.spare.map(|_| outcome.retries),
             worst: None,
             gaps: Vec::new(),
             stopped: outcome.stop.as_ref().map(|stop| stop_sentence(stop, lives)),

@@ -38,7 +38,13 @@ fn title(answer: &Json) -> String {
 fn cells(answer: &Json) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let or_none =
         |value: Option<u64>, say: fn(u64) -> String| value.map_or_else(|| "-".to_owned(), say);
-    let last = |row: &JsonRow| [or_none(row.reserved_peak, bytes), or_none(row.spare, bytes)];
+    let last = |row: &JsonRow| {
+        [
+            or_none(row.reserved_peak, bytes),
+            or_none(row.spare, bytes),
+            or_none(row.num_alloc_retries, count),
+        ]
+    };
     let mut rows: Vec<Vec<String>> = Vec::new();
     for row in &answer.rows {
         let mut cells = vec![row.allocator.to_owned()];
@@ -59,9 +65,9 @@ fn cells(answer: &Json) -> (Vec<&'static str>, Vec<Vec<String>>) {
         rows.push(vec!["lower bound".to_owned(), value, bytes(bound.bytes), or_none(spare, bytes)]);
     }
     let header = match answer.kind {
-        "alone" => vec!["allocator", "fits", "reserved", "spare"],
-        "worlds" => vec!["allocator", "fewest", "worst rank", "reserved", "spare"],
-        _ => vec!["allocator", "largest", "reserved", "spare"],
+        "alone" => vec!["allocator", "fits", "reserved", "spare", "retries"],
+        "worlds" => vec!["allocator", "fewest", "worst rank", "reserved", "spare", "retries"],
+        _ => vec!["allocator", "largest", "reserved", "spare", "retries"],
     };
     (header, rows)
 }
