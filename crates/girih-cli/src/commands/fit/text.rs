@@ -62,7 +62,13 @@ fn cells(answer: &Json) -> (Vec<&'static str>, Vec<Vec<String>>) {
     if let Some(bound) = answer.bound.as_ref() {
         let spare = answer.capacity.checked_sub(bound.bytes);
         let value = if bound.value == 0 { "none".to_owned() } else { count(bound.value) };
-        rows.push(vec!["lower bound".to_owned(), value, bytes(bound.bytes), or_none(spare, bytes)]);
+        rows.push(vec![
+            "lower bound".to_owned(),
+            value,
+            bytes(bound.bytes),
+            or_none(spare, bytes),
+            "-".to_owned(),
+        ]);
     }
     let header = match answer.kind {
         "alone" => vec!["allocator", "fits", "reserved", "spare", "retries"],
