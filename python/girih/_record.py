@@ -21,14 +21,23 @@ _USAGE = (
 # How memory is given, by the word of `--memory`.
 _MEMORY = {"phantom": "phantom", "card": "stitch"}
 
-_VALUED = ("--world", "--rank", "--per-machine", "--output", "-o", "--memory", "--capacity")
-_VALUED_TOO = ("--option",)
+# Options with a value, and those without; both before the program.
+_VALUED = (
+    "--world",
+    "--rank",
+    "--per-machine",
+    "--output",
+    "-o",
+    "--memory",
+    "--capacity",
+    "--option",
+)
 _PLAIN = ("--try", "--modules", "--no-hooks", "--help", "-h")
 
 
 def main(words: list[str]) -> int:
     """Records what the words say. Gives the exit status, or raises what the program raises."""
-    own, program = _run.split(words, valued=_VALUED + _VALUED_TOO, plain=_PLAIN)
+    own, program = _run.split(words, valued=_VALUED, plain=_PLAIN)
     options = _parser().parse_args(own)
     if not program:
         _parser().error("no program: name a script, -m and a module, or -c and code")
@@ -41,7 +50,8 @@ def main(words: list[str]) -> int:
         return 2
     _fake_world.when_torch_comes(options.rank, options.world)
     _run.execute_shown(program)
-    return 0
+    # A no, where a program went well of which there is nothing.
+    return 0 if options.tries or _missing() is None else 1
 
 
 def _arm(options: argparse.Namespace) -> None:
@@ -72,19 +82,24 @@ def _arm(options: argparse.Namespace) -> None:
     _process.arm(settings, is_strict=True)
 
 
-def _say(rank: str, output: str) -> None:
-    """Says at the end where the recording is, or why there is none."""
+def _missing() -> str | None:
+    """Why nothing is recorded; None if something is."""
     enabled = _process.enabled()
     if enabled is None:
-        text = f"nothing of {rank} was recorded: the program never imported torch"
-    elif enabled.missing is not None:
-        text = f"nothing of {rank} was recorded: {enabled.missing}"
-    elif not (devices := _process.used_devices()):
-        text = f"nothing of {rank} was recorded: it asked for no memory of a GPU"
+        return "it never ran on Girih: it did not import torch, or an error above says why"
+    if enabled.missing is not None:
+        return enabled.missing
+    return None if _process.used_devices() else "it asked for no memory of a GPU"
+
+
+def _say(rank: str, output: str) -> None:
+    """Says at the end where the recording is, or why there is none."""
+    missing = _missing()
+    if missing is None:
+        files = ", ".join(_paths.own(output, device) for device in _process.used_devices())
+        print(f"girih: {rank} is recorded in {files}", file=sys.stderr)
     else:
-        files = ", ".join(_paths.own(output, device) for device in devices)
-        text = f"{rank} is recorded in {files}"
-    print(f"girih: {text}", file=sys.stderr)
+        print(f"girih: nothing of {rank} was recorded: {missing}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

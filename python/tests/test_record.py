@@ -307,7 +307,9 @@ def test_a_program_that_asks_for_nothing_is_said_to_have_left_nothing(python, tm
     pytest.importorskip("girih._native", reason="the extension is not built")
     sim = 'sim={"capacity": 1073741824}'
     words = ["-m", "girih", "record", "--world", "8", "--rank", "3", "--option", sim]
-    result = python(*words, "-c", "import torch")
-    assert result.returncode == 0, result.stderr
-    assert "nothing of rank 3 of 8 was recorded" in result.stderr
+    for code, why in (("import torch", "no memory of a GPU"), ("", "did not import torch")):
+        result = python(*words, "-c", code or "pass")
+        assert result.returncode == 1, result.stderr
+        assert "girih: nothing of rank 3 of 8 was recorded: it " in result.stderr
+        assert why in result.stderr
     assert not list(tmp_path.glob("*.girih"))
