@@ -161,6 +161,24 @@ fn what_is_held_out_is_as_was_said_and_what_is_not_is_counted() {
     assert!(held_out.worst.is_some_and(|(_, said, recorded)| said < recorded));
 }
 
+/// Chance routes the tokens, another one at each microbatch: no law of the microbatch alone says how.
+#[test]
+fn experts_that_are_routed_by_data_show_in_what_is_held_out() {
+    let params = Training { steps: 2, experts: 4, ..Training::default() };
+    let routed = |microbatch: u64| {
+        let trace = training(&Training { microbatch, ..params.clone() }, microbatch);
+        Recorded::new(microbatch, trace)
+    };
+    let own = family(&[routed(2), routed(6), routed(8)]);
+    let held_out = &own.held_out()[0];
+    assert!(held_out.different * 10 > held_out.requests, "{held_out:?}");
+    // Routed alike, all but the tokens that a division leaves over are as was said.
+    let own = family(&[job(&params, 2), job(&params, 6), job(&params, 8)]);
+    let held_out = &own.held_out()[0];
+    let (said, recorded) = held_out.peak;
+    assert!(said.abs_diff(recorded) * 1000 < recorded, "{held_out:?}");
+}
+
 #[test]
 fn one_request_more_or_less_leaves_the_others_their_places() {
     use girih_trace::generate::{Change, ChangeKind};
