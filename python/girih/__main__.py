@@ -1,6 +1,7 @@
 """The command `python -m girih`.
 
 python -m girih run [options] (script.py | -m module | -c code) [arguments]
+python -m girih record --world N --rank R [options] script.py [arguments]
 python -m girih top [--json]
 python -m girih doctor [--json]
 python -m girih why RECORDING ...       and every other command of `girih`
@@ -14,12 +15,14 @@ from collections.abc import Callable
 
 USAGE = """\
 usage: python -m girih run [options] (script.py | -m module | -c code) [arguments]
+       python -m girih record --world N --rank R [options] script.py [arguments]
        python -m girih top [--json]
        python -m girih doctor [--json]
        python -m girih why RECORDING [options]
        python -m girih --version
 
 run     runs a program on Girih, unchanged; `python -m girih run --help` shows the options
+record  records a program as one rank of a job of any size, on one GPU
 top     shows what programs that run on Girih hold now
 doctor  says what works here and what does not, and why; exits 0 if training on Girih would work
 why     says why a run was refused memory, and what would have fitted
@@ -34,7 +37,7 @@ With torchrun: torchrun --nproc-per-node 8 -m girih run train.py ...
 # Exit status of what Ctrl-C has ended: 128 and the number of SIGINT.
 _INTERRUPTED = 130
 # Commands that are this package's own, and the modules whose `main` obeys them.
-_OWN = {"run": "_run", "top": "_top", "doctor": "_doctor"}
+_OWN = {"run": "_run", "record": "_record", "top": "_top", "doctor": "_doctor"}
 
 
 def main(words: list[str]) -> int:
@@ -42,7 +45,7 @@ def main(words: list[str]) -> int:
     command, *rest = words or [""]
     if command in _OWN:
         module = importlib.import_module(f"girih.{_OWN[command]}")
-        return _obey(module.main, rest, is_program=command == "run")
+        return _obey(module.main, rest, is_program=command in ("run", "record"))
     if command in ("-V", "--version"):
         from girih._version import VERSION
 

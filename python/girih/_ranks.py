@@ -22,6 +22,9 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
+RECORDED_ALONE = "GIRIH_RECORDED_ALONE"
+"""Set in a process whose world is faked."""
+
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
 
 # Variable of the rank, and those of the number of processes: the first that is there.
@@ -53,10 +56,13 @@ class Rank:
     world: int | None
     """Processes of the job; None if the launcher does not say."""
 
+    is_recorded_alone: bool = False
+    """The others are not there: `python -m girih record` fakes them."""
+
     @property
     def is_alone(self) -> bool:
         """True if no other process of the job is known to be there."""
-        return self.world == 1
+        return self.world == 1 or self.is_recorded_alone
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
@@ -65,7 +71,8 @@ def rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
         number = _number(environ, name)
         if number is not None:
             found = (_number(environ, size) for size in sizes)
-            return Rank(number, next((size for size in found if size is not None), None))
+            world = next((size for size in found if size is not None), None)
+            return Rank(number, world, is_recorded_alone=RECORDED_ALONE in environ)
     return None
 
 

@@ -36,13 +36,13 @@ def main(words: list[str]) -> int:
         _parser().error("no program: name a script, -m and a module, or -c and code")
     try:
         settings = _settings_of(options)
-        _refuse_what_heaps_refuse(settings)
+        refuse_what_heaps_refuse(settings)
         report = str(Path(options.report).absolute()) if options.report else None
-        _refuse_unwritable("--report", report)
+        refuse_unwritable("--report", report)
         why = str(Path(options.why).absolute()) if options.why else None
-        _refuse_unwritable("--why", why)
+        refuse_unwritable("--why", why)
         if settings.trace:
-            _refuse_unwritable("--trace", _paths.own(settings.trace, 0))
+            refuse_unwritable("--trace", _paths.own(settings.trace, 0))
         _refuse_no_folder("--plan-dir", settings.plan_dir)
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
@@ -60,15 +60,23 @@ def main(words: list[str]) -> int:
         _why.record()
     _process.arm(settings, is_strict=True)
     try:
+        execute_shown(program)
+    except BaseException as error:
+        if why is not None and _why.is_out_of_memory(error):
+            _why.write(error, why)
+        raise
+    return 0
+
+
+def execute_shown(program: list[str]) -> None:
+    """Runs a program, and shows what ends it as Python would."""
+    try:
         execute(program)
     except SystemExit:
         raise
     except BaseException as error:
         _show(error)
-        if why is not None and _why.is_out_of_memory(error):
-            _why.write(error, why)
         raise
-    return 0
 
 
 def _refuse_no_folder(option: str, folder: str | None) -> None:
@@ -87,7 +95,7 @@ def _say_what_is_done() -> None:
     log.propagate = False
 
 
-def _refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
+def refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
     """Raises now what would come out of `import torch` otherwise, hours later perhaps."""
     import json
 
@@ -107,7 +115,7 @@ def _refuse_what_heaps_refuse(settings: _settings.Settings) -> None:
         raise GirihError(str(error)) from error
 
 
-def _refuse_unwritable(option: str, report: str | None) -> None:
+def refuse_unwritable(option: str, report: str | None) -> None:
     """Raises if what an option names could not be written at the end."""
     if report is None:
         return
@@ -175,7 +183,9 @@ _PLAIN = (
 )
 
 
-def split(words: list[str]) -> tuple[list[str], list[str]]:
+def split(
+    words: list[str], *, valued: tuple[str, ...] = _VALUED, plain: tuple[str, ...] = _PLAIN
+) -> tuple[list[str], list[str]]:
     """Divides the words into Girih's and the program's, which begin with the first of its own.
 
     The program's words are its own: an option of Girih's name behind the program is the program's.
@@ -185,9 +195,9 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
         word = words[index]
         if word == "--":
             return words[:index], words[index + 1 :]
-        if word in _VALUED:
+        if word in valued:
             index += 2
-        elif word in _PLAIN or word.partition("=")[0] in (*_VALUED, "--why", "--long-context"):
+        elif word in plain or word.partition("=")[0] in (*valued, "--why", "--long-context"):
             index += 1
         elif word.startswith("-") and word[:2] not in ("-m", "-c"):
             # The parser refuses it, and says what there is.
@@ -254,12 +264,7 @@ def _part(text: str) -> float:
 
 
 def _settings_of(options: argparse.Namespace) -> _settings.Settings:
-    further: dict[str, Any] = {}
-    for text in options.option:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise GirihError(f"write name=value: --option {text} is not so")
-        further[name] = _json_or_text(value)
+    further = further_options(options.option)
     for name in ("gpu_budget", "host_budget"):
         if (size := getattr(options, name)) is not None:
             further[name] = size
@@ -279,6 +284,17 @@ def _settings_of(options: argparse.Namespace) -> _settings.Settings:
         trace=options.trace or environ.get("GIRIH_TRACE") or None,
         options=further,
     )
+
+
+def further_options(texts: list[str]) -> dict[str, Any]:
+    """What `--option` says."""
+    further: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise GirihError(f"write name=value: --option {text} is not so")
+        further[name] = _json_or_text(value)
+    return further
 
 
 def _environ_plan_dir(environ: Mapping[str, str]) -> str | bool | None:

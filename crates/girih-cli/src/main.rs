@@ -55,6 +55,8 @@ enum Command {
     Check(commands::check::CheckArgs),
     /// Compares allocators on recordings, and says where the memory went.
     Compare(commands::compare::CompareArgs),
+    /// Says at which microbatch, or on how many GPUs, a job fits under each allocator.
+    Fit(commands::fit::FitArgs),
     /// Converts between snapshots, trace files and CSV.
     Convert(commands::convert::ConvertArgs),
     /// Holds the simulated allocator against PyTorch's own answers.
@@ -117,6 +119,7 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Plan(args) => commands::plan::run(args, cli.json, out),
         Command::Check(args) => commands::check::run(args, cli.json, out),
         Command::Compare(args) => commands::compare::run(args, cli.json, out),
+        Command::Fit(args) => commands::fit::run(args, cli.json, out),
         Command::Convert(args) => commands::convert::run(args, cli.json, out),
         Command::Conform(args) => commands::conform::run(args, cli.json, out),
         Command::Lab(args) => commands::lab::run(args, cli.json, out),

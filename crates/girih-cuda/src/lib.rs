@@ -43,5 +43,5 @@ pub use calls::Calls;
 pub use context::{BegunAlloc, Waiter};
 pub use device::{CudaDevice, OpenError, Properties};
 pub use driver::{Driver, LoadError};
-pub use phantom::Phantom;
+pub use phantom::{Backing, Phantom};
 pub use streams::StreamHandle;

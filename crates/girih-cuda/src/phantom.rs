@@ -9,11 +9,19 @@
 //!  physical                    [ 1 GiB ]  [ 64 MiB ]  [2M]
 //! ```
 //!
-//! All tensors share their bytes, so every number is garbage, and so is every index that a program
+//! Tensors there share their bytes, so every number in them is garbage, and so is every index that a program
 //! reads from memory: what looks things up by such an index may fail. Sizes, streams and order are
 //! those of the true run, and they are all that a recording holds.
+//!
+//! Some of the memory can be kept *solid* ([`Phantom::with_solid`]): allocations get bytes of their own while it
+//! lasts, and a part of it is left to small ones, for indices are small:
+//!
+//! ```text
+//!  solid   | large ones while this lasts ........................ | small ones alone |
+//! ```
 
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
+use rustc_hash::FxHashMap;
 
 use crate::books::Books;
 use crate::device::CudaDevice;
@@ -22,9 +30,31 @@ use crate::device::CudaDevice;
 /// not at all, so that a large range is made of large ones, of which each costs one call.
 const LADDER: [u64; 2] = [1 << 30, 64 << 20];
 
+/// Bytes of the largest allocation that counts as small. Ids of a batch, positions, routing tables and states of
+/// random numbers are below it: two million indices.
+const SMALL: u64 = 16 << 20;
+
+/// One part of the solid memory in so many is left to small allocations.
+const SMALL_PART: u64 = 4;
+
+/// A device that can stand behind a phantom.
+pub trait Backing: Device {
+    /// Waits for all work of the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`]: a kernel failed, or a capture is under way.
+    fn finish(&mut self) -> Result<(), DeviceError>;
+}
+
+impl Backing for CudaDevice {
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        self.synchronize()
+    }
+}
+
 /// A device that says it has more memory than the one behind it.
-pub struct Phantom {
-    device: CudaDevice,
+pub struct Phantom<D = CudaDevice> {
+    device: D,
     capacity: u64,
     /// Bytes allocated and created.
     used: u64,
@@ -34,18 +64,24 @@ pub struct Phantom {
     books: Books,
     /// Handles ever created.
     handles: u64,
+    /// Bytes that may be solid, and those that are, allocation by allocation.
+    solid_most: u64,
+    solid: FxHashMap<Address, u64>,
+    solid_used: u64,
 }
 
-impl Phantom {
+impl<D: Backing> Phantom<D> {
     /// A phantom of `capacity` bytes over `device`, which loses about 1 GiB, or less if it has less.
     ///
     /// # Errors
     /// Those of [`Device::create`] for the smallest handle.
-    pub fn new(mut device: CudaDevice, capacity: u64) -> Result<Phantom, DeviceError> {
+    pub fn new(mut device: D, capacity: u64) -> Result<Phantom<D>, DeviceError> {
         let granularity = device.granularity();
         let mut rungs = Vec::new();
         for size in LADDER {
-            if size > granularity && size.is_multiple_of(granularity) {
+            let is_whole = size > granularity && size.is_multiple_of(granularity);
+            // Something is left for the smaller ones, and for what is solid.
+            if is_whole && size <= device.memory_info().free / 2 {
                 // Without the large ones it works too, with more calls.
                 rungs.extend(device.create(size).ok().map(|handle| (size, handle)));
             }
@@ -60,16 +96,25 @@ impl Phantom {
             }
         }
         let books = Books::new(granularity);
-        Ok(Phantom { device, capacity, used: 0, rungs, books, handles: 0 })
+        let solid = FxHashMap::default();
+        let (used, handles, solid_most, solid_used) = (0, 0, 0, 0);
+        Ok(Phantom { device, capacity, used, rungs, books, handles, solid_most, solid, solid_used })
+    }
+
+    /// Gives allocations memory of their own as long as `bytes` last, and as the device has them.
+    #[must_use]
+    pub fn with_solid(mut self, bytes: u64) -> Phantom<D> {
+        self.solid_most = bytes;
+        self
     }
 
     /// The device behind it: for streams, counters and properties.
-    pub fn device(&self) -> &CudaDevice {
+    pub fn device(&self) -> &D {
         &self.device
     }
 
     /// The device behind it, to add streams and enable peers.
-    pub fn device_mut(&mut self) -> &mut CudaDevice {
+    pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
@@ -80,6 +125,20 @@ impl Phantom {
             return Err(DeviceError::OutOfMemory { requested: size, free });
         }
         Ok(())
+    }
+
+    /// An allocation with bytes of its own; none where there are too few.
+    fn solid(&mut self, size: u64) -> Option<Address> {
+        let kept = if size <= SMALL { 0 } else { self.solid_most / SMALL_PART };
+        let backed = size.checked_next_multiple_of(self.granularity())?;
+        if self.solid_used.checked_add(backed)? > self.solid_most - kept {
+            return None;
+        }
+        // What the device refuses, the phantom gives.
+        let address = self.device.alloc(size).ok()?;
+        self.solid.insert(address, backed);
+        self.solid_used += backed;
+        Some(address)
     }
 
     /// Maps the rungs over `size` bytes at `address`: all of it or, on an error, nothing.
@@ -115,7 +174,7 @@ impl Phantom {
     }
 }
 
-impl Device for Phantom {
+impl<D: Backing> Device for Phantom<D> {
     /// Of the memory that it says it has.
     fn memory_info(&mut self) -> MemoryInfo {
         MemoryInfo { free: self.capacity.saturating_sub(self.used), total: self.capacity }
@@ -137,7 +196,10 @@ impl Device for Phantom {
         self.books.check_size("alloc", size, false)?;
         self.take(size)?;
         let backed = size.next_multiple_of(self.granularity());
-        let address = self.back_anew(backed)?;
+        let address = match self.solid(size) {
+            Some(address) => address,
+            None => self.back_anew(backed)?,
+        };
         self.books.add_allocation(address, size);
         self.used += size;
         Ok(address)
@@ -147,11 +209,17 @@ impl Device for Phantom {
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
         let size = self.books.check_free(address)?;
         let backed = size.next_multiple_of(self.granularity());
-        self.device.synchronize()?;
-        self.device.unmap(address, backed)?;
-        // From here on the memory is gone. Addresses without memory cost nothing: if they stay,
-        // they stay.
-        let _ = self.device.unreserve(address, backed);
+        if let Some(&solid) = self.solid.get(&address) {
+            self.device.free(address)?;
+            self.solid.remove(&address);
+            self.solid_used -= solid;
+        } else {
+            self.device.finish()?;
+            self.device.unmap(address, backed)?;
+            // From here on the memory is gone. Addresses without memory cost nothing: if they stay,
+            // they stay.
+            let _ = self.device.unreserve(address, backed);
+        }
         self.books.remove_allocation(address);
         self.used -= size;
         Ok(())

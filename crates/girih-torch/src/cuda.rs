@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use girih_cuda::ipc::{self, IpcError};
-use girih_cuda::{Calls, CudaDevice, OpenError, Phantom, StreamHandle};
+use girih_cuda::{Backing, Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, Copies, DeviceError};
 use girih_trace::StreamId;
 
@@ -12,6 +12,10 @@ use crate::error::{HeapError, Outcome, unsupported};
 
 /// Bytes that a phantom has if the user does not say: 4 TiB.
 const PHANTOM: u64 = 1 << 42;
+
+/// Of a device's free memory, the part that a phantom keeps solid. The rest is for what asks the driver itself:
+/// libraries with workspaces of their own, and the code of kernels.
+const SOLID: (u64, u64) = (3, 4);
 
 /// Opens the GPU of number `ordinal`.
 ///
@@ -27,12 +31,14 @@ pub(crate) fn open(ordinal: u32) -> Outcome<CudaDevice> {
     })
 }
 
-/// A phantom of `capacity` bytes over a GPU, or of 4 TiB.
+/// A phantom of `capacity` bytes over a device, or of 4 TiB.
 ///
 /// # Errors
 /// If there is no memory at all.
-pub(crate) fn phantom(device: CudaDevice, capacity: Option<u64>) -> Outcome<Phantom> {
-    Ok(Phantom::new(device, capacity.unwrap_or(PHANTOM))?)
+pub(crate) fn phantom<D: Backing>(device: D, capacity: Option<u64>) -> Outcome<Phantom<D>> {
+    let mut phantom = Phantom::new(device, capacity.unwrap_or(PHANTOM))?;
+    let free = phantom.device_mut().memory_info().free;
+    Ok(phantom.with_solid(free / SOLID.1 * SOLID.0))
 }
 
 impl From<IpcError> for Box<HeapError> {
@@ -118,17 +124,17 @@ impl HeapDevice for CudaDevice {
     }
 }
 
-impl HeapDevice for Phantom {
+impl<D: HeapDevice + Backing> HeapDevice for Phantom<D> {
     fn set_stream(&mut self, id: StreamId, stream: StreamHandle) {
         self.device_mut().set_stream(id, stream);
     }
 
     fn stream_identity(&mut self, handle: u64) -> Option<u64> {
-        self.device().stream_identity(handle)
+        self.device_mut().stream_identity(handle)
     }
 
     fn enable_peer(&mut self, peer: i32) -> Outcome<()> {
-        Ok(self.device_mut().enable_peer(ordinal(peer)?)?)
+        self.device_mut().enable_peer(peer)
     }
 
     fn export(&mut self, _address: Address, _size: u64) -> Outcome<Exported> {
@@ -136,15 +142,15 @@ impl HeapDevice for Phantom {
     }
 
     fn import(&mut self, description: &[u8]) -> Outcome<Address> {
-        HeapDevice::import(self.device_mut(), description)
+        self.device_mut().import(description)
     }
 
     fn begin_close(&mut self, address: Address) -> Outcome<Closing> {
-        HeapDevice::begin_close(self.device_mut(), address)
+        self.device_mut().begin_close(address)
     }
 
     fn finish_close(&mut self, address: Address, closing: u64) -> Outcome<()> {
-        HeapDevice::finish_close(self.device_mut(), address, closing)
+        self.device_mut().finish_close(address, closing)
     }
 
     fn tells_of_captures(&self) -> bool {
@@ -152,11 +158,11 @@ impl HeapDevice for Phantom {
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
-        self.device().properties().uuid
+        self.device().uuid()
     }
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
-        by_name(self.device().calls())
+        self.device().calls()
     }
 
     fn memory_time(&self) -> Duration {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use girih_cuda::StreamHandle;
+use girih_cuda::{Backing, StreamHandle};
 use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::{Address, Copies, Device, DeviceError, Handle, MemoryInfo, Prices};
 use girih_trace::StreamId;
@@ -119,10 +119,17 @@ pub struct Exported {
 /// # Errors
 /// If there is no such device, or no driver.
 pub(crate) fn open(ordinal: u32, settings: &Settings) -> Outcome<Box<dyn HeapDevice>> {
-    if let Some(simulated) = settings.sim {
-        return Ok(Box::new(Simulated::new(ordinal, simulated)));
+    match settings.sim {
+        Some(simulated) => ready(Simulated::new(ordinal, simulated), settings),
+        None => ready(cuda::open(ordinal)?, settings),
     }
-    let device = cuda::open(ordinal)?;
+}
+
+/// A device, or the phantom of it in the mode that wants one, if there can be one.
+fn ready<D: HeapDevice + Backing + 'static>(
+    device: D,
+    settings: &Settings,
+) -> Outcome<Box<dyn HeapDevice>> {
     if settings.mode == Mode::Phantom && device.has_virtual_memory() {
         return Ok(Box::new(cuda::phantom(device, settings.phantom_capacity)?));
     }
@@ -202,6 +209,13 @@ impl HeapDevice for Simulated {
     }
 }
 
+impl Backing for Simulated {
+    /// What was asked of it is done at once.
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
 impl Device for Simulated {
     fn memory_info(&mut self) -> MemoryInfo {
         self.device.memory_info()
@@ -258,4 +272,67 @@ impl Device for Simulated {
     }
 
     girih_runtime::streams_of!(device);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn phantom(capacity: u64) -> Box<dyn HeapDevice> {
+        let settings = format!(
+            r#"{{"mode": "phantom", "phantom_capacity": {}, "sim": {{"capacity": {capacity}}}}}"#,
+            512 * GIB
+        );
+        open(0, &Settings::parse(&settings).expect("right settings")).expect("there is one")
+    }
+
+    #[test]
+    fn a_rank_far_larger_than_the_card_is_given_addresses_and_the_card_does_not_run_out() {
+        let mut phantom = phantom(4 * GIB);
+        let info = phantom.memory_info();
+        assert_eq!((info.free, info.total), (512 * GIB, 512 * GIB));
+        // Sizes from a few bytes to some gigabytes, 300 GiB of them in all.
+        let sizes = (0..300_u64).map(|index| match index % 4 {
+            0 => 2 * GIB + index,
+            1 => GIB + 3 * MIB,
+            2 => GIB + 77,
+            _ => 512 * index,
+        });
+        let given: Vec<(Address, u64)> =
+            sizes.map(|size| (phantom.alloc(size).expect("there are addresses"), size)).collect();
+        let mut ranges = given.clone();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "they overlap");
+        assert!(given.iter().map(|(_, size)| size).sum::<u64>() > 290 * GIB);
+        for (address, _) in given {
+            phantom.free(address).expect("it was given");
+        }
+        assert_eq!(phantom.memory_info().free, 512 * GIB);
+        assert!(phantom.alloc(513 * GIB).is_err(), "it has said how much it has");
+    }
+
+    #[test]
+    fn what_is_backed_is_within_the_card_whatever_was_given() {
+        // Of 4 GiB, 1 GiB, 64 MiB and 2 MiB back everything; three quarters of the rest are solid.
+        let settings = settings::Simulated { capacity: 4 * GIB, virtual_memory: true };
+        let mut phantom =
+            cuda::phantom(Simulated::new(0, settings), Some(512 * GIB)).expect("there is room");
+        let begun = phantom.device_mut().memory_info().free;
+        assert_eq!(begun, 4 * GIB - GIB - 66 * MIB);
+        let mut least = begun;
+        for _ in 0..100 {
+            phantom.alloc(700 * MIB).expect("there are addresses");
+            least = least.min(phantom.device_mut().memory_info().free);
+        }
+        // Two of them have bytes of their own, and a quarter of the solid part is left to small ones.
+        assert_eq!(begun - least, 2 * 700 * MIB);
+        for _ in 0..2000 {
+            phantom.alloc(2 * MIB).expect("there are addresses");
+            least = least.min(phantom.device_mut().memory_info().free);
+        }
+        assert!(least >= begun / 4, "{least} of {begun} are left");
+    }
 }

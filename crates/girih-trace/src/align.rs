@@ -95,28 +95,38 @@ const FAR: usize = 4096;
 /// used once and in order.
 pub fn align(template: &[Key], other: &[Key]) -> Vec<Option<u32>> {
     let found = |places: &[Option<u32>]| places.iter().flatten().count();
-    let by_size = walk(By::Size, template, other);
+    let walk = |by: By| {
+        let agree = |at: usize, index: usize| by.agree(template[at], other[index]);
+        let may_stand = |at: usize, index: usize| template[at].stream == other[index].stream;
+        align_where((template.len(), other.len()), agree, may_stand)
+    };
+    let by_size = walk(By::Size);
     if found(&by_size) * 100 >= template.len().min(other.len()) * 99 {
         return by_size;
     }
-    let by_either = walk(By::SizeOrLife, template, other);
+    let by_either = walk(By::SizeOrLife);
     if found(&by_either) > found(&by_size) { by_either } else { by_size }
 }
 
-fn walk(by: By, template: &[Key], other: &[Key]) -> Vec<Option<u32>> {
-    let mut places = vec![None; other.len()];
+/// The same for two sequences of these lengths of which only this is known: whether the place `at` of the template
+/// and the place `index` of the other agree, and, where as many of both lie between places that agree, whether one
+/// `may_stand` for the other.
+pub fn align_where(
+    lengths: (usize, usize),
+    agree: impl Fn(usize, usize) -> bool,
+    may_stand: impl Fn(usize, usize) -> bool,
+) -> Vec<Option<u32>> {
+    let mut places = vec![None; lengths.1];
     let (mut at, mut index) = (0, 0);
-    while at < template.len() && index < other.len() {
-        if by.agree(template[at], other[index]) {
+    while at < lengths.0 && index < lengths.1 {
+        if agree(at, index) {
             places[index] = Some(at as u32);
             (at, index) = (at + 1, index + 1);
             continue;
         }
-        let Some((skip, insert)) = resume(by, &template[at..], &other[index..]) else { break };
+        let Some((skip, insert)) = resume(&agree, (at, index), lengths) else { break };
         // As many on both sides, and on the same streams: places whose size and life both changed.
-        let substitutes =
-            skip == insert && (0..skip).all(|k| template[at + k].stream == other[index + k].stream);
-        if substitutes {
+        if skip == insert && (0..skip).all(|k| may_stand(at + k, index + k)) {
             for k in 0..skip {
                 places[index + k] = Some((at + k) as u32);
             }
@@ -129,32 +139,41 @@ fn walk(by: By, template: &[Key], other: &[Key]) -> Vec<Option<u32>> {
 /// The nearest pair of positions from which both sequences are in step, as (skipped of the
 /// template, inserted into the other). Near pairs first, by their sum; then pure insertions and
 /// removals, however long.
-fn resume(by: By, template: &[Key], other: &[Key]) -> Option<(usize, usize)> {
+fn resume(
+    agree: &impl Fn(usize, usize) -> bool,
+    (at, index): (usize, usize),
+    lengths: (usize, usize),
+) -> Option<(usize, usize)> {
+    let in_step = |skip, insert| in_step(agree, (at + skip, index + insert), lengths);
     for sum in 1..=2 * NEAR {
         for skip in sum.saturating_sub(NEAR)..=sum.min(NEAR) {
-            if in_step(by, template, other, skip, sum - skip) {
+            if in_step(skip, sum - skip) {
                 return Some((skip, sum - skip));
             }
         }
     }
     for far in NEAR + 1..FAR {
-        if in_step(by, template, other, 0, far) {
+        if in_step(0, far) {
             return Some((0, far));
         }
-        if in_step(by, template, other, far, 0) {
+        if in_step(far, 0) {
             return Some((far, 0));
         }
     }
     None
 }
 
-fn in_step(by: By, template: &[Key], other: &[Key], skip: usize, insert: usize) -> bool {
-    if skip >= template.len() || insert >= other.len() {
+fn in_step(
+    agree: &impl Fn(usize, usize) -> bool,
+    (at, index): (usize, usize),
+    lengths: (usize, usize),
+) -> bool {
+    if at >= lengths.0 || index >= lengths.1 {
         return false;
     }
-    let pairs = template[skip..].iter().zip(&other[insert..]).take(IN_STEP);
     // At the very end of a sequence fewer than IN_STEP are left; those must all agree.
-    pairs.clone().count() > 0 && pairs.into_iter().all(|(a, b)| by.agree(*a, *b))
+    let count = IN_STEP.min(lengths.0 - at).min(lengths.1 - index);
+    (0..count).all(|k| agree(at + k, index + k))
 }
 
 #[cfg(test)]

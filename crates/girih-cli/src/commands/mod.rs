@@ -12,6 +12,7 @@ pub(crate) mod describe;
 pub(crate) mod diff;
 pub(crate) mod earlier;
 pub(crate) mod effort;
+pub(crate) mod fit;
 mod folder;
 mod in_order;
 pub(crate) mod lab;

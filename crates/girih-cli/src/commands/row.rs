@@ -117,7 +117,7 @@ impl WhatIf {
 const LAST_RELEASE: u32 = 15;
 
 /// The order of a release that is known.
-fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
+pub(super) fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
     let mut numbers = torch.split('.').map(|number| number.parse::<u32>().ok());
     let release = (numbers.next().flatten(), numbers.next().flatten());
     match (TieOrder::of_torch(torch), release) {
@@ -133,7 +133,7 @@ fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
 
 /// What the recorded process was set to, as far as an allocator of ours takes it: the recording
 /// may be of a release that knows more.
-fn recorded_conf(trace: &Trace) -> String {
+pub(super) fn recorded_conf(trace: &Trace) -> String {
     let conf = &trace.settings.conf;
     match Config::parse(conf) {
         Ok(_) => conf.clone(),

@@ -101,6 +101,8 @@ fn every_block_of_commands_runs_and_prints_what_stands_below_it() {
     ] {
         fs::copy(snapshot(is), at(name)).expect("it can be copied");
     }
+    crate::fit::jobs(folder.path(), &[2, 4, 6]);
+    crate::fit::worlds(folder.path());
     let (mut ran, mut compared) = (0, 0);
     for block in files.iter().flat_map(|file| blocks(file)) {
         let mut printed = String::new();

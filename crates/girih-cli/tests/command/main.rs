@@ -12,6 +12,7 @@ mod compare;
 mod compare_folders;
 mod convert;
 mod files;
+mod fit;
 mod girih;
 mod learn;
 mod long_pages;

@@ -8,6 +8,7 @@
 use std::fs;
 use std::io;
 
+use girih_fit::Unlike;
 use girih_plan::check::Violation;
 use girih_plan::csv::CsvError;
 use girih_plan::file::PlanFileError;
@@ -225,6 +226,14 @@ fn of_replays() -> Vec<(String, String)> {
             StepError::Empty => StepError::Empty,
             StepError::NoTimes => StepError::NoTimes,
         ),
+        every!(Unlike,
+            Unlike::SameValue(..) => Unlike::SameValue("mb4".to_owned(), "run4".to_owned(), 4),
+            Unlike::TooFew => Unlike::TooFew,
+            Unlike::Parted { .. } => Unlike::Parted {
+                base: "mb4".to_owned(), other: "mb2".to_owned(), of: 100, agreeing: 7, at: 35,
+                base_has: "1024 bytes at train.py:7 forward".to_owned(), other_has: "512 bytes".to_owned(),
+            },
+        ),
         every!(WhyError,
             WhyError::NoSuchError { .. } => WhyError::NoSuchError { wanted: 7, count: 2 },
             WhyError::NoSuchStep { .. } => WhyError::NoSuchStep { wanted: 7, count: 0 },
@@ -330,6 +339,14 @@ fn what_people_get_wrong_is_answered_with_what_to_do_and_the_name_of_it() {
         &["report", run, "-o", "-", "--perfetto", "-"],
         &["swap", run, "--gpu-budget", "40"],
         &["swap", run, "--gpu-budget", "1GiB", "--links", "1,2,fast"],
+        &["fit", run, "--capacity", "80"],
+        &["fit", run, "--capacity", "1GiB", "--require", "8"],
+        &["fit", run, &at("code.pickle"), "--capacity", "1GiB"],
+        &["fit", "--at", run, "--capacity", "1GiB"],
+        &["fit", "--at", "0=x", "--capacity", "1GiB"],
+        &["fit", "--at", &format!("8={}", at("nothing")), "--of", "gpus", "--capacity", "1GiB"],
+        &["fit", run, "--of", "gpus", "--capacity", "1GiB"],
+        &["fit", run, "--of", "two words", "--capacity", "1GiB"],
         &["why", run, "--error", "7"],
         &["why", run, "--at", "step:900"],
         &["why", run, "--at", "noon"],

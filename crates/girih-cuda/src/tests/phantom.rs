@@ -33,6 +33,35 @@ fn far_more_is_given_than_there_is() {
 }
 
 #[test]
+fn some_memory_is_solid_and_a_part_of_it_is_left_to_small_allocations() {
+    // 64 MiB and a unit back what is not solid.
+    let device = device_of(64 * MIB + UNIT + 256 * MIB);
+    let mut phantom = Phantom::new(device, 64 * GIB).expect("room").with_solid(256 * MIB);
+    let free = |phantom: &mut Phantom| phantom.device_mut().memory_info().free;
+    let begun = free(&mut phantom);
+    let large: Vec<_> = (0..10).map(|_| phantom.alloc(64 * MIB).expect("room")).collect();
+    let taken = begun - free(&mut phantom);
+    assert_eq!(taken, 192 * MIB, "three are solid, and the others are not");
+    let small: Vec<_> = (0..100).map(|_| phantom.alloc(2 * MIB).expect("room")).collect();
+    assert_eq!(free(&mut phantom), begun - 256 * MIB, "the rest is small ones'");
+    assert_eq!(phantom.memory_info().free, 64 * GIB - 840 * MIB);
+    for address in large.into_iter().chain(small) {
+        assert!(fake::usable(0, address, MIB));
+        phantom.free(address).expect("it was allocated");
+    }
+    assert_eq!((free(&mut phantom), phantom.memory_info().free), (begun, 64 * GIB));
+}
+
+#[test]
+fn what_the_device_has_not_is_not_solid() {
+    // More is to be solid than there is.
+    let mut phantom = Phantom::new(device_of(130 * MIB), GIB).expect("room").with_solid(GIB);
+    let given: Vec<_> = (0..10).map(|_| phantom.alloc(60 * MIB).expect("room")).collect();
+    given.into_iter().for_each(|address| phantom.free(address).expect("it was allocated"));
+    assert_eq!(phantom.memory_info().free, GIB);
+}
+
+#[test]
 fn large_ranges_take_few_calls() {
     let mut phantom = phantom();
     let before = phantom.device().calls();

@@ -140,9 +140,12 @@ fn every_policy_survives_the_failure_of_any_driver_call() {
 fn every_policy_works_on_a_phantom() {
     for make in policies() {
         let scenario = Scenario::of_seed(7).trusted();
-        let phantom = Phantom::new(device(&scenario), 64 << 30).expect("there is room");
-        let stage = Played { device: phantom, fault: false, missing: lost };
-        suite::run_on(&scenario, stage, make());
+        for solid in [0, 64 << 20] {
+            let phantom = Phantom::new(device(&scenario), 64 << 30).expect("there is room");
+            let phantom = phantom.with_solid(solid);
+            let stage = Played { device: phantom, fault: false, missing: lost };
+            suite::run_on(&scenario, stage, make());
+        }
     }
 }
 

@@ -1,0 +1,54 @@
+"""`gpu/record_rank.py`: what it says of two recordings, without a GPU."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "gpu/record_rank.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("record_rank", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_in_one_alone_leaves_the_others_their_like(script):
+    job = list(range(100))
+    alone = [*job[:40], 777, 778, *job[40:70], *job[73:]]
+    pairs = script.paired(job, alone)
+    assert len(pairs) == 97
+    assert all(job[a] == alone[b] for a, b in pairs)
+    assert pairs[39:41] == [(39, 39), (40, 42)]
+
+
+def test_recordings_with_nothing_in_common_have_no_pair(script):
+    assert script.paired([1, 2, 3], [4, 5, 6]) == []
+
+
+def test_the_first_difference_is_said_with_what_comes_there(script):
+    request = script.Request
+    job = [request(size, 1) for size in (5, 6, 7, 8)]
+    alone = [request(size, life) for size, life in ((5, 1), (6, 2))]
+    found = script.compared(job, alone)
+    assert found["first_difference"] == 2
+    assert (found["in_job_there"], found["alone_there"]) == ([7, 8], [])
+    assert (found["same_size_in_order"], found["same_life"]) == (2, 1)
+
+
+def test_a_recording_is_equal_to_itself(tmp_path):
+    run = ROOT / "corpus/mlp_stacks.pickle.gz"
+    output = tmp_path / "found.json"
+    words = [sys.executable, SCRIPT, "-o", output, "--compare", run, run]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(output.read_text())
+    assert found["first_difference"] is None
+    assert found["requests_in_job"] == found["same_life"] == 354
