@@ -1,5 +1,6 @@
 //! Bytes, fractions and times as people write and read them.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 pub(crate) use girih_why::units::{bytes, count};
 
 /// A fraction as percent with two digits, never rounded up to 100.
@@ -58,6 +59,31 @@ pub(crate) fn parse_microseconds(text: &str) -> Result<f64, String> {
         return Err(format!("give between a microsecond and eleven days, not `{text}`"));
     }
     Ok(microseconds)
+}
+
+/// Reads a rate in a unit that the option names: `55`, `0.5`.
+pub(crate) fn parse_rate(unit: &'static str) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| {
+        let wrong = |_| format!("write a number of {unit}, not `{text}`");
+        let rate: f64 = text.trim().parse().map_err(wrong)?;
+        match (0.001..=1e6).contains(&rate) {
+            true => Ok(rate),
+            false => Err(format!("give between 0.001 and 1,000,000 {unit}, not {text}")),
+        }
+    }
+}
+
+/// Reads the name of one of `all`.
+pub(crate) fn parse_name<T, const N: usize>(
+    all: [T; N],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(all.map(name)).try_map(move |text| {
+        all.into_iter().find(|&one| name(one) == text).ok_or("no such name")
+    })
 }
 
 #[cfg(test)]

@@ -136,14 +136,14 @@ fn check_problem(problem: &Problem) -> Result<(), Refusal> {
 pub enum Refusal {
     /// Numbers beyond all bounds, or no layers.
     #[error(
-        "the step has no layers, or numbers beyond all bounds (1 PiB, 30 years, {} layers)",
+        "give layers, and numbers within bounds: 1 PiB, 30 years, {} layers",
         crate::problem::MAX_LAYERS
     )]
     Unsound,
     /// The exact method is for small steps.
     #[error(
-        "all decisions are tried for {} layers at most, and there are {layers}: ask for fewer \
-         layers, or take the method girih",
+        "take --method girih, or --layers {}: all decisions are tried for so many, and there are \
+         {layers}",
         exact::PARTS.len() - 1
     )]
     TooManyLayers {
@@ -151,7 +151,7 @@ pub enum Refusal {
         layers: usize,
     },
     /// A checker refused the answer.
-    #[error("the answer was refused by a checker, please report this: {0}")]
+    #[error("report this, it is a mistake of girih: the checker refused the answer: {0}")]
     Wrong(String),
 }
 

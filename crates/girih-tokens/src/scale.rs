@@ -24,15 +24,15 @@ enum Law {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unlike {
     /// They have different layers.
-    #[error("the recordings have {0} and {1} layers: they are not of one program")]
+    #[error("record the same program twice: one recording has {0} layers, the other {1}")]
     Layers(usize, usize),
     /// Layers keep different tensors.
     #[error(
-        "layer {0} does not keep as many tensors in both recordings: they are not of one program"
+        "record the same program twice: layer {0} does not keep as many tensors in both"
     )]
     Kinds(usize),
     /// They have as many tokens.
-    #[error("both recordings have {0} tokens: two different lengths are needed")]
+    #[error("record another length: both recordings have {0} tokens")]
     Tokens(u64),
 }
 

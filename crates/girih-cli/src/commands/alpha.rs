@@ -43,7 +43,7 @@ pub(crate) struct AlphaArgs {
     #[arg(long, value_name = "N", value_parser = parse_tokens)]
     tokens: Option<u64>,
     /// How it is decided.
-    #[arg(long, value_name = "NAME", value_parser = methods(), default_value = "girih")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name(Method::ALL, Method::name), default_value = "girih")]
     method: Method,
     /// The shape of a model. With a recording it says what part of a layer's time is attention's.
     #[arg(long, value_name = "HIDDEN,FFN,LAYERS,HEADS[,KV]", value_parser = parse_count,
@@ -56,23 +56,23 @@ pub(crate) struct AlphaArgs {
     #[arg(long, value_name = "N", value_parser = parse_count, requires = "model")]
     vocabulary: Option<u64>,
     /// 10^12 flops a second that products reach on one GPU.
-    #[arg(long, value_name = "T", value_parser = rate, required_unless_present = "file")]
+    #[arg(long, value_name = "T", value_parser = parse_rate("TFLOP/s"), required_unless_present = "file")]
     flops: Option<f64>,
     /// Likewise attention; as products without this.
-    #[arg(long, value_name = "T", value_parser = rate, requires = "flops")]
+    #[arg(long, value_name = "T", value_parser = parse_rate("TFLOP/s"), requires = "flops")]
     attention_flops: Option<f64>,
     /// Gigabytes (10^9 bytes) a second that the GPU's memory moves.
-    #[arg(long, value_name = "GB/S", value_parser = rate, default_value = "4200")]
+    #[arg(long, value_name = "GB/S", value_parser = parse_rate("GB/s"), default_value = "4200")]
     memory_rate: f64,
     /// Gigabytes (10^9 bytes) a second of the link to the host, of the link back, and of both together.
-    #[arg(long, value_name = "OUT[,IN[,BOTH]]", value_delimiter = ',', value_parser = rate,
+    #[arg(long, value_name = "OUT[,IN[,BOTH]]", value_delimiter = ',', value_parser = parse_rate("GB/s"),
           default_value = "55,55,101")]
     link: Vec<f64>,
     /// GPUs that share each sequence, the model and the host.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     gpus: u32,
     /// Bytes of each weight with its gradient and the states of its optimizer.
-    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = rate, requires = "model")]
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = parse_rate("bytes"), requires = "model")]
     weights_bytes_per_parameter: f64,
     /// Into how many tiles of tokens the loss and the multilayer perceptrons are cut. Without this, of a model as many
     /// as leave a tile as many tokens as it is wide, and 1 of a recording.
@@ -98,24 +98,11 @@ pub(crate) struct AlphaArgs {
     require_fit: bool,
 }
 
-fn methods() -> impl TypedValueParser<Value = Method> {
-    let names = PossibleValuesParser::new(Method::ALL.map(Method::name));
-    names.try_map(|name| Method::from_name(&name).ok_or("no such method"))
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.trim().parse().map_err(|_| format!("{text:?} is no number"))?;
-    match (0.001..=1e6).contains(&rate) {
-        true => Ok(rate),
-        false => Err(format!("{text} is not between 0.001 and 1,000,000")),
-    }
-}
-
 /// A number of the shape of a model.
 fn parse_count(text: &str) -> Result<u64, String> {
     match text.trim().parse() {
-        Ok(count) if (1..=1 << 24).contains(&count) => Ok(count),
-        _ => Err(format!("{text:?} is no number between 1 and {}", 1 << 24)),
+        Ok(number) if (1..=1 << 24).contains(&number) => Ok(number),
+        _ => Err(format!("give a whole number between 1 and {}, not `{text}`", count(1 << 24))),
     }
 }
 
@@ -127,12 +114,12 @@ fn parse_tokens(text: &str) -> Result<u64, String> {
         Some('m') => (&text[..text.len() - 1], 20),
         _ => (text, 0),
     };
-    let count: f64 =
-        number.parse().map_err(|_| format!("{text:?} is no number: try 1M or 4096"))?;
-    let tokens = count * f64::from(1 << shift);
+    let number: f64 =
+        number.parse().map_err(|_| format!("try 1M or 4096: `{text}` is no number of tokens"))?;
+    let tokens = number * f64::from(1 << shift);
     match (1.0..=(1u64 << 33) as f64).contains(&tokens) {
         true => Ok(tokens as u64),
-        false => Err(format!("{text:?} is not between 1 and 8,192M tokens")),
+        false => Err(format!("give between 1 and 8,192M tokens, not `{text}`")),
     }
 }
 
@@ -143,7 +130,7 @@ impl AlphaArgs {
             [both_ways] => Links::of_gigabytes(both_ways, both_ways, 2.0 * both_ways),
             [outward, inward] => Links::of_gigabytes(outward, inward, outward + inward),
             [outward, inward, both] => Links::of_gigabytes(outward, inward, both),
-            _ => bail!("--link has one rate, or two, or three, with commas between"),
+            _ => bail!("give --link one rate, or two, or three, with commas between"),
         })
     }
 

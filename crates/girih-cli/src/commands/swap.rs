@@ -4,7 +4,6 @@ use std::io::Write;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use girih_swap::steps::Stuck;
 use girih_swap::{
     Answer as Swapped, Budgets, Gap, Later, Links, Method, Step, Steps, Tensor, later,
@@ -18,7 +17,7 @@ use crate::files::shown_input;
 use crate::load::{self, Loaded, timed};
 use crate::progress::Progress;
 use crate::table::table;
-use crate::units::{bytes, count, milliseconds, parse_bytes, parse_microseconds, percent};
+use crate::units::{bytes, count, milliseconds, parse_bytes, parse_microseconds, parse_name, parse_rate, percent};
 
 #[derive(Args)]
 pub(crate) struct SwapArgs {
@@ -31,13 +30,13 @@ pub(crate) struct SwapArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     host_budget: Option<u64>,
     /// How the schedule is made.
-    #[arg(long, value_name = "NAME", value_parser = methods(), default_value = "girih")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name(Method::ALL, Method::name), default_value = "girih")]
     method: Method,
     /// How long a step takes without swapping: 800ms, 1.2s. Without this, as its events say.
     #[arg(long, value_name = "TIME", value_parser = parse_microseconds)]
     step_time: Option<f64>,
     /// Gigabytes (10^9 bytes) a second of the link to the host, of the link back, and of both together.
-    #[arg(long, value_name = "OUT,IN,BOTH", value_delimiter = ',', value_parser = rate,
+    #[arg(long, value_name = "OUT,IN,BOTH", value_delimiter = ',', value_parser = parse_rate("GB/s"),
           default_value = "55,55,101")]
     links: Vec<f64>,
     /// Other steps of the recording that are run under what was learnt from the one that is scheduled.
@@ -46,20 +45,6 @@ pub(crate) struct SwapArgs {
     /// Ends with exit status 1 if no schedule keeps the budgets.
     #[arg(long)]
     require_fit: bool,
-}
-
-fn methods() -> impl TypedValueParser<Value = Method> {
-    let names = PossibleValuesParser::new(Method::ALL.map(Method::name));
-    names.try_map(|name| Method::from_name(&name).ok_or("no such method"))
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 =
-        text.trim().parse().map_err(|_| format!("write a number of GB/s, not `{text}`"))?;
-    match (0.001..=1e6).contains(&rate) {
-        true => Ok(rate),
-        false => Err(format!("give between 0.001 and 1,000,000 GB/s, not {text}")),
-    }
 }
 
 #[derive(Serialize)]

@@ -21,6 +21,8 @@ use girih_runtime::policy::BlockId;
 use girih_runtime::simulate::SimulateError;
 use girih_runtime::{AllocError, DeviceError};
 use girih_swap::steps::StepError;
+use girih_tokens::recording::RecordingError;
+use girih_tokens::{Refusal, scale};
 use girih_trace::bounds::BoundsError;
 use girih_trace::compress::ExpansionError;
 use girih_trace::file::FileError;
@@ -233,6 +235,27 @@ fn of_replays() -> Vec<(String, String)> {
                 base: "mb4".to_owned(), other: "mb2".to_owned(), of: 100, agreeing: 7, at: 35,
                 base_has: "1024 bytes at train.py:7 forward".to_owned(), other_has: "512 bytes".to_owned(),
             },
+        ),
+        every!(RecordingError,
+            RecordingError::NoStep => RecordingError::NoStep,
+            RecordingError::NoPasses => RecordingError::NoPasses,
+            RecordingError::NoLayers => RecordingError::NoLayers,
+            RecordingError::FewLayers { .. } => RecordingError::FewLayers { percent: 12 },
+            RecordingError::KeepsNothing { .. } => RecordingError::KeepsNothing { layer: 3 },
+            RecordingError::NotInOrder { .. } => RecordingError::NotInOrder { layer: 3 },
+            RecordingError::Overlaps => RecordingError::Overlaps,
+            RecordingError::TooLarge => RecordingError::TooLarge,
+            RecordingError::NoTimes => RecordingError::NoTimes,
+        ),
+        every!(scale::Unlike,
+            scale::Unlike::Layers(..) => scale::Unlike::Layers(3, 4),
+            scale::Unlike::Kinds(_) => scale::Unlike::Kinds(3),
+            scale::Unlike::Tokens(_) => scale::Unlike::Tokens(4096),
+        ),
+        every!(Refusal,
+            Refusal::Unsound => Refusal::Unsound,
+            Refusal::TooManyLayers { .. } => Refusal::TooManyLayers { layers: 32 },
+            Refusal::Wrong(_) => Refusal::Wrong("a link is overbooked at 7 us".to_owned()),
         ),
         every!(WhyError,
             WhyError::NoSuchError { .. } => WhyError::NoSuchError { wanted: 7, count: 2 },

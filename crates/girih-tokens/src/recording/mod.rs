@@ -35,38 +35,37 @@ pub(crate) const SMALL: u64 = 256;
 pub enum RecordingError {
     /// Nothing repeats.
     #[error(
-        "no training step can be made out: nothing in the recording repeats, and no steps are \
-         marked. Record several steps"
+        "record several steps: nothing in the recording repeats, and no steps are marked"
     )]
     NoStep,
     /// No forward pass is followed by a backward pass.
-    #[error("no forward pass of its step is followed by a backward pass")]
+    #[error("record whole steps of training: no forward pass is followed by a backward pass")]
     NoPasses,
     /// There are no layers.
     #[error(
-        "no layers can be made out: no modules are marked, and nothing repeats in the forward \
-         pass. `girih swap` schedules steps of any kind"
+        "use `girih swap`, which schedules steps of any kind: no modules are marked, and nothing \
+         repeats in the forward pass, so there are no layers"
     )]
     NoLayers,
     /// There are layers, but the step is not made of them.
     #[error(
-        "what repeats in the forward pass has {percent} % of what it keeps for the backward pass: \
-         the step is not one of layers that are alike. `girih swap` schedules steps of any kind"
+        "use `girih swap`, which schedules steps of any kind: this one is not made of layers that \
+         are alike, what repeats in its forward pass has {percent} % of what it keeps"
     )]
     FewLayers {
         /// The part that belongs to layers.
         percent: u32,
     },
     /// A layer keeps nothing.
-    #[error("layer {layer} keeps nothing for its backward pass: there is nothing to swap")]
+    #[error("record training, not inference: layer {layer} keeps nothing for a backward pass")]
     KeepsNothing {
         /// The layer.
         layer: usize,
     },
     /// Layers are not used in the reverse order.
     #[error(
-        "what layer {layer} keeps is freed before what layer {} keeps: they do not run backward \
-         in the reverse order. `girih swap` schedules steps of any kind",
+        "use `girih swap`, which schedules steps of any kind: what layer {layer} keeps is freed \
+         before what layer {} keeps, so that they do not run backward in the reverse order",
         layer + 1
     )]
     NotInOrder {
@@ -75,15 +74,15 @@ pub enum RecordingError {
     },
     /// Microbatches overlap.
     #[error(
-        "what the forward pass keeps is not used in the backward pass that follows it: several \
-         microbatches are in flight, as in a pipeline, and that is not modelled"
+        "record one microbatch at a time: what the forward pass keeps is not used in the backward \
+         pass that follows it, so several are in flight, as in a pipeline"
     )]
     Overlaps,
     /// More is alive than any GPU has.
-    #[error("more than 4 TiB are alive at once: no GPU has that")]
+    #[error("copy the recording again, it is damaged: more than 4 TiB are alive at once")]
     TooLarge,
     /// Nobody says how long anything takes.
-    #[error("the events have no times: say how long a step takes, with --step-time 800ms")]
+    #[error("say how long a step takes, with --step-time 800ms: the events have no times")]
     NoTimes,
 }
 

@@ -109,18 +109,18 @@ fn shape_of(args: &AlphaArgs, model: &[u64]) -> anyhow::Result<Shape> {
         [hidden, ffn, layers, heads] => (hidden, ffn, layers, heads, heads),
         [hidden, ffn, layers, heads, kv_heads] => (hidden, ffn, layers, heads, kv_heads),
         _ => bail!(
-            "--model has four numbers or five: width, width of the perceptron, layers, heads, and \
-             heads of keys and values if they are fewer; 4096,14336,32,32,8"
+            "give --model four numbers or five: width, width of the perceptron, layers, heads, \
+             and heads of keys and values if they are fewer; 4096,14336,32,32,8"
         ),
     };
     if hidden % heads != 0 || heads % kv_heads != 0 {
         bail!(
-            "a width of {hidden} is not divided by {heads} heads, or these not by {kv_heads} of \
-             keys and values"
+            "give a width that its heads divide, and heads that those of keys and values divide: \
+             {hidden}, {heads} and {kv_heads} are not so"
         );
     }
     let layers = u32::try_from(layers).ok().filter(|&layers| layers as usize <= MAX_LAYERS);
-    let layers = layers.with_context(|| format!("a model has at most {MAX_LAYERS} layers"))?;
+    let layers = layers.with_context(|| format!("give at most {MAX_LAYERS} layers"))?;
     let (block, vocabulary) = match args.block {
         BlockName::Gpt => (Block::Gpt, 50_257),
         BlockName::Llama => (Block::Llama, 128_256),
