@@ -1,7 +1,8 @@
 //! How the exact solver does on tight problems: how soon it is at a capacity that is known to be enough.
 //!
 //! `tight [FOLDER] [NODES] [SEEDS]` prints a row for each file `NAME.CAPACITY.csv.gz` of the folder and for each shape of
-//! generated problems: buffers, how far greedy planners stay above the capacity, the nodes and seconds until
+//! generated problems (`tests/common/jigsaw.rs`), and for each file once more in SEEDS (10) other orders, half of
+//! them backwards in time, for a search that needs luck does not have it ten times: buffers, how far greedy planners stay above the capacity, the nodes and seconds until
 //! a solution keeps to it, or how far above it the search remains after NODES nodes (a million). Of a shape with
 //! several seeds the row has how many were solved, and the sum of the rest.
 
@@ -17,7 +18,8 @@ use flate2::read::GzDecoder;
 use girih_plan::check::check;
 use girih_plan::csv::read;
 use girih_plan::exact::{Search, improve};
-use girih_plan::{Budget, Problem, solve};
+use girih_plan::{Budget, Buffer, Problem, solve};
+use girih_trace::generate::{Chance, Rng};
 
 #[path = "../tests/common/jigsaw.rs"]
 mod jigsaw;
@@ -30,7 +32,9 @@ fn main() {
     let seeds = args.next().map_or(10, |it| it.parse().expect("seeds: a number"));
     println!("{:<28} buffers  greedy  solved   nodes  seconds  worst s   above", "problem");
     for (name, capacity, problem) in files(&folder) {
-        row(&name, &[(capacity, problem)], nodes);
+        row(&name, &[(capacity, problem.clone())], nodes);
+        let others: Vec<_> = (1..=seeds).map(|seed| (capacity, another(&problem, seed))).collect();
+        row(&format!("{name}, shuffled"), &others, nodes);
     }
     for (name, shape) in shapes() {
         let capacity = shape.height * shape.alignment;
@@ -80,8 +84,27 @@ fn files(folder: &str) -> Vec<(String, u64, Problem)> {
     files
 }
 
+/// The same problem in another order, and backwards in time for every other seed.
+fn another(problem: &Problem, seed: u64) -> Problem {
+    let mut chance = Rng::new(seed);
+    let mut buffers = problem.buffers.clone();
+    for end in (1..buffers.len()).rev() {
+        buffers.swap(end, chance.below(end as u64 + 1) as usize);
+    }
+    let end = buffers.iter().map(|buffer| buffer.upper).max().unwrap_or(0);
+    if seed % 2 == 1 {
+        for Buffer { lower, upper, .. } in &mut buffers {
+            (*lower, *upper) = (end - *upper, end - *lower);
+        }
+    }
+    Problem { buffers, ..problem.clone() }
+}
+
 /// Solves problems of a kind and prints their row.
 fn row(name: &str, problems: &[(u64, Problem)], limit: u64) {
+    if problems.is_empty() {
+        return;
+    }
     let (mut greedy, mut solved, mut nodes, mut seconds, mut worst, mut above) =
         (0.0, 0, 0, 0.0, 0.0_f64, 0.0);
     let buffers: usize = problems.iter().map(|it| it.1.buffers.len()).sum();

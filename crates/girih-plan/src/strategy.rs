@@ -24,7 +24,9 @@ use crate::exact::{self, Search};
 use crate::memo::{self, Layers};
 use crate::plan::Plan;
 use crate::planner::Planner;
-use crate::portfolio::{Budget, Outcome, SETTINGS, schedule_for, solve, solve_among};
+use crate::portfolio::{
+    Budget, Outcome, SETTINGS, nodes_at_once, schedule_for, solve, solve_among,
+};
 use crate::problem::{Problem, ProblemError};
 use crate::profile;
 use crate::skyline::Key;
@@ -446,7 +448,9 @@ impl Strategy {
     fn nodes_for(&self, problem: &Problem) -> u64 {
         match self.effort {
             Effort::Interactive => {
-                (NODES_AT_ONCE / (problem.buffers.len().max(1) as u64).pow(2)).min(50_000)
+                let buffers = problem.buffers.len();
+                let of_any = NODES_AT_ONCE / (buffers.max(1) as u64).pow(2);
+                of_any.min(50_000).max(nodes_at_once(buffers))
             }
             Effort::Attempts(thousands) => NODES * u64::from(thousands),
             Effort::Unlimited => u64::MAX,
@@ -528,7 +532,7 @@ mod tests {
             strategy(method, without).with_effort(effort).budget_for(buffers).nodes
         };
         let efforts = [Effort::Interactive, Effort::Attempts(7), Effort::Unlimited];
-        assert_eq!(efforts.map(|it| nodes(Method::Auto, &[], it, 10)), [50_000, 7_000, u64::MAX]);
+        assert_eq!(efforts.map(|it| nodes(Method::Auto, &[], it, 10)), [250_000, 7_000, u64::MAX]);
         for effort in efforts {
             assert_eq!(nodes(Method::Auto, &[Part::Exact], effort, 10), 0);
             assert_eq!(nodes(Method::Skyline, &[], effort, 10), 0);
