@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A search that goes wrong near its root does not come back within any limit, and another one finds
-//! the same layout in a thousand nodes. So the tries are short and many, the longer the rarer: 1 1 2 1 1 2 4 and so on times a dive (M. Luby, A. Sinclair, D. Zuckerman, *Optimal
+//! the same layout in a thousand nodes. So the tries at the least height are short and many, the longer the rarer: 1 1 2 1 1 2 4 and so on times a dive (M. Luby, A. Sinclair, D. Zuckerman, *Optimal
 //! Speedup of Las Vegas Algorithms*, 1993), and each has another noise in its order of answers.
 //!
 //! This is for what the portfolio leaves: some hundred buffers, tightly packed. The greedy planners
@@ -161,7 +161,8 @@ impl<'m> Solver<'m> {
         // Nodes in which every item can be placed and half of them be placed anew. With once that the problem K
         // of minimalloc takes three times as many nodes, with eight times it is left open.
         let dive = 2 * self.model.sizes.len().max(64) as u64;
-        let mut rounds = 0;
+        // Above, limits double from nothing: the least height has had many tries before the first dive there.
+        let mut limit = 2;
         for attempt in 1.. {
             let before = self.tree.nodes;
             if self.least(dive.saturating_mul(luby(attempt)), progress).is_err() {
@@ -170,11 +171,11 @@ impl<'m> Solver<'m> {
             self.spent[0] += self.tree.nodes - before;
             if self.spent[1] * LEAST_FOR_ABOVE <= self.spent[0] {
                 let before = self.tree.nodes;
-                rounds += 1;
-                if self.above(dive.saturating_mul(luby(rounds)), progress).is_err() {
+                if self.above(limit, progress).is_err() {
                     return;
                 }
                 self.spent[1] += self.tree.nodes - before;
+                limit = limit.saturating_mul(2);
             }
             for (nth, (strategy, ranks)) in (0..).zip(&mut self.strategies) {
                 let seed = attempt * STRATEGIES.len() as u64 + nth;
