@@ -480,7 +480,7 @@ impl Strategy {
 fn by_stweaver(problem: &Problem, phases: Option<&[PhaseSpan]>) -> Result<Outcome, ProblemError> {
     let solution = match phases {
         None => stweaver::plan_by_size(problem)?,
-        Some(phases) => match stweaver::plan(problem, phases) {
+        Some(phases) => match stweaver::plan_as_released(problem, phases) {
             Ok(solution) => solution,
             Err(StweaverError::Problem(error)) => return Err(error),
             Err(error @ StweaverError::Phases { .. }) => {
