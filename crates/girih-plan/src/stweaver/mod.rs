@@ -21,7 +21,8 @@
 //!   end is in no group and holds its place at both ends in the second step. Requests that are
 //!   always alive lie at the bottom, as the paper has weights and optimizer states.
 //! - **Times** are half-open here, so that "ends before" means "ends no later than".
-//! - **Dynamic requests** (section 5.2) are no matter of the static plan: all requests are static.
+//! - **Dynamic requests** (section 5.2) are no matter of the static plan: `dynamic` finds them in a recording, and
+//!   [`Synthesis`] what the plan of the others leaves to them. To the planner alone all requests are static.
 //!
 //! A problem whose phases are all the same has no groups: [`plan_by_size`] is the second step alone.
 //! That is what the program published with the paper does unless it is told otherwise. Its plans of
@@ -32,20 +33,24 @@
 //! a group's skyline: its bubbles are *open* ([`Bubbles`]). So there are three plans of a recording;
 //! [`plan_as_released`] tries all and keeps the lowest, as the program's own tuning does.
 
+mod dynamic;
 mod fusion;
 mod global;
 mod homophase;
 mod layers;
 mod phases;
+mod synthesis;
 
 use thiserror::Error;
 
 use crate::instance::{Instance, Item};
 use crate::problem::{Buffer, Problem, ProblemError, Solution};
 
+pub use self::dynamic::DynamicLayers;
 use self::global::Block;
 use self::homophase::{LocalPlan, Member};
 pub use self::phases::{PhaseSpan, Timeline};
+pub use self::synthesis::{LayerSpaces, Space, Synthesis};
 
 /// The name that solutions carry.
 pub const NAME: &str = "stweaver";
