@@ -16,7 +16,9 @@ use crate::lake::Lake;
 use crate::policy::Policy;
 use crate::simulate::learner::Learner;
 use crate::simulate::planned::Planned;
+use crate::simulate::woven::Woven;
 use crate::simulate::{Run, Setup, SimulateError, Simulation};
+use crate::stweaver::Stweaver;
 
 /// What is known of an allocator before it is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -138,6 +140,10 @@ registry! {
     Expandable "expandable" [Pages, Trusting] |parts| Ok(parts.caching());
     /// GMLake as published: free memory is stitched.
     Gmlake "gmlake" [Trusting] |parts| Ok(Gmlake::new(parts.setup.gmlake.clone(), parts.caching()));
+    /// STWeaver as published: its plan of the run itself, followed by number, and experts in what it leaves.
+    Stweaver "stweaver" [Trusting] |parts| {
+        Ok(Woven::new(Stweaver::new(parts.setup.stweaver, parts.caching())))
+    };
     /// Expandable segments whose holes are stitched.
     Stitch "stitch" [Pages] |parts| Ok(parts.lake());
     /// Follows a plan; `stitch` serves what it does not cover.
