@@ -24,7 +24,7 @@
 
 use std::collections::BTreeMap;
 
-use girih_trace::{Action, Iterations, Lifetimes, Mark, Tick, Trace};
+use girih_trace::{Action, Iterations, Lifetime, Lifetimes, Mark, Tick, Trace};
 
 use super::dynamic::DynamicLayers;
 use super::{Timeline, plan_as_released};
@@ -77,8 +77,7 @@ impl Synthesis {
         lives: &Lifetimes,
         layers: &DynamicLayers,
     ) -> Result<Synthesis, ProblemError> {
-        let fixed = static_part(trace, lives, layers);
-        let fixed_lives = Lifetimes::of(&fixed);
+        let (fixed, fixed_lives) = static_part(trace, lives, layers);
         let iterations = Iterations::of(&fixed, &fixed_lives);
         let plan = static_plan(&fixed, &fixed_lives, &iterations)?;
         let mut synthesis = Synthesis { plan, ..Synthesis::default() };
@@ -204,8 +203,9 @@ fn reusable(tenancies: &[Tenancy], during: (u32, u32), ring: u32, arena: u64) ->
     space
 }
 
-/// The trace without its dynamic requests.
-fn static_part(trace: &Trace, lives: &Lifetimes, layers: &DynamicLayers) -> Trace {
+/// The trace without its dynamic requests, and the lifetimes of the others. They are made of those of the whole: what
+/// was held before the first event is known from all of a recording.
+fn static_part(trace: &Trace, lives: &Lifetimes, layers: &DynamicLayers) -> (Trace, Lifetimes) {
     let is_kept = |tick: usize| {
         let is_of_a_block = matches!(
             trace.events[tick].action,
@@ -223,9 +223,36 @@ fn static_part(trace: &Trace, lives: &Lifetimes, layers: &DynamicLayers) -> Trac
         }
     }
     before.push(events.len() as u32);
-    let at = |mark: &Mark| before[(mark.before as usize).min(trace.events.len())];
-    let marks = trace.marks.iter().map(|mark| Mark { before: at(mark), ..mark.clone() });
-    Trace {
+    let after = |tick: u32| before[(tick as usize).min(trace.events.len())];
+    let marks = trace.marks.iter().map(|mark| Mark { before: after(mark.before), ..mark.clone() });
+    let later = |tick: Tick| if tick == Tick::NEVER { tick } else { Tick(after(tick.0)) };
+    let mut number = vec![Lifetimes::NONE; lives.requests.len()];
+    let mut requests = Vec::with_capacity(lives.requests.len());
+    for (request, life) in (0..).zip(&lives.requests) {
+        if layers.is_dynamic(request) {
+            continue;
+        }
+        number[request as usize] = requests.len() as u32;
+        requests.push(Lifetime {
+            birth: later(life.birth),
+            free_requested: later(life.free_requested),
+            death: later(life.death),
+            ..*life
+        });
+    }
+    let kept = (0..trace.events.len()).filter(|&tick| is_kept(tick));
+    let request_of = kept.map(|tick| {
+        let request = lives.request_of.get(tick).copied().unwrap_or(Lifetimes::NONE);
+        number.get(request as usize).copied().unwrap_or(Lifetimes::NONE)
+    });
+    let fixed_lives = Lifetimes {
+        request_of: request_of.collect(),
+        // Nothing older than the recording is dynamic.
+        older: lives.older,
+        unclosed: lives.unclosed,
+        requests,
+    };
+    let fixed = Trace {
         device: trace.device,
         marks: marks.collect(),
         events,
@@ -234,7 +261,8 @@ fn static_part(trace: &Trace, lives: &Lifetimes, layers: &DynamicLayers) -> Trac
         settings: trace.settings.clone(),
         origin: trace.origin.clone(),
         ..Trace::default()
-    }
+    };
+    (fixed, fixed_lives)
 }
 
 /// The plan of a trace by STWeaver's planner, the lowest that it makes.

@@ -13,7 +13,7 @@
 //! mapped or given back later. The static allocator provides "pre-planned memory addresses sequentially": the n-th
 //! static request has the n-th place, and after the last of the steady iteration comes its first. One request too many
 //! or too few, and all that follow have the places of others; the paper has nothing that finds the way back, and so
-//! this has not.
+//! this has not, unless it is asked for ([`Options::resyncs`]).
 //!
 //! Where the paper leaves a choice:
 //! - A place is given only if all of its bytes are free, and only to a request of the planned size, as in the published
@@ -53,11 +53,14 @@ use crate::wrapper::Wrapper;
 pub struct Options {
     /// Dynamic requests reuse what the static plan leaves idle; without, the caching policy serves them.
     pub reuses: bool,
+    /// At the mark of a step the plan is followed from the beginning of the steady iteration, wherever it was. The
+    /// paper has no such thing, and the published code has a function for it that nobody calls.
+    pub resyncs: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { reuses: true }
+        Options { reuses: true, resyncs: false }
     }
 }
 
@@ -93,6 +96,8 @@ struct Count {
     runs: usize,
     /// Requests of the present one so far.
     in_run: usize,
+    /// Steps that have begun.
+    steps: usize,
 }
 
 /// What was asked for and how it was served, in bytes.
@@ -294,6 +299,20 @@ impl Stweaver {
         })
     }
 
+    /// A step begins.
+    fn step_begins(&mut self) {
+        self.is_evaluating = false;
+        self.count.steps += 1;
+        let Some(steady) = self.plan.plan.steady().filter(|_| self.options.resyncs) else { return };
+        let opening = self.plan.plan.sequences.iter().filter(|it| it.role == Role::Opening);
+        let marked = opening.flat_map(|it| &it.boundaries).filter(|it| it.1 == MarkKind::Step);
+        // The first step after those of the opening is the first of the steady iteration.
+        let Some(step) = self.count.steps.checked_sub(marked.count() + 1) else { return };
+        let rounds = self.plan.plan.rounds.max(1) as usize;
+        self.count.next = self.steady + step % rounds * (steady.entries.len() / rounds);
+        self.count.runs = self.plan.opening.len();
+    }
+
     /// Counts a request of `size` bytes that was served, in the pool or elsewhere.
     fn step(&mut self, size: u64, is_hit: bool) {
         let following = &mut self.following;
@@ -452,7 +471,7 @@ impl Wrapper for Stweaver {
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         match mark.kind {
             MarkKind::Eval => self.is_evaluating = true,
-            MarkKind::Step => self.is_evaluating = false,
+            MarkKind::Step => self.step_begins(),
             _ => {}
         }
         self.beside.mark(env, mark)
