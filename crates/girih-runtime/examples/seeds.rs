@@ -23,6 +23,8 @@ use girih_plan::stweaver::{
     Bubbles, DynamicLayers, Synthesis, plan as plan_by_phase, plan_by_size,
 };
 use girih_plan::{Plan, granted};
+use girih_runtime::Device;
+use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::simulate::trial::tried;
 use girih_runtime::simulate::{Allocator, Setup, Simulation, launch, simulate};
 use girih_runtime::stweaver;
@@ -80,6 +82,12 @@ impl Run {
         Ok(Run { name: stem, trace, lives, iterations, setup })
     }
 
+    /// Whether its steps ask for the same.
+    fn is_alike(&self) -> bool {
+        let plan = self.setup.plan.as_ref();
+        plan.is_some_and(|plan| plan.steady().is_some() && !plan.varies() && !plan.has_kinds())
+    }
+
     fn simulate(&self, allocator: Allocator) -> Fallible<Simulation> {
         Ok(simulate(&self.trace, &self.lives, allocator, &self.setup)?)
     }
@@ -124,6 +132,7 @@ fn main() -> Fallible<()> {
     composition(&runs)?;
     planners(&runs)?;
     regularity(&runs);
+    driver_calls()?;
     Ok(())
 }
 
@@ -156,18 +165,65 @@ fn efficiency(runs: &[Run]) -> Fallible<()> {
         println!("| {} | {} | {:.2} |", run.name, cells.join(" | "), reserved(&row[0]) / GIB);
         all.push(row);
     }
-    println!("\n## The aggregate of {} recordings\n", runs.len());
+    let all: Vec<(&Run, Vec<Simulation>)> = runs.iter().zip(all).collect();
+    aggregate("The aggregate of all", &all);
+    ahead(&all);
+    let alike: Vec<_> = all.into_iter().filter(|(run, _)| run.is_alike()).collect();
     println!(
-        "Fragmentation as a part of what is reserved; *less reserved* and the cost of the device's calls in all.\n"
+        "Whose steps are alike, to one byte in 512, and of one kind: what a plan that is followed by number is for.\n"
+    );
+    aggregate("The aggregate of those whose steps are alike", &alike);
+    Ok(())
+}
+
+/// Where a published allocator wastes less than Girih's modes.
+fn ahead(all: &[(&Run, Vec<Simulation>)]) {
+    const PUBLISHED: [Allocator; 4] =
+        [Allocator::Gmlake, Allocator::Gmlake128, Allocator::GmlakeCode, Allocator::Stweaver];
+    const MODES: [Allocator; 3] = [Allocator::Planned, Allocator::Auto, Allocator::Again];
+    println!("## Where a published allocator is ahead\n");
+    println!(
+        "The best of GMLake and STWeaver, where it is a tenth of a point or more above one of Girih's modes; each in \
+         percent.\n"
+    );
+    println!("| recording | published | | planned | auto | again |");
+    println!("|:--|:--|--:|--:|--:|--:|");
+    for (run, row) in all {
+        let of = |allocator: Allocator| {
+            let found = row.iter().find(|simulation| simulation.allocator == allocator);
+            100.0 * found.map_or(0.0, Simulation::efficiency)
+        };
+        let best = PUBLISHED.into_iter().max_by(|a, b| of(*a).total_cmp(&of(*b)));
+        let Some(best) = best else { continue };
+        let modes = MODES.map(of);
+        if modes.iter().any(|mode| of(best) >= mode + 0.1) {
+            let [planned, auto, again] = modes;
+            println!(
+                "| {} | {} | {:.2} | {planned:.2} | {auto:.2} | {again:.2} |",
+                run.name,
+                best.name(),
+                of(best)
+            );
+        }
+    }
+    println!();
+}
+
+/// What the allocators come to over recordings.
+fn aggregate(title: &str, all: &[(&Run, Vec<Simulation>)]) {
+    println!("\n## {title}: {} recordings\n", all.len());
+    println!(
+        "Fragmentation as a part of what is reserved. *Less fragmentation*: of all bytes that native wastes at its \
+         peaks. *Calls*: the mean cost of the device's calls.\n"
     );
     println!(
         "| allocator | mean efficiency | least | mean fragmentation | points less than native | most \
-         | GiB less reserved, mean | most | less fragmentation than native | calls, s |"
+         | GiB less reserved, mean | most | less fragmentation | calls, s |"
     );
     println!("|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
     for (column, allocator) in ALLOCATORS.iter().enumerate() {
         let of = |value: &dyn Fn(&Simulation, &Simulation) -> f64| -> Vec<f64> {
-            all.iter().map(|row| value(&row[column], &row[0])).collect()
+            all.iter().map(|(_, row)| value(&row[column], &row[0])).collect()
         };
         let efficiency = of(&|it, _| it.efficiency());
         let points = of(&|it, native| 100.0 * (it.efficiency() - native.efficiency()));
@@ -191,7 +247,6 @@ fn efficiency(runs: &[Run]) -> Fallible<()> {
         );
     }
     println!();
-    Ok(())
 }
 
 /// STWeaver's figure 12: without the static plan, without reuse, and whole.
@@ -369,4 +424,38 @@ fn regularity(runs: &[Run]) {
             part(Scope::Transient)
         );
     }
+}
+
+/// GMLake's table 1 and figure 6: what 2 GiB cost in handles of a size.
+fn driver_calls() -> Fallible<()> {
+    const BYTES: u64 = 2 << 30;
+    println!("\n## Calls of the driver for 2 GiB (GMLake's table 1)\n");
+    println!(
+        "As parts of what `cuMemAlloc` of all at once costs, on the H200 whose costs the simulated device has.\n"
+    );
+    println!("| handles of | reserve | create | map | set access | in all |");
+    println!("|:--|--:|--:|--:|--:|--:|");
+    let mut whole = SimDevice::new(1 << 40);
+    whole.alloc(BYTES)?;
+    let unit = whole.totals().sum().microseconds;
+    for chunk in [2u64 << 20, 128 << 20, 1 << 30] {
+        let mut device = SimDevice::new(1 << 40);
+        let start = device.reserve(BYTES)?;
+        for at in (start..start + BYTES).step_by(chunk as usize) {
+            let handle = device.create(chunk)?;
+            device.map(at, handle)?;
+            device.set_access(at, chunk)?;
+        }
+        let of = |call: Call| device.totals().of(call).microseconds / unit;
+        println!(
+            "| {} MiB | {:.3} | {:.2} | {:.2} | {:.2} | {:.1} |",
+            chunk >> 20,
+            of(Call::Reserve),
+            of(Call::Create),
+            of(Call::Map),
+            of(Call::SetAccess),
+            device.totals().sum().microseconds / unit
+        );
+    }
+    Ok(())
 }
