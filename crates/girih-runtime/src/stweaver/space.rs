@@ -173,9 +173,9 @@ mod tests {
                 // Two ranges do not join where only one of them is reusable, or where nothing is between them.
                 let is_new = runs.last().is_none_or(|run| run.1 != byte);
                 if is_new {
-                    runs.push((byte, byte + 1))
+                    runs.push((byte, byte + 1));
                 } else if let Some(run) = runs.last_mut() {
-                    run.1 += 1
+                    run.1 += 1;
                 }
             }
             assert_eq!(space.best_fit_within(&within, size), best(runs.into_iter(), size));
