@@ -9,10 +9,10 @@ use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::stweaver::{
-    Bubbles, PhaseSpan, Steps, StweaverError, Timeline, plan, plan_as_released, plan_by_size,
-    plan_in_steps,
+    Bubbles, DynamicLayers, PhaseSpan, Steps, StweaverError, Synthesis, Timeline, plan,
+    plan_as_released, plan_by_size, plan_in_steps,
 };
-use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve};
+use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve, verify};
 use girih_trace::generate::{Training, training};
 use girih_trace::{Iterations, Lifetimes, Trace};
 
@@ -194,6 +194,28 @@ fn what_a_group_leaves_idle_serves_others_where_bubbles_are_open() {
     let height = |bubbles| plan(&problem, &spans, bubbles).expect("valid").height;
     assert_eq!((height(Bubbles::Closed), height(Bubbles::Open)), (12, 8));
     assert_eq!(plan_as_released(&problem, &spans).expect("valid").height, 8);
+}
+
+#[test]
+fn the_static_plan_of_a_run_with_experts_is_verified_and_its_spaces_lie_in_its_arena() {
+    let Some(trace) = recorded("megatron_qwenmoe-R_r0") else { return };
+    let lives = Lifetimes::of(&trace);
+    let layers = DynamicLayers::of(&trace, &lives);
+    let synthesis = Synthesis::of(&trace, &lives, &layers).expect("valid");
+    verify(&synthesis.plan).expect("right");
+    // A run of each of 12 layers forward, computed again, and back, in 8 microbatches.
+    assert_eq!(synthesis.steady.len(), 3 * 12 * 8);
+    assert!(!synthesis.opening.is_empty());
+    for space in &synthesis.spaces {
+        let mut end = 0;
+        for &(from, to) in space {
+            assert!(end <= from && from < to, "{space:?}");
+            end = to;
+        }
+        assert!(end <= synthesis.plan.arena_bytes);
+    }
+    let runs = synthesis.opening.iter().chain(&synthesis.steady);
+    assert!(runs.flat_map(|run| &run.requests).all(|&it| (it as usize) < synthesis.spaces.len()));
 }
 
 #[test]

@@ -48,7 +48,8 @@ pub(super) const STRATEGIES: [Strategy; 4] = [
 ];
 
 /// How far chance moves an item in the order, at most, as a part of all items. A tenth keeps what the order is
-/// good for: `examples/tight.rs` solves as many problems with a fifth of that, and fewer with five times as much.
+/// good for. It is not delicate: of 106 problems of `examples/tight.rs` half of that solves 75, that itself 73, twice
+/// that 72, five times that 71.
 const NOISE: f64 = 0.1;
 
 impl Order {
