@@ -20,8 +20,11 @@ const SETTINGS: [&str; 6] = [
 
 const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
 
+/// Makes a policy by a seed.
+type Make = fn(u64) -> Box<dyn Policy>;
+
 /// Policies that follow plans in ways of their own, and whether they trust the program.
-const OTHERS: [(fn(u64) -> Box<dyn Policy>, bool); 3] =
+const OTHERS: [(Make, bool); 3] =
     [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// The policy that a number stands for, and whether it trusts the program.

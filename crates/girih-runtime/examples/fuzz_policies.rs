@@ -22,8 +22,11 @@ use girih_runtime::suite::{self, Scenario};
 
 /// Settings of the allocators.
 const SETTINGS: [&str; 2] = ["", "per_process_memory_fraction:0.6"];
+/// Makes a policy by a seed.
+type Make = fn(u64) -> Box<dyn Policy>;
+
 /// Policies that follow plans in ways of their own, by a seed, and whether they trust the program.
-const OTHERS: [(fn(u64) -> Box<dyn Policy>, bool); 3] =
+const OTHERS: [(Make, bool); 3] =
     [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// An allocator, its settings, and whether the order of streams is Girih's own, which trusts nobody: PyTorch's

@@ -23,7 +23,7 @@
 //! - In evaluation the published code gives each request the best fit among all free bytes of the pool: from the mark of
 //!   an evaluation to that of the next step, so does this.
 //! - Streams are in no plan of the paper's. Here bytes that another stream used are given when the device has been told
-//!   to wait for it ([`order`](crate::order)).
+//!   to wait for it (`order`).
 //! - The pool goes back to the device only when the cache is emptied and nothing is in it; the published code keeps it.
 //!   If the device has too little for it, the run goes on without a plan, where the published code ends the process.
 
