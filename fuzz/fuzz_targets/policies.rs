@@ -20,15 +20,20 @@ const SETTINGS: [&str; 6] = [
 
 const ORDERS: [TieOrder; 3] = [TieOrder::Address, TieOrder::Registration, TieOrder::Segment];
 
-/// Policies that follow plans in ways of their own.
-const OTHERS: [fn(u64) -> Box<dyn Policy>; 2] = [suite::changing_plans, suite::with_idle_places];
+/// Makes a policy by a seed.
+type Make = fn(u64) -> Box<dyn Policy>;
+
+/// Policies that follow plans in ways of their own, and whether they trust the program.
+const OTHERS: [(Make, bool); 3] =
+    [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// The policy that a number stands for, and whether it trusts the program.
 fn policy(number: u16) -> (Box<dyn Policy>, bool) {
     let kinds = Allocator::ALL.len() + OTHERS.len();
     let (kind, variant) = (usize::from(number) % kinds, usize::from(number) / kinds);
     if let Some(other) = kind.checked_sub(Allocator::ALL.len()) {
-        return (OTHERS[other](variant as u64), false);
+        let (make, is_trusting) = OTHERS[other];
+        return (make(variant as u64), is_trusting);
     }
     let config = Config::parse(SETTINGS[variant % SETTINGS.len()]).expect("the settings are right");
     let tie_order = ORDERS[variant / SETTINGS.len() % ORDERS.len()];

@@ -62,6 +62,15 @@ pub(crate) struct Instance {
 impl Instance {
     /// Makes `problem` ready, or says why it has no meaning. O(n log n).
     pub(crate) fn new(problem: &Problem) -> Result<Instance, ProblemError> {
+        Instance::with_residents(problem, |_| true)
+    }
+
+    /// The same; of the buffers that are always alive those alone are residents of which `may_reside` holds. The
+    /// others are items like all.
+    pub(crate) fn with_residents(
+        problem: &Problem,
+        may_reside: impl Fn(u32) -> bool,
+    ) -> Result<Instance, ProblemError> {
         problem.validate()?;
         let unit = problem.alignment;
         let cut = if problem.period == 0 { 0 } else { quietest_tick(problem) };
@@ -84,7 +93,7 @@ impl Instance {
         };
         for Life { birth, death, buffer } in lives {
             let size = problem.buffers[buffer as usize].size.div_ceil(unit);
-            if u64::from(sections) <= death - birth {
+            if u64::from(sections) <= death - birth && may_reside(buffer) {
                 instance.residents.push((buffer, instance.resident));
                 instance.resident += size;
             } else {

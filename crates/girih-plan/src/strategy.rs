@@ -24,11 +24,13 @@ use crate::exact::{self, Search};
 use crate::memo::{self, Layers};
 use crate::plan::Plan;
 use crate::planner::Planner;
-use crate::portfolio::{Budget, Outcome, SETTINGS, schedule_for, solve, solve_among};
+use crate::portfolio::{
+    Budget, Outcome, SETTINGS, nodes_at_once, schedule_for, solve, solve_among,
+};
 use crate::problem::{Problem, ProblemError};
 use crate::profile;
 use crate::skyline::Key;
-use crate::stweaver::{self, PhaseSpan, StweaverError, Timeline};
+use crate::stweaver::{self, Bubbles, PhaseSpan, StweaverError, Timeline};
 
 /// The planners that are asked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -46,15 +48,19 @@ pub enum Method {
     Skyline,
     /// Branch and bound alone ([`mod@exact`]), from the portfolio's first plan.
     Exact,
-    /// STWeaver's planner ([`mod@stweaver`]); by size where no phases are known.
+    /// The lowest plan of STWeaver's planner ([`mod@stweaver`]); by size where no phases are known.
     Stweaver,
+    /// That planner by phase and size, with closed bubbles.
+    StweaverClosed,
+    /// The same with open bubbles.
+    StweaverOpen,
     /// Memo's two levels ([`mod@memo`]), by the layers that are known, or else by what repeats.
     Memo,
 }
 
 impl Method {
     /// Every method.
-    pub const ALL: [Method; 8] = [
+    pub const ALL: [Method; 10] = [
         Method::Auto,
         Method::Sweep,
         Method::FirstFit,
@@ -62,6 +68,8 @@ impl Method {
         Method::Skyline,
         Method::Exact,
         Method::Stweaver,
+        Method::StweaverClosed,
+        Method::StweaverOpen,
         Method::Memo,
     ];
 
@@ -75,6 +83,8 @@ impl Method {
             Method::Skyline => "skyline",
             Method::Exact => "exact",
             Method::Stweaver => "stweaver",
+            Method::StweaverClosed => "stweaver-closed",
+            Method::StweaverOpen => "stweaver-open",
             Method::Memo => "memo",
         }
     }
@@ -92,7 +102,14 @@ impl Method {
                  there is time to prove it"
             }
             Method::Stweaver => {
-                "STWeaver's static planner: its second step, by size, where no phases are known"
+                "STWeaver's static planner, the lowest of its plans: by phase and size in both ways \
+                 below, and by size alone, which is all where no phases are known"
+            }
+            Method::StweaverClosed => {
+                "The same by phase and size as its paper has it: each group is a rectangle of its own"
+            }
+            Method::StweaverOpen => {
+                "The same by phase and size as released: others use what a group leaves idle"
             }
             Method::Memo => "Memo's two levels: one layer for all that are alike, then the whole",
         }
@@ -100,12 +117,15 @@ impl Method {
 
     /// True if it is no part of the portfolio, so that nothing can be left out of it.
     pub fn stands_alone(self) -> bool {
-        matches!(self, Method::Exact | Method::Stweaver | Method::Memo)
+        self == Method::Exact || self.takes_hints()
     }
 
     /// True if it goes by what a recording tells besides the buffers: see [`Hints`].
     pub fn takes_hints(self) -> bool {
-        matches!(self, Method::Stweaver | Method::Memo)
+        matches!(
+            self,
+            Method::Stweaver | Method::StweaverClosed | Method::StweaverOpen | Method::Memo
+        )
     }
 
     fn includes(self, planner: &Planner) -> bool {
@@ -115,7 +135,11 @@ impl Method {
             Method::FirstFit => matches!(planner, Planner::FirstFit(_)),
             Method::TwoPhase => matches!(planner, Planner::TwoPhase { .. }),
             Method::Skyline => matches!(planner, Planner::Skyline(_)),
-            Method::Exact | Method::Stweaver | Method::Memo => false,
+            Method::Exact
+            | Method::Stweaver
+            | Method::StweaverClosed
+            | Method::StweaverOpen
+            | Method::Memo => false,
         }
     }
 }
@@ -371,7 +395,9 @@ impl Strategy {
     ) -> Result<Outcome, ProblemError> {
         match self.method {
             Method::Exact => self.exact(problem, progress),
-            Method::Stweaver => by_stweaver(problem, hints.phases.as_deref()),
+            Method::Stweaver | Method::StweaverClosed | Method::StweaverOpen => {
+                self.by_stweaver(problem, hints.phases.as_deref())
+            }
             Method::Memo => self.memo(problem, hints.layers, progress),
             _ => self.portfolio(problem, progress),
         }
@@ -423,6 +449,29 @@ impl Strategy {
         Ok(Outcome { solution, least, nodes, ..first })
     }
 
+    /// STWeaver's planner, which has no budget.
+    fn by_stweaver(
+        &self,
+        problem: &Problem,
+        phases: Option<&[PhaseSpan]>,
+    ) -> Result<Outcome, ProblemError> {
+        let with = |phases: &[PhaseSpan]| match self.method {
+            Method::StweaverClosed => stweaver::plan(problem, phases, Bubbles::Closed),
+            Method::StweaverOpen => stweaver::plan(problem, phases, Bubbles::Open),
+            _ => stweaver::plan_as_released(problem, phases),
+        };
+        let solution = match phases.map(with) {
+            None => stweaver::plan_by_size(problem)?,
+            Some(Ok(solution)) => solution,
+            Some(Err(StweaverError::Problem(error))) => return Err(error),
+            Some(Err(error @ StweaverError::Phases { .. })) => {
+                panic!("phases of another problem: {error}")
+            }
+        };
+        let bound = max_load(problem)?;
+        Ok(Outcome { solution, least: bound.bytes, bound, attempts: Vec::new(), nodes: 0 })
+    }
+
     /// Memo's two levels. Of a limit of time, the first level has the first half.
     fn memo(
         &self,
@@ -446,7 +495,9 @@ impl Strategy {
     fn nodes_for(&self, problem: &Problem) -> u64 {
         match self.effort {
             Effort::Interactive => {
-                (NODES_AT_ONCE / (problem.buffers.len().max(1) as u64).pow(2)).min(50_000)
+                let buffers = problem.buffers.len();
+                let of_any = NODES_AT_ONCE / (buffers.max(1) as u64).pow(2);
+                of_any.min(50_000).max(nodes_at_once(buffers))
             }
             Effort::Attempts(thousands) => NODES * u64::from(thousands),
             Effort::Unlimited => u64::MAX,
@@ -470,22 +521,6 @@ impl Strategy {
             Effort::Unlimited => Budget::attempts(u32::MAX),
         }
     }
-}
-
-/// STWeaver's planner, which has no budget and tries one plan.
-fn by_stweaver(problem: &Problem, phases: Option<&[PhaseSpan]>) -> Result<Outcome, ProblemError> {
-    let solution = match phases {
-        None => stweaver::plan_by_size(problem)?,
-        Some(phases) => match stweaver::plan(problem, phases) {
-            Ok(solution) => solution,
-            Err(StweaverError::Problem(error)) => return Err(error),
-            Err(error @ StweaverError::Phases { .. }) => {
-                panic!("phases of another problem: {error}")
-            }
-        },
-    };
-    let bound = max_load(problem)?;
-    Ok(Outcome { solution, least: bound.bytes, bound, attempts: Vec::new(), nodes: 0 })
 }
 
 #[cfg(test)]
@@ -528,7 +563,7 @@ mod tests {
             strategy(method, without).with_effort(effort).budget_for(buffers).nodes
         };
         let efforts = [Effort::Interactive, Effort::Attempts(7), Effort::Unlimited];
-        assert_eq!(efforts.map(|it| nodes(Method::Auto, &[], it, 10)), [50_000, 7_000, u64::MAX]);
+        assert_eq!(efforts.map(|it| nodes(Method::Auto, &[], it, 10)), [250_000, 7_000, u64::MAX]);
         for effort in efforts {
             assert_eq!(nodes(Method::Auto, &[Part::Exact], effort, 10), 0);
             assert_eq!(nodes(Method::Skyline, &[], effort, 10), 0);

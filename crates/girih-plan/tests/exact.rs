@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::BufReader;
 use std::ops::ControlFlow;
@@ -10,13 +9,14 @@ use std::path::Path;
 
 use arbitrary::Arbitrary;
 use common::AnyProblem;
+use common::jigsaw::Jigsaw;
 use flate2::read::GzDecoder;
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::csv::read;
 use girih_plan::exact::{Outcome, Search, improve};
 use girih_plan::portfolio::schedule;
-use girih_plan::{Buffer, Problem, Solution};
+use girih_plan::{Budget, Buffer, Problem, Solution};
 
 /// Every buffer above the one before it.
 fn stacked(problem: &Problem) -> Solution {
@@ -257,33 +257,22 @@ fn what_has_no_meaning_is_refused() {
     assert!(improve(&problem, start, Search { nodes: 1, enough: 0 }, going).is_err());
 }
 
-/// A layout without a gap, cut from one rectangle of `ticks` by `height` by chance, and given away
-/// without its offsets: the optimum is `height`, and it is not easily found.
-fn jigsaw(chance: &mut Chance, pieces: usize, ticks: u32, height: u64) -> Problem {
-    let mut rest = VecDeque::from([(0, ticks, height)]);
-    let mut buffers = Vec::new();
-    while let Some((lower, upper, size)) = rest.pop_front() {
-        let life = u64::from(upper - lower);
-        let is_enough = rest.len() + buffers.len() + 1 >= pieces;
-        if is_enough || (life < 2 && size < 2) {
-            buffers.push(Buffer { lower, upper, size });
-        } else if size < 2 || (life > 1 && chance.below(2) == 0) {
-            let cut = lower + 1 + chance.below(life - 1) as u32;
-            rest.extend([(lower, cut, size), (cut, upper, size)]);
-        } else {
-            let cut = 1 + chance.below(size - 1);
-            rest.extend([(lower, upper, cut), (lower, upper, size - cut)]);
-        }
-    }
-    buffers.sort_by_key(|buffer| (buffer.lower, buffer.size, buffer.upper));
-    Problem { buffers, period: 0, alignment: 1 }
-}
+/// Problems of 40 pieces whose optimum is 1000, and that are not easily put together.
+const SMALL: Jigsaw = Jigsaw {
+    pieces: 40,
+    ticks: 24,
+    height: 1000,
+    pinwheels: 10,
+    upright: 50,
+    shrunk: 0,
+    alignment: 1,
+};
 
 #[test]
 fn a_jigsaw_is_put_together_without_a_gap() {
-    let (mut chance, mut solved) = (Chance(5), 0);
-    for _ in 0..100 {
-        let problem = jigsaw(&mut chance, 40, 24, 1000);
+    let mut solved = 0;
+    for seed in 0..100 {
+        let problem = SMALL.problem(seed);
         let outcome = search(&problem, stacked(&problem), Search { nodes: 10_000, enough: 0 });
         check(&problem, &outcome.solution).expect("right");
         assert!(outcome.bound <= 1000, "a layout of 1000 was refuted: {problem:?}");
@@ -292,9 +281,32 @@ fn a_jigsaw_is_put_together_without_a_gap() {
     assert!(solved >= 90, "{solved} of 100");
 }
 
+#[test]
+fn a_jigsaw_of_any_kind_has_its_height_as_load_and_is_never_refuted() {
+    arbtest::arbtest(|u| {
+        let shape = Jigsaw {
+            pieces: u.int_in_range(1..=30)?,
+            ticks: u.int_in_range(1..=40)?,
+            height: u.int_in_range(1..=200)?,
+            pinwheels: u.int_in_range(0..=100)?,
+            upright: u.int_in_range(0..=100)?,
+            shrunk: u.int_in_range(0..=100)?,
+            alignment: *u.choose(&[1, 512])?,
+        };
+        let problem = shape.problem(u.arbitrary()?);
+        let height = shape.height * shape.alignment;
+        assert_eq!(max_load(&problem).expect("valid").bytes, height, "{shape:?}");
+        let outcome = search(&problem, stacked(&problem), Search { nodes: 3000, enough: 0 });
+        check(&problem, &outcome.solution).expect("right");
+        assert_eq!(outcome.bound, height, "{shape:?}");
+        Ok(())
+    });
+}
+
 /// Something that is not solved at once: a jigsaw of 400 pieces.
 fn hard() -> Problem {
-    jigsaw(&mut Chance(6), 400, 300, 1 << 20)
+    let shape = Jigsaw { pieces: 400, ticks: 300, height: 1 << 20, shrunk: 50, ..SMALL };
+    shape.problem(6)
 }
 
 #[test]
@@ -351,10 +363,11 @@ fn minimalloc() -> Vec<(String, Problem)> {
 }
 
 #[test]
-fn the_problems_of_minimalloc_are_solved_within_their_capacity() {
+fn the_problems_of_minimalloc_are_solved_within_their_capacity_in_half_a_second() {
     const CAPACITY: u64 = 1 << 20;
     for (name, problem) in minimalloc() {
-        let settings = Search { nodes: 100_000, enough: CAPACITY };
+        let nodes = Budget::interactive(problem.buffers.len()).nodes;
+        let settings = Search { nodes, enough: CAPACITY };
         let outcome = search(&problem, greedy(&problem), settings);
         check(&problem, &outcome.solution).expect("right");
         let height = outcome.solution.height;

@@ -9,9 +9,10 @@ use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::stweaver::{
-    PhaseSpan, Steps, StweaverError, Timeline, plan, plan_by_size, plan_in_steps,
+    Bubbles, DynamicLayers, PhaseSpan, Steps, StweaverError, Synthesis, Timeline, plan,
+    plan_as_released, plan_by_size, plan_in_steps,
 };
-use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve};
+use girih_plan::{Budget, Buffer, Problem, ProblemError, Solution, profile, solve, verify};
 use girih_trace::generate::{Training, training};
 use girih_trace::{Iterations, Lifetimes, Trace};
 
@@ -30,9 +31,11 @@ fn problem_of(trace: &Trace) -> (Problem, Vec<PhaseSpan>) {
     (problem, spans)
 }
 
+const BUBBLES: [Bubbles; 2] = [Bubbles::Closed, Bubbles::Open];
+
 /// Plans, checks, and says how far above the bound the plan is, as a part of the bound.
 fn gap(problem: &Problem, spans: &[PhaseSpan]) -> (f64, Steps) {
-    let (solution, steps) = plan_in_steps(problem, spans).expect("valid");
+    let (solution, steps) = plan_in_steps(problem, spans, Bubbles::Closed).expect("valid");
     (gap_of(problem, &solution), steps)
 }
 
@@ -51,12 +54,16 @@ fn every_plan_passes_the_checker_whatever_the_phases_are() {
             let (birth, death) = (u.int_in_range(0..=3)?, u.int_in_range(0..=4)?);
             spans.push(PhaseSpan { birth, death });
         }
-        let solution = plan(&problem, &spans).expect("valid");
+        let bubbles = *u.choose(&BUBBLES)?;
+        let solution = plan(&problem, &spans, bubbles).expect("valid");
         check(&problem, &solution).unwrap_or_else(|e| panic!("{e}: {problem:?} {spans:?}"));
         check_pairs(&problem, &solution).expect("both checkers agree");
         assert_eq!(solution.height % problem.alignment, 0);
         assert_eq!(solution.planner, "stweaver");
-        assert_eq!(plan(&problem, &spans), Ok(solution), "the same every time");
+        assert_eq!(plan(&problem, &spans, bubbles), Ok(solution.clone()), "the same every time");
+        let best = plan_as_released(&problem, &spans).expect("valid");
+        check(&problem, &best).expect("right");
+        assert!(best.height <= solution.height, "{problem:?} {spans:?}");
         Ok(())
     });
 }
@@ -70,7 +77,8 @@ fn every_plan_passes_the_checker_where_phases_follow_time() {
             .collect::<Result<_, _>>()?;
         starts.sort_unstable();
         let spans = Timeline::new(&starts).spans(&problem);
-        let (solution, steps) = plan_in_steps(&problem, &spans).expect("valid");
+        let bubbles = *u.choose(&BUBBLES)?;
+        let (solution, steps) = plan_in_steps(&problem, &spans, bubbles).expect("valid");
         check(&problem, &solution).unwrap_or_else(|e| panic!("{e}: {problem:?} {spans:?}"));
         assert!(steps.fused * 2 <= steps.groups && steps.fused <= steps.tried);
         assert!(steps.inserted + steps.layers <= steps.requests);
@@ -85,7 +93,9 @@ fn a_single_phase_leaves_the_second_step_alone() {
         let spans = vec![PhaseSpan { birth: 7, death: 7 }; problem.buffers.len()];
         let by_size = plan_by_size(&problem).expect("valid");
         check(&problem, &by_size).expect("right");
-        assert_eq!(plan(&problem, &spans), Ok(by_size));
+        for bubbles in BUBBLES {
+            assert_eq!(plan(&problem, &spans, bubbles).as_ref(), Ok(&by_size));
+        }
         Ok(())
     });
 }
@@ -103,7 +113,7 @@ fn an_iteration_by_hand_is_planned_as_the_paper_draws_it() {
         (spans[1], spans[2]),
         (PhaseSpan { birth: 1, death: 2 }, PhaseSpan { birth: 2, death: 3 })
     );
-    let (solution, steps) = plan_in_steps(&problem, &spans).expect("valid");
+    let (solution, steps) = plan_in_steps(&problem, &spans, Bubbles::Closed).expect("valid");
     // One rectangle for both groups: the gradient of tick 7 where the activation of tick 0 was.
     assert_eq!((steps.groups, steps.tried, steps.fused), (2, 1, 1));
     assert_eq!(solution.offsets[..4], [0, 4, 4, 0]);
@@ -116,11 +126,11 @@ fn an_iteration_by_hand_is_planned_as_the_paper_draws_it() {
 fn what_has_no_meaning_is_named() {
     let problem =
         Problem { buffers: vec![Buffer { lower: 0, upper: 1, size: 1 }], period: 0, alignment: 1 };
-    let missing = plan(&problem, &[]).expect_err("no phases");
+    let missing = plan(&problem, &[], Bubbles::Closed).expect_err("no phases");
     assert_eq!(missing, StweaverError::Phases { buffers: 1, phases: 0 });
     assert!(missing.to_string().contains("there are 0 for 1 buffers"));
     let nonsense = Problem { alignment: 0, ..problem };
-    let error = plan(&nonsense, &[PhaseSpan::default()]).expect_err("no alignment");
+    let error = plan(&nonsense, &[PhaseSpan::default()], Bubbles::Open).expect_err("no alignment");
     assert_eq!(error, StweaverError::Problem(ProblemError::Alignment));
 }
 
@@ -132,9 +142,12 @@ fn the_largest_times_and_sizes_are_planned() {
     for period in [0, u32::MAX] {
         let problem = Problem { buffers: buffers.clone(), period, alignment: 1 };
         for starts in [&[][..], &[6], &[6, u32::MAX - 1]] {
-            let solution = plan(&problem, &Timeline::new(starts).spans(&problem)).expect("valid");
-            check(&problem, &solution).expect("right");
-            assert_eq!(solution.height, half + 1);
+            let spans = Timeline::new(starts).spans(&problem);
+            for bubbles in BUBBLES {
+                let solution = plan(&problem, &spans, bubbles).expect("valid");
+                check(&problem, &solution).expect("right");
+                assert_eq!(solution.height, half + 1);
+            }
         }
     }
 }
@@ -172,14 +185,51 @@ fn where_no_pass_is_marked_the_iteration_is_one_phase() {
 }
 
 #[test]
+fn what_a_group_leaves_idle_serves_others_where_bubbles_are_open() {
+    // Two of a group, of which the second is gone early, and a transient that comes then.
+    let b = |lower, upper, size| Buffer { lower, upper, size };
+    let buffers = vec![b(0, 9, 4), b(1, 5, 4), b(6, 8, 4)];
+    let problem = Problem { buffers, period: 0, alignment: 1 };
+    let spans = [(0, 1), (0, 1), (1, 1)].map(|(birth, death)| PhaseSpan { birth, death });
+    let height = |bubbles| plan(&problem, &spans, bubbles).expect("valid").height;
+    assert_eq!((height(Bubbles::Closed), height(Bubbles::Open)), (12, 8));
+    assert_eq!(plan_as_released(&problem, &spans).expect("valid").height, 8);
+}
+
+#[test]
+fn the_static_plan_of_a_run_with_experts_is_verified_and_its_spaces_lie_in_its_arena() {
+    let Some(trace) = recorded("megatron_qwenmoe-R_r0") else { return };
+    let lives = Lifetimes::of(&trace);
+    let layers = DynamicLayers::of(&trace, &lives);
+    let synthesis = Synthesis::of(&trace, &lives, &layers).expect("valid");
+    verify(&synthesis.plan).expect("right");
+    // A run of each of 12 layers forward, computed again, and back, in 8 microbatches.
+    assert_eq!(synthesis.steady.len(), 3 * 12 * 8);
+    assert!(!synthesis.opening.is_empty());
+    for space in &synthesis.spaces {
+        let mut end = 0;
+        for &(from, to) in space {
+            assert!(end <= from && from < to, "{space:?}");
+            end = to;
+        }
+        assert!(end <= synthesis.plan.arena_bytes);
+    }
+    let runs = synthesis.opening.iter().chain(&synthesis.steady);
+    assert!(runs.flat_map(|run| &run.requests).all(|&it| (it as usize) < synthesis.spaces.len()));
+}
+
+#[test]
 fn recorded_runs_are_planned_within_what_was_measured() {
-    // By groups, and by size alone.
-    let measured = [("fsdp2_R_r0", 0.084, 0.0), ("megatron_gpt2-R_r3", 0.017, 0.0)];
-    for (name, by_groups, by_size) in measured {
+    // By groups, with open bubbles, and by size alone.
+    let measured = [("fsdp2_R_r0", 0.084, 0.0001, 0.0), ("megatron_gpt2-R_r3", 0.017, 0.006, 0.0)];
+    for (name, by_groups, by_open, by_size) in measured {
         let Some(trace) = recorded(name) else { continue };
         let (problem, spans) = problem_of(&trace);
         let (with_groups, steps) = gap(&problem, &spans);
         assert!(steps.groups > 0 && with_groups <= by_groups, "{name}: {with_groups} {steps:?}");
+        let open = plan(&problem, &spans, Bubbles::Open).expect("valid");
+        let open = gap_of(&problem, &open);
+        assert!(open <= by_open, "{name}: {open}");
         let alone = gap_of(&problem, &plan_by_size(&problem).expect("valid"));
         assert!(alone <= by_size, "{name}: {alone}");
     }

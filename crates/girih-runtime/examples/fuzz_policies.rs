@@ -22,8 +22,12 @@ use girih_runtime::suite::{self, Scenario};
 
 /// Settings of the allocators.
 const SETTINGS: [&str; 2] = ["", "per_process_memory_fraction:0.6"];
-/// Policies that follow plans in ways of their own, by a seed.
-const OTHERS: [fn(u64) -> Box<dyn Policy>; 2] = [suite::changing_plans, suite::with_idle_places];
+/// Makes a policy by a seed.
+type Make = fn(u64) -> Box<dyn Policy>;
+
+/// Policies that follow plans in ways of their own, by a seed, and whether they trust the program.
+const OTHERS: [(Make, bool); 3] =
+    [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// An allocator, its settings, and whether the order of streams is Girih's own, which trusts nobody: PyTorch's
 /// trusts programs.
@@ -58,19 +62,17 @@ fn main() -> ExitCode {
         }
         for number in 0..kinds.len() + OTHERS.len() {
             let kind = kinds.get(number);
-            let is_trusting = |&&(allocator, _, own_order): &&Kind| {
-                allocator.is(Property::Trusting) && !own_order
+            let is_trusting = match kind {
+                Some((allocator, _, own_order)) => allocator.is(Property::Trusting) && !own_order,
+                None => OTHERS[number - kinds.len()].1,
             };
             let scenario = Scenario::of_seed(seed);
-            let scenario = match kind.filter(is_trusting) {
-                Some(_) => scenario.trusted(),
-                None => scenario,
-            };
+            let scenario = if is_trusting { scenario.trusted() } else { scenario };
             let fault = seed % 3 == 0;
             let done = catch_unwind(AssertUnwindSafe(|| {
                 let mut make = |_| match kind {
                     Some(&kind) => of_kind(kind, seed),
-                    None => OTHERS[number - kinds.len()](seed),
+                    None => OTHERS[number - kinds.len()].0(seed),
                 };
                 if fault {
                     suite::run_with_fault(&scenario, 1 + seed / 3 % 600, &mut make);

@@ -29,6 +29,7 @@ pub mod sim;
 pub mod simulate;
 mod slab;
 pub mod stats;
+pub mod stweaver;
 #[cfg(any(test, feature = "suite"))]
 pub mod suite;
 pub mod waste;

@@ -11,12 +11,14 @@ use girih_plan::Plan;
 
 use crate::caching::{Caching, Config};
 use crate::direct::Direct;
-use crate::gmlake::Gmlake;
+use crate::gmlake::{self, Gmlake};
 use crate::lake::Lake;
 use crate::policy::Policy;
 use crate::simulate::learner::Learner;
 use crate::simulate::planned::Planned;
+use crate::simulate::woven::Woven;
 use crate::simulate::{Run, Setup, SimulateError, Simulation};
+use crate::stweaver::Stweaver;
 
 /// What is known of an allocator before it is put together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -136,8 +138,20 @@ registry! {
     Native "native" [Trusting] |parts| Ok(parts.caching());
     /// PyTorch's caching allocator with expandable segments.
     Expandable "expandable" [Pages, Trusting] |parts| Ok(parts.caching());
-    /// GMLake as published: free memory is stitched.
+    /// GMLake as its paper has it: blocks of 512 MiB and more, the default of its code, are split and stitched.
     Gmlake "gmlake" [Trusting] |parts| Ok(Gmlake::new(parts.setup.gmlake.clone(), parts.caching()));
+    /// GMLake with the paper's example of a limit, 128 MiB, below which blocks are neither split nor stitched.
+    Gmlake128 "gmlake-128" [Trusting] |parts| {
+        Ok(Gmlake::new(gmlake::Config::paper_limit(), parts.caching()))
+    };
+    /// GMLake as its published code: requests below 512 MiB are not stitched, and new memory is never stitched to free.
+    GmlakeCode "gmlake-code" [Trusting] |parts| {
+        Ok(Gmlake::new(gmlake::Config::released(), parts.caching()))
+    };
+    /// STWeaver as published: its plan of the run itself, followed by number, and experts in what it leaves.
+    Stweaver "stweaver" [Trusting] |parts| {
+        Ok(Woven::new(Stweaver::new(parts.setup.stweaver, parts.caching())))
+    };
     /// Expandable segments whose holes are stitched.
     Stitch "stitch" [Pages] |parts| Ok(parts.lake());
     /// Follows a plan; `stitch` serves what it does not cover.

@@ -8,6 +8,7 @@ pub(crate) mod learner;
 pub(crate) mod planned;
 mod simulated;
 pub mod trial;
+pub(crate) mod woven;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ pub use crate::registry::{Allocator, Property};
 use crate::replay::{Beginning, Options, Replayed, replay_from};
 use crate::sim::{CallTotals, SimDevice};
 use crate::stats::Stats;
+use crate::stweaver::{self, Served};
 use crate::waste::{Viewpoint, Waste, waste};
 
 /// Bytes of a device that sets no limit: twice what may be alive at once. What is kept of a device grows
@@ -47,6 +49,8 @@ pub struct Setup {
     pub conf: String,
     /// Settings of `gmlake`, unused otherwise.
     pub gmlake: gmlake::Config,
+    /// What of STWeaver is at work, for `stweaver`.
+    pub stweaver: stweaver::Options,
     /// How the lake weighs memory against time, for `stitch`, `planned`, `auto` and `again`.
     pub lake: lake::Options,
     /// How plans are judged, for `auto` and `again`.
@@ -155,6 +159,8 @@ pub struct Simulation {
     pub following: Option<Following>,
     /// What was learnt, for `auto` and `again`.
     pub learning: Option<Learning>,
+    /// What served the requests, for `stweaver`.
+    pub served: Option<Served>,
     /// The most bytes that were of use at once: those allocated, of `gmlake` those requested, for its
     /// blocks are whole handles, and what a request leaves of them nobody uses.
     pub used_peak: u64,
@@ -269,6 +275,7 @@ impl Run<'_> {
             used_peak: policy.used_peak(&stats),
             stats,
             following: policy.following(),
+            served: policy.served(),
             learning: policy.learning(),
             calls,
             iterations,

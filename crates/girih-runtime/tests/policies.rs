@@ -122,6 +122,13 @@ fn gmlake_passes_the_suite_with_every_limit() {
     }
 }
 
+#[test]
+fn stweaver_passes_the_suite_with_a_plan_that_is_wrong() {
+    for seed in 0..4 {
+        suite::check_trusting_policy(12, &mut |_| suite::woven(seed));
+    }
+}
+
 /// An allocator, settings, a release.
 fn any(u: &mut Unstructured<'_>) -> arbitrary::Result<(Allocator, Config)> {
     let text = *u.choose(&SETTINGS)?;

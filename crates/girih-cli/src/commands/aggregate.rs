@@ -8,6 +8,7 @@
 use girih_runtime::simulate::{Allocator, Simulation};
 use serde::Serialize;
 
+use super::compare::has_column;
 use super::row::efficiency;
 use crate::table::table;
 use crate::units::{bytes, count, percent};
@@ -90,11 +91,12 @@ impl Aggregate {
 
     /// The tables for people.
     pub(crate) fn text(&self, lines: &[Line]) -> String {
-        let names: Vec<&str> = self.allocators.iter().map(|of| of.allocator).collect();
+        let names = self.allocators.iter().map(|of| of.allocator).filter(|name| has_column(name));
         let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), percent);
         let header: Vec<&str> = ["efficiency"].into_iter().chain(names).collect();
         let rows = lines.iter().map(|line| {
-            let cells = line.held.iter().map(|held| share(held.efficiency));
+            let shown = line.held.iter().filter(|held| has_column(held.allocator.name()));
+            let cells = shown.map(|held| share(held.efficiency));
             [line.name.clone()].into_iter().chain(cells).collect()
         });
         let each = table(&header, &rows.collect::<Vec<_>>());

@@ -65,14 +65,16 @@ struct RowArgs {
 }
 
 /// What is run, and what it is called: the options of `girih plan`.
-const ROWS: [(&str, &[&str]); 17] = [
+const ROWS: [(&str, &[&str]); 19] = [
     ("auto", &[]),
     ("sweep", &["--planner", "sweep"]),
     ("first fit", &["--planner", "first-fit"]),
     ("two-phase", &["--planner", "two-phase"]),
     ("skyline", &["--planner", "skyline"]),
     ("exact", &["--planner", "exact"]),
-    ("stweaver, by phase and size", &["--planner", "stweaver"]),
+    ("stweaver", &["--planner", "stweaver"]),
+    ("stweaver, by phase and size", &["--planner", "stweaver-closed"]),
+    ("stweaver, open bubbles", &["--planner", "stweaver-open"]),
     ("stweaver, by size", &["--planner", "stweaver", BARE]),
     ("memo, by marks", &["--planner", "memo"]),
     ("memo", &["--planner", "memo", BARE]),
@@ -88,7 +90,7 @@ const ROWS: [(&str, &[&str]); 17] = [
 /// Plans a recording like a planning problem from elsewhere.
 const BARE: &str = "--bare";
 /// Rows that need what only a recording tells: their planners have one without it.
-const OF_RECORDINGS: [&str; 2] = ["stweaver", "memo"];
+const OF_RECORDINGS: [&str; 4] = ["stweaver", "stweaver-closed", "stweaver-open", "memo"];
 
 /// What a row finds.
 #[derive(Serialize, Deserialize, Clone)]

@@ -31,13 +31,26 @@ use crate::table::table;
 use crate::units::{bytes, percent};
 
 /// Those that are there to be measured against, and asked for.
-const BASELINES: [Allocator; 1] = [Allocator::Gmlake];
+const BASELINES: [Allocator; 4] =
+    [Allocator::Gmlake, Allocator::Gmlake128, Allocator::GmlakeCode, Allocator::Stweaver];
+
+/// Those that have rows alone where allocators have columns: a terminal has no room for more.
+const ROWS_ALONE: [Allocator; 3] =
+    [Allocator::Gmlake128, Allocator::GmlakeCode, Allocator::Stweaver];
+
+/// Whether an allocator of this name has a column where allocators have columns.
+pub(crate) fn has_column(allocator: &str) -> bool {
+    ROWS_ALONE.iter().all(|other| other.name() != allocator)
+}
 
 /// The allocators that can be compared, in the order of their rows.
-const COMPARED: [Allocator; 7] = [
+const COMPARED: [Allocator; 10] = [
     Allocator::Native,
     Allocator::Expandable,
     Allocator::Gmlake,
+    Allocator::Gmlake128,
+    Allocator::GmlakeCode,
+    Allocator::Stweaver,
     Allocator::Stitch,
     Allocator::Planned,
     Allocator::Auto,
@@ -60,7 +73,8 @@ pub(crate) struct CompareArgs {
     /// Learns a plan from this share of the iterations, such as 50% or 0.5, and follows it in the rest.
     #[arg(long, value_name = "SHARE", conflicts_with = "plan")]
     pub(super) learn: Option<Share>,
-    /// Compares the published allocators too that Girih is measured against: GMLake.
+    /// Compares the published allocators too that Girih is measured against: GMLake with each of its limits, and
+    /// STWeaver.
     #[arg(long)]
     baselines: bool,
     /// Recordings that are read and replayed at once. What is printed is the same with any number; what is
@@ -364,9 +378,11 @@ impl Comparison {
 
     /// Where the bytes were that were reserved at each allocator's peak and not requested.
     fn print_waste(&self, out: &mut dyn Write) -> anyhow::Result<()> {
-        // A terminal has no room for a column more, and `again` is like `planned` or like `auto`.
         let shown: Vec<_> = (self.rows.iter())
-            .filter(|(simulation, ..)| simulation.allocator != Allocator::Again)
+            .filter(|(simulation, ..)| {
+                // `again` is like `planned` or like `auto`.
+                simulation.allocator != Allocator::Again && has_column(simulation.allocator.name())
+            })
             .collect();
         let mut header = vec!["unused at the peak"];
         header.extend(shown.iter().map(|(simulation, ..)| simulation.allocator.name()));

@@ -68,7 +68,7 @@ fn the_aggregate_is_that_of_the_rows() {
         (integer(row, "reserved_peak") as i64, row["efficiency"].as_f64())
     };
     let of_all = all["aggregate"]["allocators"].as_array().expect("a list");
-    assert_eq!(of_all.len(), 7);
+    assert_eq!(of_all.len(), 10);
     let near = |found: &Value, wanted: f64| {
         let found = found.as_f64().expect("a number");
         assert!((found - wanted).abs() <= 1e-9 * wanted.abs().max(1.0), "{found}, not {wanted}");

@@ -54,7 +54,9 @@ fn sizes_as_large_as_the_door_allows_are_replayed_under_every_allocator() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("large.girih");
     recording_of(&file, 1 << 36);
-    for allocator in ["direct", "native", "expandable", "gmlake", "stitch", "planned", "auto"] {
+    for allocator in
+        ["direct", "native", "expandable", "gmlake", "stweaver", "stitch", "planned", "auto"]
+    {
         let row = json(&["replay", arg(&file), "--allocator", allocator]);
         assert_eq!(row["fits"], true, "{allocator}");
     }

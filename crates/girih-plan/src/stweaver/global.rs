@@ -18,6 +18,9 @@
 //!
 //! That is first fit between walls, and the segment tree of the first-fit planners does it: a wall
 //! between two layers is a range without bytes, which is in nobody's way and cannot be crossed.
+//!
+//! With *open bubbles* the rectangle of a group finds its place whole, and what is then taken are its
+//! requests alone: what it leaves idle is idle time of its layer, and smaller requests go there too.
 
 use std::cmp::Reverse;
 
@@ -39,29 +42,57 @@ struct Stack<'a> {
 /// Where in [`Stack::walls`] anything is asked: at its only moment.
 const ALWAYS: [(u32, u32); 2] = [(0, 1), (0, 0)];
 
-/// Writes the offset of every item to `layout`, in units, and returns the top of all.
-pub(super) fn place(instance: &Instance, steps: &mut Steps, layout: &mut [u64]) -> u64 {
-    let mut order: Vec<u32> = (0..instance.items.len() as u32).collect();
-    let size = |index: &u32| instance.items[*index as usize].size;
+/// What gets a place of its own: a request, or the rectangle of a group.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// Its life and its size.
+    pub(super) item: Item,
+    /// With open bubbles, the requests in a rectangle: their items, and their offsets from its bottom in units.
+    pub(super) parts: Option<Vec<(u32, u64)>>,
+}
+
+impl Block {
+    /// A request, or a rectangle that is closed.
+    pub(super) fn whole(item: Item) -> Block {
+        Block { item, parts: None }
+    }
+}
+
+/// Writes the offset of every block to `layout`, in units, and returns the top of all.
+pub(super) fn place(
+    instance: &Instance,
+    blocks: &[Block],
+    steps: &mut Steps,
+    layout: &mut [u64],
+) -> u64 {
+    let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+    let size = |index: &u32| blocks[*index as usize].item.size;
     // Stable: within a size they stay in the order of birth.
     order.sort_by_key(|index| Reverse(size(index)));
     let mut stack = Stack::new(instance);
+    for block in blocks.iter().filter(|block| block.parts.is_some()) {
+        stack.occupancy.allow(instance.pieces(&block.item));
+    }
     for group in order.chunk_by(|a, b| size(a) == size(b)) {
         steps.sizes += 1;
         let mut left: Vec<u32> = Vec::new();
         for &index in group {
-            match stack.insert(&instance.items[index as usize]) {
-                Some(offset) => layout[index as usize] = offset,
+            let block = &blocks[index as usize];
+            match stack.find(&block.item) {
+                Some(offset) => {
+                    stack.enter(block, offset);
+                    layout[index as usize] = offset;
+                }
                 None => left.push(index),
             }
         }
         steps.inserted += group.len() - left.len();
-        let items: Vec<Item> = left.iter().map(|&i| instance.items[i as usize]).collect();
+        let items: Vec<Item> = left.iter().map(|&i| blocks[i as usize].item).collect();
         let (layers, count) = layers(instance, &items);
         let bottom = stack.top;
         for ((&index, item), layer) in left.iter().zip(&items).zip(layers) {
             let offset = bottom + layer as u64 * item.size;
-            stack.occupancy.enter(instance, item, offset);
+            stack.enter(&blocks[index as usize], offset);
             layout[index as usize] = offset;
         }
         stack.raise(size(&group[0]), count);
@@ -80,14 +111,25 @@ impl Stack<'_> {
         Stack { instance, occupancy, walls, top: 0 }
     }
 
-    /// Puts `item` into the lowest layer that has room for it all its life; None if none has.
-    fn insert(&mut self, item: &Item) -> Option<u64> {
+    /// The lowest place in a layer that has room for `item` all its life; None if none has.
+    fn find(&self, item: &Item) -> Option<u64> {
         let trees = [(&self.occupancy, self.instance.pieces(item)), (&self.walls, ALWAYS)];
         // The tree refuses what reaches its limit.
         let limit = self.top + 1;
-        let offset = Occupancy::first_fit_among(trees.into_iter(), item.size, limit)?;
-        self.occupancy.enter(self.instance, item, offset);
-        Some(offset)
+        Occupancy::first_fit_among(trees.into_iter(), item.size, limit)
+    }
+
+    /// Takes what `block` needs at `offset`.
+    fn enter(&mut self, block: &Block, offset: u64) {
+        match &block.parts {
+            None => self.occupancy.enter(self.instance, &block.item, offset),
+            Some(parts) => {
+                for &(part, above) in parts {
+                    let item = &self.instance.items[part as usize];
+                    self.occupancy.enter(self.instance, item, offset + above);
+                }
+            }
+        }
     }
 
     /// Adds so many layers of `size` units.
@@ -112,7 +154,8 @@ mod tests {
         let instance = Instance::new(&problem).expect("valid");
         let mut steps = Steps::default();
         let mut layout = vec![0; instance.items.len()];
-        let top = place(&instance, &mut steps, &mut layout);
+        let blocks: Vec<Block> = instance.items.iter().copied().map(Block::whole).collect();
+        let top = place(&instance, &blocks, &mut steps, &mut layout);
         (layout, top, steps)
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod jigsaw;
 pub(crate) mod pipeline;
 
 use std::fs::{self, File};

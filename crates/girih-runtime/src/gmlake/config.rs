@@ -35,6 +35,19 @@ pub struct Config {
 /// costs a word or two for each of its handles here, and page tables on a GPU. No run comes near it.
 pub(super) const STITCHED_MAX: u64 = 4 << 40;
 
+impl Config {
+    /// The paper's rule with its own example of a limit (section 3.3): blocks below 128 MiB are neither split nor
+    /// stitched.
+    pub fn paper_limit() -> Config {
+        Config { fragmentation_limit: 128 << 20, ..Config::default() }
+    }
+
+    /// The published code with its defaults: the limit of 512 MiB is of requests, and what is missing is taken whole.
+    pub fn released() -> Config {
+        Config { limit_of: LimitOf::Requests, grows_by_deficit: false, ..Config::default() }
+    }
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {

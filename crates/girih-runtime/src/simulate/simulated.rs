@@ -14,6 +14,7 @@ use crate::policy::{AllocError, Policy};
 use crate::replay::Beginning;
 use crate::sim::SimDevice;
 use crate::stats::Stats;
+use crate::stweaver::Served;
 
 /// A recorded run, and what was held before it.
 pub(crate) struct Recorded<'a> {
@@ -59,6 +60,11 @@ pub(crate) trait Simulated: Policy {
 
     /// How well a plan was followed; None of a policy that follows none.
     fn following(&self) -> Option<Following> {
+        None
+    }
+
+    /// What served the requests; None of a policy that does not tell.
+    fn served(&self) -> Option<Served> {
         None
     }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use girih_plan::stweaver::{LayerSpaces, Synthesis};
 use girih_plan::{Entry, Place, Plan, ROOM_GRAIN, Role, Room, Sequence};
 use girih_trace::StreamId;
 
 use crate::auto::{Auto, Planning};
-use crate::caching::Config;
+use crate::caching::{Caching, Config};
 use crate::gmlake;
 use crate::hooked::{Hooked, Moment};
 use crate::lake::{self, Lake};
@@ -14,6 +15,7 @@ use crate::policy::{Env, Policy};
 use crate::registry::{Allocator, Property};
 use crate::sim::SimDevice;
 use crate::simulate::Setup;
+use crate::stweaver::{self, Stweaver};
 
 /// One of each policy, with settings under which those that stitch do it often, and give views up
 /// often.
@@ -30,7 +32,7 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     };
     let policy = |allocator: Allocator| allocator.policy(&config(allocator), &setup);
     let all = Allocator::ALL.into_iter().map(|allocator| policy(allocator).expect("it has a plan"));
-    all.chain([changing_plans(seed)]).collect()
+    all.chain([changing_plans(seed), woven(seed)]).collect()
 }
 
 /// Settings under which those that stitch do it whenever they can and give views up soon, and a
@@ -90,6 +92,25 @@ pub fn with_idle_places(seed: u64) -> Box<dyn Policy> {
         {
             plan = None;
         }
+        Ok(())
+    }))
+}
+
+/// STWeaver's allocator with a plan of overlapping places and spaces, in which a dynamic layer begins or ends at every
+/// third operation.
+pub fn woven(seed: u64) -> Box<dyn Policy> {
+    let plan = reckless_plan(seed);
+    let half = plan.arena_bytes / 2;
+    let spaces = vec![vec![(0, half)], vec![(4096, 8192), (half / 2, 2 * half)], Vec::new()];
+    let layer = |first: u32| LayerSpaces { requests: vec![first, 2, 1 - first], longest: first };
+    let (opening, steady) = (vec![layer(1)], vec![layer(0), layer(1), LayerSpaces::default()]);
+    let synthesis = Arc::new(Synthesis { plan, spaces, opening, steady });
+    let mut inner = Stweaver::new(stweaver::Options::default(), Caching::new(Config::default()));
+    inner.set_plan(synthesis);
+    let mut operations = 0u32;
+    Box::new(Hooked::new(inner, move |inner: &mut Stweaver, _: &mut Env<'_>, _| {
+        operations += 1;
+        inner.set_layer((!operations.is_multiple_of(3)).then_some(operations / 3));
         Ok(())
     }))
 }
