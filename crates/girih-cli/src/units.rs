@@ -81,9 +81,8 @@ pub(crate) fn parse_name<T, const N: usize>(
 where
     T: Copy + Send + Sync + 'static,
 {
-    PossibleValuesParser::new(all.map(name)).try_map(move |text| {
-        all.into_iter().find(|&one| name(one) == text).ok_or("no such name")
-    })
+    PossibleValuesParser::new(all.map(name))
+        .try_map(move |text| all.into_iter().find(|&one| name(one) == text).ok_or("no such name"))
 }
 
 #[cfg(test)]

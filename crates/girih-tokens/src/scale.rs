@@ -27,9 +27,7 @@ pub enum Unlike {
     #[error("record the same program twice: one recording has {0} layers, the other {1}")]
     Layers(usize, usize),
     /// Layers keep different tensors.
-    #[error(
-        "record the same program twice: layer {0} does not keep as many tensors in both"
-    )]
+    #[error("record the same program twice: layer {0} does not keep as many tensors in both")]
     Kinds(usize),
     /// They have as many tokens.
     #[error("record another length: both recordings have {0} tokens")]

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use girih_swap::Links;
 use girih_tokens::problem::MAX_LAYERS;
 use girih_tokens::{Budgets, Method};
@@ -20,7 +19,7 @@ use super::write_json;
 use crate::Answer;
 use crate::load::timed;
 use crate::progress::Progress;
-use crate::units::{parse_bytes, parse_microseconds};
+use crate::units::{count, parse_bytes, parse_microseconds, parse_name, parse_rate};
 
 #[derive(Args)]
 pub(crate) struct AlphaArgs {

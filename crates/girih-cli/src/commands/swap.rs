@@ -17,7 +17,9 @@ use crate::files::shown_input;
 use crate::load::{self, Loaded, timed};
 use crate::progress::Progress;
 use crate::table::table;
-use crate::units::{bytes, count, milliseconds, parse_bytes, parse_microseconds, parse_name, parse_rate, percent};
+use crate::units::{
+    bytes, count, milliseconds, parse_bytes, parse_microseconds, parse_name, parse_rate, percent,
+};
 
 #[derive(Args)]
 pub(crate) struct SwapArgs {

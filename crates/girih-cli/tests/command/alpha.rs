@@ -150,12 +150,12 @@ fn two_recordings_of_one_program_are_drawn_through() {
     // The same bytes at two lengths: nothing grows.
     assert!(integer(&own, "longest_tokens") >= 1 << 33, "{own}");
     let refused = error(&[&args[..], &["--second", arg(&run), "--second-tokens", "4096"]].concat());
-    assert!(refused.contains("two different lengths are needed"), "{refused}");
+    assert!(refused.contains("record another length: both recordings have 4096"), "{refused}");
     let other = corpus("gpt2m_R_vary.girih");
     let args = [&args[..], &["--second", arg(&other), "--second-tokens", "8192"]].concat();
     let refused = girih(&args);
     assert!(
-        refused.code == 2 && refused.stderr.contains("not of one program"),
+        refused.code == 2 && refused.stderr.contains("record the same program twice"),
         "{}",
         refused.stderr
     );
@@ -164,7 +164,7 @@ fn two_recordings_of_one_program_are_drawn_through() {
 #[test]
 fn what_has_no_layers_is_refused_with_a_reason() {
     let refused = error(&["alpha", arg(&snapshot("mlp_stacks")), "--gpu-budget", "1GiB"]);
-    assert!(refused.contains("`girih swap` schedules steps of any kind"), "{refused}");
+    assert!(refused.contains("use `girih swap`, which schedules steps of any kind"), "{refused}");
     let run = corpus("megatron_gpt2-V-R_r0.girih");
     let refused = error(&["-q", "alpha", arg(&run), "--gpu-budget", "1GiB"]);
     assert!(refused.contains("so several are in flight"), "{refused}");
@@ -206,7 +206,7 @@ fn what_is_no_shape_no_budget_and_no_length_is_refused() {
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{args:?}");
     }
     let refused = error(&[&["alpha"], &model[..], &budget, &["--method", "exact"]].concat());
-    assert!(refused.contains("ask for fewer layers, or take the method girih"), "{refused}");
+    assert!(refused.contains("take --method girih, or --layers 4"), "{refused}");
 }
 
 #[test]

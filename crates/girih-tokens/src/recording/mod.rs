@@ -34,9 +34,7 @@ pub(crate) const SMALL: u64 = 256;
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum RecordingError {
     /// Nothing repeats.
-    #[error(
-        "record several steps: nothing in the recording repeats, and no steps are marked"
-    )]
+    #[error("record several steps: nothing in the recording repeats, and no steps are marked")]
     NoStep,
     /// No forward pass is followed by a backward pass.
     #[error("record whole steps of training: no forward pass is followed by a backward pass")]

@@ -239,7 +239,7 @@ fn read(
     progress.say(format!("looking for the layers of {shown}"));
     let recorded =
         recording::read(&loaded.trace, &loaded.lives, &loaded.iterations, args.step_time)
-            .with_context(|| format!("{shown} has no layers to decide about"))?;
+            .with_context(|| shown.clone())?;
     Ok((loaded.name, recorded))
 }
 
