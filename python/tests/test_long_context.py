@@ -554,6 +554,79 @@ def test_a_layer_that_communicates_is_left_alone(tmp_path, caplog):
     assert all("it communicates" in layer["reason"] for layer in report)
 
 
+class Summed(nn.Module):
+    """As the second of two linear maps whose inner dimension several ranks share."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.linear(x)
+        torch.distributed.all_reduce(y.detach())
+        return y
+
+
+class Parallel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Summed()
+
+    def forward(self, x):
+        return x + torch.tanh(self.down(torch.sin(self.up(self.norm(x)))))
+
+
+def test_a_module_that_communicates_does_so_once(tmp_path, monkeypatch):
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, count = Model(make=Parallel), [0]
+        expected = gradients(model, ids())
+        girih.long_context(model, alpha=0.5)
+        gradients(model, ids())
+        reduce = distributed.all_reduce
+
+        def counted(tensor):
+            count[0] += 1
+            return reduce(tensor)
+
+        monkeypatch.setattr(distributed, "all_reduce", counted)
+        assert_same(expected, gradients(model, ids()))
+    finally:
+        distributed.destroy_process_group()
+    assert count == [3]
+    report = girih.long_context_report(model)["layers"]
+    assert all(layer["kept_whole"] == ["down"] and layer["split"] for layer in report)
+
+
+def test_tensors_of_other_classes(tmp_path):
+    tensor = pytest.importorskip("torch.distributed.tensor", reason="no DTensor")
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        model = Model(make=Chunked)
+        data = torch.randn(1, 300, WIDTH)
+        results = []
+        for alpha in (None, 0):
+            if alpha is not None:
+                girih.long_context(model, alpha=alpha)
+            model.zero_grad()
+            x = tensor.distribute_tensor(data.clone().requires_grad_(), mesh, [tensor.Replicate()])
+            with experimental.implicit_replication():
+                for layer in model.layers:
+                    x = layer(x)
+                x.to_local().pow(2).mean().backward()
+            gradient = [it.grad for it in model.layers.parameters()]
+            results.append([getattr(it, "to_local", lambda it=it: it)() for it in gradient])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_same(*results)
+    assert "given a DTensor" in girih.long_context_report(model)["layers"][0]["reason"]
+
+
 class Drawing(nn.Module):
     def __init__(self):
         super().__init__()

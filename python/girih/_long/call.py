@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from girih._long.layout import Layout, candidates, close_up, is_apart, is_dense, span
+from girih._long.layout import Layout, address, candidates, close_up, is_apart, is_dense, span
 from girih._long.replay import (
     Done,
     Note,
@@ -58,7 +58,8 @@ class Save:
     module: str
     """The innermost module that was running; empty for the layer itself."""
     is_fixed: bool
-    """A parameter or buffer of the layer, or within an opaque module: never cut."""
+    """A parameter or buffer of the layer, or within an opaque module, or of a class that has its
+    bytes elsewhere: never cut."""
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     storage: tuple[Any, ...] = ()
@@ -106,9 +107,9 @@ class Call:
         self.unpack_around: Any = around[1]
         self.leaves = [self.keep(leaf) for leaf in leaves]
         self.fixed = sorted(
-            (it.data_ptr(), it.data_ptr() + it.numel() * it.element_size())
+            (at, at + it.nbytes)
             for it in [*layer.module.parameters(), *layer.module.buffers()]
-            if it.numel()
+            if (at := address(it))
         )
         device_type = self.device.type
         self.autocast = {
@@ -141,7 +142,7 @@ class Call:
 
     def pack(self, tensor: Any) -> Handle:
         """Autograd saves a tensor: nothing is cut before the pass has ended."""
-        is_fixed = self.is_in_opaque or self._is_of_the_module(tensor)
+        is_fixed = self.is_in_opaque or address(tensor) is None or self._is_of_the_module(tensor)
         module = self.layer.running()
         self.saves.append(
             Save(
@@ -207,9 +208,12 @@ class Call:
         self, index: int, save: Save, layout: Layout | None, bases: dict[tuple[Any, ...], int]
     ) -> None:
         tensor = save.tensor
+        if save.is_fixed:
+            save.whole = self._packed(tensor, save.version)
+            return
         base = bases.setdefault(_place(tensor), index) if is_dense(tensor) else index
         is_changed = tensor._version != save.version
-        is_cut = layout is not None and self.first < self.tokens and not save.is_fixed
+        is_cut = layout is not None and self.first < self.tokens
         if not is_cut or not is_apart(tensor) or is_changed or base == KEPT_ANYWAY:
             save.whole = self._packed(tensor, save.version)
             return
@@ -264,9 +268,11 @@ class Call:
         return Packed(self.pack_around(detached), self.unpack_around, version, needs, detached)
 
     def _is_of_the_module(self, tensor: Any) -> bool:
-        address = tensor.data_ptr()
-        at = bisect.bisect_right(self.fixed, (address, 1 << 64)) - 1
-        return at >= 0 and address < self.fixed[at][1]
+        start = address(tensor)
+        if start is None:
+            return False
+        at = bisect.bisect_right(self.fixed, (start, 1 << 64)) - 1
+        return at >= 0 and start < self.fixed[at][1]
 
     # ---- the backward pass
 
@@ -452,7 +458,8 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:
-    return (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+    start = address(tensor)
+    return (id(tensor),) if start is None else (start, tensor.numel(), tensor.dtype)
 
 
 def unpack(handle: Handle) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from girih._long.call import Call, Replay
-from girih._long.layout import Layout
+from girih._long.layout import PLAIN, Layout
 from girih._long.share import Share, rounded
 
 log = logging.getLogger("girih")
@@ -150,27 +150,30 @@ class Layer:
 
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """How many tokens the layer is given; None if it is to run as ever."""
-        if self.is_refused or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return None
-        if getattr(self.thread, "replay", None) is not None:
+        is_replay = getattr(self.thread, "replay", None) is not None
+        is_off = self.is_refused or is_replay or not torch.is_grad_enabled()
+        if is_off or torch.compiler.is_compiling():
             return None
         leaves, _ = tree_flatten((args, kwargs))
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         if first is None or first.ndim <= self.token_dim or not first.is_floating_point():
             return None
+        # A graph that is captured runs again without us, and nothing in it can be compared.
+        is_captured = first.is_cuda and torch.cuda.is_current_stream_capturing()
         for leaf in leaves:
-            if not isinstance(leaf, (torch.Tensor, *HARMLESS)):
+            if type(leaf) not in PLAIN and not isinstance(leaf, HARMLESS):
                 self._refuse(
                     f"it is given a {type(leaf).__name__}, which could see it run twice"
                     + (": use_cache=False" if "ache" in type(leaf).__name__ else "")
                 )
                 return None
         around = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if around is not None and getattr(around[0], "__module__", "") == CHECKPOINT:
+        is_checkpointed = getattr(around and around[0], "__module__", "") == CHECKPOINT
+        if is_checkpointed:
             self.seen.reason = "a checkpoint around it computes it again whole"
-            return None
         tokens = int(first.shape[self.token_dim])
-        return tokens if self.share.is_worth_it(self.index, tokens) else None
+        is_worth_it = self.share.is_worth_it(self.index, tokens)
+        return tokens if is_worth_it and not is_checkpointed and not is_captured else None
 
     def token_dims(self, tensor: Any, tokens: int) -> list[int]:
         """The dimensions of an input that run over tokens."""
@@ -190,19 +193,19 @@ class Layer:
         self._note(call, layouts)
 
     def _may_run_twice(self, call: Call) -> bool:
+        said = {
+            "dynamic": "has shapes that depend on data",
+            "collective": "communicates",
+            "generator": "draws from a generator of its own",
+        }
         for kind, name, module in call.met:
-            if kind == "dynamic" and module:
+            if module:
+                # From the next pass on; layers of this class that are still to come know it, too.
                 self.opaque.add(module)
-                self.seen.reason = f"{module} is kept whole: shapes there depend on data ({name})"
-                return False
-            said = {
-                "dynamic": f"shapes in it depend on data ({name})",
-                "collective": f"it communicates ({name})",
-                "generator": f"it draws from a generator of its own ({name})",
-            }
-            self._refuse(said[kind])
-            return False
-        return True
+                self.seen.reason = f"{module} is kept whole: it {said[kind]} ({name})"
+            else:
+                self._refuse(f"it {said[kind]} ({name})")
+        return not call.met
 
     def _layouts(self, call: Call, first: int) -> list[Layout | None]:
         key = self._key(call)

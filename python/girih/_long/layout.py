@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors whose bytes are their own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -73,6 +76,16 @@ def narrow(tensor: Any, tokens: int, first: int, like: int | None = None) -> Any
             layout = Layout(dim, times, 1)
             return layout.together(layout.rows(tensor, first, tokens, tokens))
     return tensor
+
+
+def address(tensor: Any) -> int | None:
+    """Of its first element; None of subclasses that hold their bytes in other tensors."""
+    if type(tensor) not in PLAIN:
+        return None
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return None
 
 
 def is_dense(tensor: Any) -> bool:

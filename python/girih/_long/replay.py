@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from girih._long.layout import close_up, narrow
 
@@ -213,9 +213,3 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
 
     def _rows_of_drawn(self, whole: Any) -> Any:
         return narrow(whole, self.call.tokens, self.first)
-
-
-def leaves_of(tree: Any) -> list[Any]:
-    """Tensors and everything else of nested lists, tuples and dicts."""
-    leaves, _ = tree_flatten(tree)
-    return list(leaves)
