@@ -180,7 +180,7 @@ fn a_pipeline_with_several_microbatches_in_flight_is_refused() {
 #[test]
 fn what_has_no_layers_is_refused_with_a_reason() {
     let refused = of(&corpus("mlp_stacks.pickle.gz")).unwrap_err().to_string();
-    assert!(refused.contains("not one of layers that are alike"), "{refused}");
+    assert!(refused.contains("not made of layers that are alike"), "{refused}");
     assert_eq!(of(&Trace::default()), Err(RecordingError::NoStep));
 }
 
