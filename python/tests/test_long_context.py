@@ -843,13 +843,19 @@ def test_a_program_is_split_unchanged(tmp_path):
     assert [layer["kept"] for layer in model["layers"]] == [128, 128, 128]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gpt2", "mixtral"])
 def test_models_of_hugging_face(name):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 3}
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     make = {
         "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)),
+        "qwen3": lambda: transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(**small, head_dim=8)
+        ),
+        "phi3": lambda: transformers.Phi3ForCausalLM(
+            transformers.Phi3Config(**small, pad_token_id=0)
+        ),
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=3, n_head=4, attn_pdrop=0.0)
         ),
