@@ -249,10 +249,10 @@ def test_experts_are_kept_whole_and_the_rest_is_split():
 
 
 def test_modules_that_are_kept_whole_may_be_within_others():
-    model = Model(experts=True)
+    model = Model()
     girih.long_context(model, alpha=0)
-    api.of(model).layers[0].opaque.update({"mlp.experts", "attention", "attention.out"})
-    whole = Model(experts=True)
+    api.of(model).layers[0].opaque.update({"mlp.gate", "attention", "attention.out"})
+    whole = Model()
     whole.load_state_dict(model.state_dict())
     for tokens in (300, 301):
         assert_same(gradients(whole, ids(tokens)), gradients(model, ids(tokens)))
@@ -662,6 +662,29 @@ def test_a_model_of_which_only_a_part_learns():
         layer.mlp.gate.weight.requires_grad_(False)
     report = check(model, ids(), alphas=(0, 0.5), splits=False)
     assert [layer["split"] for layer in report] == [0, 2, 2]
+
+
+class Scores(nn.Module):
+    """Nothing but attention that is written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention(eager=True)
+
+    def forward(self, x):
+        return x + self.attention(x, torch.ones(1, x.shape[1], 1), None)
+
+
+def test_a_layer_in_which_nothing_is_gained_is_left_alone():
+    model = Model(make=Scores)
+    expected = gradients(model, ids())
+    girih.long_context(model, alpha=0.25)
+    for _ in range(4):
+        assert_same(expected, gradients(model, ids()))
+    report = girih.long_context_report(model)["layers"]
+    assert all("nearly all that it saves is kept whole" in layer["reason"] for layer in report)
+    # Found in the first pass or the second, and not looked at since.
+    assert all(layer["calls"] <= 2 for layer in report)
 
 
 # ---- programs that nobody wrote

@@ -23,6 +23,9 @@ log = logging.getLogger("girih")
 HARMLESS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 # What it saves is counted, and what is kept differs from pass to pass.
 CHECKPOINT = "torch.utils.checkpoint"
+# Of what would be saved if all of the other tokens could be computed again. What is less is not
+# worth running the layer again.
+LEAST_GAIN = 0.05
 # Plans of one layer: by the shapes of what it saves, but for the tokens.
 PLANS_MAX = 16
 
@@ -187,10 +190,20 @@ class Layer:
     def _close(self, call: Call) -> None:
         first = self.share.kept(self.index, call.tokens, self.bytes_per_token)
         layouts: list[Layout | None] = [None] * len(call.saves)
+        known = len(self.opaque)
         if first < call.tokens and self._may_run_twice(call):
             layouts = self._layouts(call, first)
         call.close(layouts, first)
         self._note(call, layouts)
+        if call.first < call.tokens and len(self.opaque) == known and not self.is_refused:
+            self._judge(call)
+
+    def _judge(self, call: Call) -> None:
+        """Leaves the layer alone from now on if that saves next to nothing."""
+        saved, kept = call.sizes
+        if saved - kept < LEAST_GAIN * saved * (1 - call.first / call.tokens):
+            little = "nearly all that it saves is kept whole, or needed to run it again"
+            self._refuse(f"{self.seen.reason}; {little}" if self.seen.reason else little)
 
     def _may_run_twice(self, call: Call) -> bool:
         said = {
