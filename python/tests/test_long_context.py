@@ -783,6 +783,15 @@ def test_a_budget_is_filled_from_the_last_layer_and_given_back():
     assert kept() == [0, 0, 0, 0]
 
 
+def test_steps_are_counted_from_when_they_are_asked_for():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    first = api.steps_from_now()
+    optimizer.step()
+    second = api.steps_from_now()
+    optimizer.step()
+    assert (first(), second()) == (2, 1)
+
+
 def test_layouts_are_found_by_two_lengths():
     assert list(candidates((2, 10, 8), (2, 4, 8), 10, 4)) == [Layout(1)]
     assert list(candidates((20, 8), (8, 8), 10, 4)) == [Layout(0, 2, 1), Layout(0, 1, 2)]

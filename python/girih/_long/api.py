@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +108,11 @@ def _share(
             gpu_budget or torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         )
         return Filling(
-            budget, layers, least_tokens, peak=torch.cuda.max_memory_allocated, steps=_Steps()
+            budget,
+            layers,
+            least_tokens,
+            peak=torch.cuda.max_memory_allocated,
+            steps=steps_from_now(),
         )
     if gpu_budget is not None:
         raise GirihError("give alpha or gpu_budget, not both: a budget finds its own alpha")
@@ -121,17 +126,21 @@ def _share(
     return Fixed(alpha, least_tokens)
 
 
-class _Steps:
-    """Steps of any optimizer of this process, from now on."""
+@functools.cache
+def _counter() -> list[int]:
+    """Steps of all optimizers of this process since it was first asked for: one hook for all."""
+    count = [0]
 
-    def __init__(self) -> None:
-        self.count = 0
-        # torch.optim hides this module behind the class of nearly its name.
-        module = importlib.import_module("torch.optim.optimizer")
-        module.register_optimizer_step_post_hook(self._ends)
+    def ends(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        count[0] += 1
 
-    def _ends(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.count += 1
+    # torch.optim hides this module behind the class of nearly its name.
+    importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(ends)
+    return count
 
-    def __call__(self) -> int:
-        return self.count
+
+def steps_from_now() -> Callable[[], int]:
+    """Counts steps of any optimizer."""
+    count = _counter()
+    before = count[0]
+    return lambda: count[0] - before
