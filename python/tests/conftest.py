@@ -162,3 +162,13 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     fake = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch.optim.optimizer", fake.optim_module)
     return fake
+
+
+@pytest.fixture
+def one_thread():
+    """Threads cut a tensor at places that depend on its length, where vectors of a CPU end."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

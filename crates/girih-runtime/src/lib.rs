@@ -25,6 +25,7 @@ pub mod policy;
 pub mod record;
 pub mod registry;
 pub mod replay;
+mod returning;
 pub mod sim;
 pub mod simulate;
 mod slab;

@@ -64,6 +64,7 @@ use crate::caching::Caching;
 use crate::caching::rounding::MAX_REQUEST;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Request, SegmentView};
+use crate::returning::Returning;
 use crate::wrapper::Wrapper;
 
 /// Requests of up to 1 MiB are small.

@@ -45,6 +45,7 @@ use crate::lake::Following;
 use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Request, SegmentView};
+use crate::returning::Returning;
 use crate::slab::Slab;
 use crate::wrapper::Wrapper;
 

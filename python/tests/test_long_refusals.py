@@ -1,0 +1,254 @@
+"""What cannot be split is left alone or refused, with the reason, and never wrong."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from long_layers import WIDTH, Attention, Chunked, Model, assert_same, check, gradients, ids  # noqa: E402
+from torch import nn  # noqa: E402
+
+import girih  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_change_in_place_of_what_was_kept_is_an_error():
+    model = Model()
+    girih.long_context(model, alpha=0)
+    x = model.embedding(ids()) * 2
+    y = model.layers[0](x, torch.ones(1, 301, 1))
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+class Careless(nn.Module):
+    """Changes in place what was saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.is_careless = nn.Linear(WIDTH, WIDTH), True
+
+    def forward(self, x):
+        y = self.linear(x)
+        z = torch.sin(y)
+        if self.is_careless:
+            y.add_(1)
+        return y + z * torch.tanh(z)
+
+
+def test_a_change_in_place_within_the_layer_is_an_error_as_ever():
+    model = Model(make=Careless)
+    girih.long_context(model, alpha=0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(model, ids())
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.fails = nn.Linear(WIDTH, WIDTH), False
+
+    def forward(self, x):
+        y = torch.sin(self.linear(x))
+        if self.fails:
+            raise ZeroDivisionError("on purpose")
+        return x + y * y
+
+
+def test_an_exception_leaves_everything_ready():
+    model = Model(make=Failing)
+    expected = gradients(model, ids())
+    girih.long_context(model, alpha=0)
+    for fails in (False, True, False):
+        model.layers[1].fails = fails
+        if fails:
+            with pytest.raises(ZeroDivisionError, match="on purpose"):
+                gradients(model, ids())
+        else:
+            assert_same(expected, gradients(model, ids()))
+    # No mode is left on the stack.
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+class Changing(nn.Module):
+    """Does something else the second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.deep = nn.Linear(WIDTH, WIDTH), True
+
+    def forward(self, x):
+        y = torch.sin(self.linear(x))
+        return x + (torch.tanh(y * y) if self.deep else y)
+
+
+def test_a_layer_that_does_something_else_is_an_error_and_not_wrong():
+    model = Model(make=Changing)
+    girih.long_context(model, alpha=0)
+    loss = model(ids(tokens=600)).pow(2).mean()
+    for layer in model.layers:
+        layer.deep = False
+    with pytest.raises(RuntimeError, match="not saved again"):
+        loss.backward()
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, cache):
+        cache.seen += 1
+        return torch.sin(self.linear(x))
+
+
+class KeyCache:
+    seen = 0
+
+
+def test_a_layer_that_is_given_what_it_may_change_is_left_alone(caplog):
+    layers, cache = nn.ModuleList([Cached(), Cached()]), KeyCache()
+    model = nn.ModuleDict({"layers": layers})
+    girih.long_context(model, alpha=0)
+    x = torch.randn(1, 300, WIDTH, requires_grad=True)
+    layers[1](layers[0](x, cache), cache).sum().backward()
+    assert cache.seen == 2
+    assert "given a KeyCache, which could see it run twice: use_cache=False" in caplog.text
+    assert girih.long_context_report(model)["layers"][0]["split"] == 0
+
+
+class Communicating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        from torch.distributed import _functional_collectives as collectives
+
+        total = collectives.all_reduce(x.detach().sum(), "sum", [0])
+        return torch.sin(self.linear(x)) + total * 0
+
+
+def test_a_layer_that_communicates_is_left_alone(tmp_path, caplog):
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        report = check(Model(make=Communicating), ids(), alphas=(0,), splits=False)
+    finally:
+        distributed.destroy_process_group()
+    assert all("it communicates" in layer["reason"] for layer in report)
+
+
+class Summed(nn.Module):
+    """As the second of two linear maps whose inner dimension several ranks share."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.linear(x)
+        torch.distributed.all_reduce(y.detach())
+        return y
+
+
+class Parallel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Summed()
+
+    def forward(self, x):
+        return x + torch.tanh(self.down(torch.sin(self.up(self.norm(x)))))
+
+
+def test_a_module_that_communicates_does_so_once(tmp_path, monkeypatch):
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, count = Model(make=Parallel), [0]
+        expected = gradients(model, ids())
+        girih.long_context(model, alpha=0.5)
+        gradients(model, ids())
+        reduce = distributed.all_reduce
+
+        def counted(tensor):
+            count[0] += 1
+            return reduce(tensor)
+
+        monkeypatch.setattr(distributed, "all_reduce", counted)
+        assert_same(expected, gradients(model, ids()))
+    finally:
+        distributed.destroy_process_group()
+    assert count == [3]
+    report = girih.long_context_report(model)["layers"]
+    assert all(layer["kept_whole"] == ["down"] and layer["split"] for layer in report)
+
+
+def test_tensors_of_other_classes(tmp_path):
+    tensor = pytest.importorskip("torch.distributed.tensor", reason="no DTensor")
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        model = Model(make=Chunked)
+        data = torch.randn(1, 300, WIDTH)
+        results = []
+        for alpha in (None, 0):
+            if alpha is not None:
+                girih.long_context(model, alpha=alpha)
+            model.zero_grad()
+            x = tensor.distribute_tensor(data.clone().requires_grad_(), mesh, [tensor.Replicate()])
+            with experimental.implicit_replication():
+                for layer in model.layers:
+                    x = layer(x)
+                x.to_local().pow(2).mean().backward()
+            gradient = [it.grad for it in model.layers.parameters()]
+            results.append([getattr(it, "to_local", lambda it=it: it)() for it in gradient])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_same(*results)
+    assert "given a DTensor" in girih.long_context_report(model)["layers"][0]["reason"]
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.generator = nn.Linear(WIDTH, WIDTH), torch.Generator()
+
+    def forward(self, x):
+        self.generator.manual_seed(7)
+        noise = torch.rand(x.shape, generator=self.generator)
+        return torch.sin(self.linear(x)) * noise
+
+
+def test_a_layer_that_draws_from_a_generator_of_its_own_is_left_alone():
+    report = check(Model(make=Drawing), ids(), alphas=(0,), splits=False)
+    assert all("a generator of its own" in layer["reason"] for layer in report)
+
+
+class Scores(nn.Module):
+    """Nothing but attention that is written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention(eager=True)
+
+    def forward(self, x):
+        return x + self.attention(x, torch.ones(1, x.shape[1], 1), None)
+
+
+def test_a_layer_in_which_nothing_is_gained_is_left_alone():
+    model = Model(make=Scores)
+    expected = gradients(model, ids())
+    girih.long_context(model, alpha=0.25)
+    for _ in range(4):
+        assert_same(expected, gradients(model, ids()))
+    report = girih.long_context_report(model)["layers"]
+    assert all("nearly all that it saves is kept whole" in layer["reason"] for layer in report)
+    # Found in the first pass or the second, and not looked at since.
+    assert all(layer["calls"] <= 2 for layer in report)
