@@ -116,7 +116,8 @@ def line(row: str, run: dict[str, Any], base: dict[str, Any] | None, digests: An
 def measure(row: tuple[str, str, str, list[str]], options: argparse.Namespace) -> Any:
     """Every way of one row, one after the other."""
     name, ways, budget, shape = row
-    wanted = [way for way in ways.split(",") if not options.only or way in options.only.split(",")]
+    # Asked for by name, a way need not be of the row: `split:0.25`.
+    wanted = (options.only or ways).split(",")
     budget = options.budget or budget
     shape = [*shape, *options.rest]
     runs = [launch(way, budget, options.host_budget, shape, options.timeout) for way in wanted]
@@ -137,7 +138,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rows", choices=ROWS, help="what is measured; else one row, of `--`")
-    parser.add_argument("--only", help=f"of {','.join(WAYS)}")
+    parser.add_argument("--only", help=f"these ways: {','.join(WAYS)}, both:0.5 ...")
     parser.add_argument("--budget", help="of Girih, for every row")
     parser.add_argument("--host-budget", default="")
     parser.add_argument("--cards", type=int, default=1)

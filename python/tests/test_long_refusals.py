@@ -8,6 +8,7 @@ from long_layers import WIDTH, Attention, Chunked, Model, assert_same, check, gr
 from torch import nn  # noqa: E402
 
 import girih  # noqa: E402
+from girih._long.call import Call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -242,13 +243,93 @@ class Scores(nn.Module):
         return x + self.attention(x, torch.ones(1, x.shape[1], 1), None)
 
 
-def test_a_layer_in_which_nothing_is_gained_is_left_alone():
+def test_a_layer_that_mixes_tokens_is_left_alone_or_runs_again_whole():
     model = Model(make=Scores)
-    expected = gradients(model, ids())
-    girih.long_context(model, alpha=0.25)
+    expected = gradients(model, ids(tokens=600))
+    girih.long_context(model, alpha=0.5)
     for _ in range(4):
-        assert_same(expected, gradients(model, ids()))
+        assert_same(expected, gradients(model, ids(tokens=600)))
     report = girih.long_context_report(model)["layers"]
     assert all("nearly all that it saves is kept whole" in layer["reason"] for layer in report)
     # Found in the first pass or the second, and not looked at since.
     assert all(layer["calls"] <= 2 for layer in report)
+    girih.long_context(model, alpha=0)
+    for _ in range(4):
+        assert_same(expected, gradients(model, ids(tokens=600)))
+    report = girih.long_context_report(model)["layers"]
+    assert all(layer["bytes_kept"] < 0.05 * layer["bytes_saved"] for layer in report)
+
+
+def test_without_memory_to_compare_a_pass_is_kept_whole_and_the_next_is_tried_again(monkeypatch):
+    model = Model()
+    expected = gradients(model, ids(tokens=600))
+    for alpha, tries in ((0, 1), (0.5, 2)):
+        girih.long_context(model, alpha=alpha)
+        told = []
+
+        def learn(call, first, told=told):
+            told.append(first)
+            raise torch.OutOfMemoryError("none left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Call, "learn", learn)
+            assert_same(expected, gradients(model, ids(tokens=600)))
+        # Fewer and fewer tokens run again.
+        assert told[:tries] == sorted(set(told))
+        report = girih.long_context_report(model)["layers"]
+        assert all("no memory" in it["reason"] and it["split"] == 0 for it in report)
+        assert_same(expected, gradients(model, ids(tokens=600)))
+        report = girih.long_context_report(model)["layers"]
+        assert all(it["reason"] == "" and it["split"] == 1 for it in report)
+
+
+def test_what_is_put_together_in_part_is_not_taken_for_all_of_it(monkeypatch):
+    model = Model()
+    expected = gradients(model, ids(tokens=600))
+    for alpha in (0, 0.5):
+        girih.long_context(model, alpha=alpha)
+        gradients(model, ids(tokens=600))
+        original, left = Call._take, [3]
+
+        def take(call, index, rows, original=original, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise torch.OutOfMemoryError("none left")
+            return original(call, index, rows)
+
+        monkeypatch.setattr(Call, "_take", take)
+        model.zero_grad()
+        loss = model(ids(tokens=600)).pow(2).mean()
+        with pytest.raises(torch.OutOfMemoryError):
+            loss.backward(retain_graph=True)
+        model.zero_grad()
+        loss.backward()
+        assert_same(expected[1:], [it.grad for it in model.parameters()])
+
+
+def test_a_module_that_does_something_else_the_second_time_is_kept_whole():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return torch.tanh(self.linear(x) * self.calls)
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.linear = Counting(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return x + torch.sigmoid(self.linear(torch.sin(x))) + self.inner(x)
+
+    model = Model(make=Around)
+    girih.long_context(model, alpha=0)
+    gradients(model, ids())
+    report = girih.long_context_report(model)["layers"]
+    assert [it["kept_whole"] for it in report] == [["inner"]] * len(report)
+    gradients(model, ids())
+    report = girih.long_context_report(model)["layers"]
+    assert [it["split"] for it in report[1:]] == [2] * (len(report) - 1)

@@ -12,7 +12,7 @@ import torch
 
 from girih._errors import GirihError
 from girih._long.find import layers_of
-from girih._long.layer import Layer
+from girih._long.layer import Known, Layer
 from girih._long.share import Filling, Fixed, Share
 
 # What a model was given to. It dies with the model.
@@ -36,7 +36,11 @@ class LongContext:
         """What was done. For each layer: tokens, those kept, bytes saved and kept, and why not."""
         return {
             "layers": [
-                {"name": layer.name, "kept_whole": sorted(layer.opaque), **vars(layer.seen)}
+                {
+                    "name": layer.name,
+                    "kept_whole": sorted(layer.known.opaque | layer.known.mixing),
+                    **vars(layer.seen),
+                }
                 for layer in self.layers
             ]
         }
@@ -65,7 +69,7 @@ def apply(
             )
     share = _share(alpha, gpu_budget, len(found), least_tokens)
     remove(model)
-    opaque: dict[type, set[str]] = {}
+    known: dict[type, Known] = {}
     made = [
         Layer(
             module,
@@ -73,7 +77,7 @@ def apply(
             index,
             share=share,
             token_dim=token_dim,
-            opaque=opaque.setdefault(type(module), set()),
+            known=known.setdefault(type(module), Known()),
         )
         for index, (name, module) in enumerate(found)
     ]

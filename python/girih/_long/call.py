@@ -5,13 +5,22 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from girih._long.layout import Layout, address, candidates, close_up, is_apart, is_dense, span
+from girih._long.layout import (
+    WHOLE,
+    Layout,
+    address,
+    candidates,
+    close_up,
+    is_apart,
+    is_dense,
+    span,
+)
 from girih._long.replay import (
     Done,
     Note,
@@ -21,6 +30,8 @@ from girih._long.replay import (
     generator_state,
     set_generator_state,
 )
+
+Take = Callable[[int, Any], bool]
 
 
 @dataclasses.dataclass
@@ -88,19 +99,19 @@ class Call:
     """One pass of a layer."""
 
     def __init__(
-        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int
+        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int, first: int
     ) -> None:
         self.layer = layer
         self.tokens = tokens
+        self.first = first
+        """The first token that is computed again."""
         leaves, self.spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.device = tensors[0].device
         self.saves: list[Save] = []
         self.notes: list[Note] = []
-        self.opaque_names = frozenset(layer.opaque)
+        self.opaque_names = layer.opaque_names(first)
         self.opaque_depth = 0
-        self.first = tokens
-        """The first token that is computed again."""
         self.met: list[tuple[str, str, str]] = []
         around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
         self.pack_around: Any = around[0]
@@ -120,9 +131,12 @@ class Call:
         }
         self.sizes = (0, 0)
         self.bytes_cut = 0
+        self.is_cut = False
         self.extents: dict[tuple[Any, ...], tuple[int, int]] = {}
         """Of each storage that is put together: the first element that is used, and the end."""
         self.put_together: dict[tuple[Any, ...], Any] = {}
+        self.complete: set[tuple[Any, ...]] = set()
+        """Those of which one tensor of a replay is all."""
         self.replays = 0
         self.wanted: dict[tuple[Any, ...], set[int]] = {}
         """What of each storage autograd has not asked for yet."""
@@ -185,9 +199,8 @@ class Call:
 
     # ---- the end of the forward pass
 
-    def close(self, layouts: list[Layout | None], first: int) -> None:
+    def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
-        self.first = first
         bases: dict[tuple[Any, ...], int] = {}
         for leaf in self.leaves:
             if isinstance(leaf, Packed):
@@ -198,6 +211,7 @@ class Call:
                     bases.setdefault(_place(output.tensor), KEPT_ANYWAY)
         for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
             self._cut(index, save, layout, bases)
+        self.is_cut = self.bytes_cut > 0
         self.sizes = self._sizes()
         for save in self.saves:
             save.tensor = None
@@ -292,41 +306,64 @@ class Call:
 
     def _view(self, save: Save) -> Any:
         low, _ = self.extents[save.storage]
-        return self.put_together[save.storage].as_strided(
-            save.shape, save.stride, save.offset - low
-        )
+        base = self.put_together[save.storage]
+        return base.as_strided(save.shape, save.stride, base.storage_offset() + save.offset - low)
 
     def _put_together(self) -> None:
         cut = {index for index, save in enumerate(self.saves) if save.layout is not None}
-        found = self.replay(self.first, cut)
-        self.replays += 1
         self.wanted = {storage: set() for storage in self.extents}
         for index, save in enumerate(self.saves):
             if save.whole is None:
                 self.wanted[save.storage].add(index)
-        for storage, (low, high) in self.extents.items():
-            _, dtype, device = storage
-            self.put_together[storage] = torch.empty(high - low, dtype=dtype, device=device)
-        for index in sorted(cut):
-            save, rows = self.saves[index], found.pop(index)
-            assert save.layout is not None
-            whole = self._view(save)
-            again = save.layout.rows(rows, 0, self.tokens - self.first, self.tokens - self.first)
-            if save.kept is not None:
-                save.layout.rows(whole, 0, self.first, self.tokens).copy_(save.kept.get())
-            save.layout.rows(whole, self.first, self.tokens, self.tokens).copy_(again)
+        self.replays += 1
+        self.complete.clear()
+        try:
+            self.replay(self.first, cut, self._take)
+        except BaseException:
+            # What is there of it would be taken for all of it.
+            self.put_together.clear()
+            raise
 
-    def replay(self, first: int, wanted: set[int]) -> dict[int, Any]:
-        """Runs the layer over the tokens from `first` on, and gives what it saves of `wanted`.
+    def _take(self, index: int, rows: Any) -> bool:
+        """What a replay saves of one tensor: its rows go where they belong, and are let go of."""
+        save = self.saves[index]
+        assert save.layout is not None
+        low, high = self.extents[save.storage]
+        is_there = save.storage in self.put_together
+        if save.storage in self.complete:
+            return True
+        if self.first == 0 and not is_there and self._is_all_of_it(save, rows, high - low):
+            self.put_together[save.storage] = rows
+            self.complete.add(save.storage)
+            return True
+        if not is_there:
+            _, dtype, device = save.storage
+            self.put_together[save.storage] = torch.empty(high - low, dtype=dtype, device=device)
+        whole, rest = self._view(save), self.tokens - self.first
+        if save.kept is not None:
+            save.layout.rows(whole, 0, self.first, self.tokens).copy_(save.kept.get())
+        again = save.layout.rows(rows, 0, rest, rest)
+        save.layout.rows(whole, self.first, self.tokens, self.tokens).copy_(again)
+        return True
+
+    def _is_all_of_it(self, save: Save, rows: Any, elements: int) -> bool:
+        """Whether all that is wanted of a storage can be views of these rows as they are."""
+        is_whole = is_dense(rows) and rows.numel() == elements
+        return is_whole and rows.shape == save.shape and rows.stride() == save.stride
+
+    def replay(self, first: int, wanted: set[int], take: Take) -> Replay:
+        """Runs the layer over the tokens from `first` on, and hands over what it saves of `wanted`.
 
         Raises:
             ReplayError: if it does something else than in the forward pass.
         """
         state = generator_state(self.device)
+        replay = Replay(self, first, wanted, take)
         try:
-            return Replay(self, first, wanted).run()
+            replay.run()
         finally:
             set_generator_state(self.device, state)
+        return replay
 
     # ---- learning
 
@@ -336,49 +373,67 @@ class Call:
         To be called before `close`. Gives a layout or None for each save; the module within the
         layer that the first difference came up in, empty if it is the layer itself, None if there
         was no difference; and what was raised there, in a line.
+
+        Raises:
+            torch.OutOfMemoryError: if there is no memory for it.
         """
         layouts: list[Layout | None] = [None] * len(self.saves)
         free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
+        differs: list[str] = []
+
+        def compare(index: int, rows: Any) -> bool:
+            save = self.saves[index]
+            if save.tensor._version != save.version:
+                # Changed in place since; it stays whole, and what comes of it is compared.
+                return True
+            layout, is_same = _compare(save.tensor, rows, self.tokens, first)
+            if is_same:
+                layouts[index] = layout if first else WHOLE
+            else:
+                # What comes after may depend on it, whatever its values are today.
+                differs.append(save.module)
+            return is_same
+
         if not free:
             return layouts, None, None
         state = generator_state(self.device)
-        replay = Replay(self, first, free)
+        replay = Replay(self, first, free, compare)
         try:
-            found = replay.run()
+            replay.run()
         except torch.OutOfMemoryError:
-            return layouts, None, None
+            raise
         except Exception as error:
             # Whatever a part of the tokens makes a layer raise: nothing of it is cut.
             where = replay.running[-1] if replay.running else ""
-            return layouts, where, next(iter(str(error).splitlines()), type(error).__name__)
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            return [None] * len(self.saves), where, said
         finally:
             set_generator_state(self.device, state)
-        for index in sorted(free):
-            save = self.saves[index]
-            layout, is_same = _compare(save.tensor, found[index], self.tokens, first)
-            if not is_same:
-                # What comes after may depend on it, whatever its values are today.
-                return layouts, save.module, None
-            layouts[index] = layout
-        return layouts, None, None
+        return layouts, next(iter(differs), None), None
 
 
 class Replay:
     """The layer once more, over the tokens from `first` on."""
 
-    def __init__(self, call: Call, first: int, wanted: set[int]) -> None:
+    def __init__(self, call: Call, first: int, wanted: set[int], take: Take) -> None:
         self.call = call
         self.first = first
         self.wanted = wanted
-        self.found: dict[int, Any] = {}
+        self.take = take
+        """Is given each of those that are wanted, as it is saved; True if it wants the next."""
+        self.found: set[int] = set()
         self.replayer = Replayer(call, first)
         self.place = 0
         """How many saves there were."""
+        self.error: BaseException | None = None
+        """What taking a tensor raised."""
+        self.is_over = not wanted
+        """Nothing that comes is wanted."""
         self.running: list[str] = []
         """Modules within the layer, the innermost last."""
 
-    def run(self) -> dict[int, Any]:
-        """What autograd saves of those that are wanted."""
+    def run(self) -> None:
+        """Hands over what autograd saves of those that are wanted."""
         call = self.call
         args, kwargs = tree_unflatten(
             [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
@@ -396,10 +451,13 @@ class Replay:
                 call.layer.original(*args, **kwargs)
         except Done:
             pass
-        missing = len(self.wanted) - len(self.found)
-        if missing:
+        if self.error is not None:
+            # Not held on to: it knows the frames that it came through, and they the tensors.
+            error, self.error = self.error, None
+            raise error
+        if not self.is_over:
+            missing = len(self.wanted) - len(self.found)
             raise ReplayError(f"{missing} of the tensors that it saved are not saved again")
-        return self.found
 
     def answer(self, name: str) -> Any:
         """What an opaque module gave."""
@@ -408,11 +466,21 @@ class Replay:
         return tree_map(self._answered, note.outputs)
 
     def _pack(self, tensor: Any) -> None:
-        if self.place in self.wanted:
-            self.found[self.place] = tensor.detach()
-            # Not from here: torch (2.11) leaks the hooks of a save whose hook raises.
-            self.replayer.is_done = len(self.found) == len(self.wanted)
+        place = self.place
         self.place += 1
+        if place not in self.wanted or self.is_over:
+            return
+        self.found.add(place)
+        # Never out of here: torch (2.11) leaks the hooks of a save whose hook raises.
+        self.replayer.is_aside = True
+        try:
+            with torch.no_grad():
+                goes_on = self.take(place, tensor.detach())
+        except BaseException as error:
+            self.error, goes_on = error, False
+        finally:
+            self.replayer.is_aside = False
+        self.is_over = self.replayer.is_done = not goes_on or len(self.found) == len(self.wanted)
 
     def _rows_of_input(self, leaf: Any) -> Any:
         if not isinstance(leaf, Packed):

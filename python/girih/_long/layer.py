@@ -7,13 +7,14 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from girih._long.call import Call, Replay
-from girih._long.layout import PLAIN, Layout
+from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.share import Share, rounded
 
 log = logging.getLogger("girih")
@@ -26,8 +27,20 @@ CHECKPOINT = "torch.utils.checkpoint"
 # Of what would be saved if all of the other tokens could be computed again. What is less is not
 # worth running the layer again.
 LEAST_GAIN = 0.05
+NO_MEMORY = "there was no memory to find out what of it can be cut"
+# Why something must not run twice.
+DOES = {
+    "dynamic": "has shapes that depend on data",
+    "collective": "communicates",
+    "generator": "draws from a generator of its own",
+}
 # Plans of one layer: by the shapes of what it saves, but for the tokens.
 PLANS_MAX = 16
+# Other lengths of a replay than before that are compared before the next are believed: kernels are
+# chosen by the number of rows, and might round another way.
+LENGTHS = 8
+# Parts of the tokens that are tried for a comparison, as long as there is no memory for more.
+TRIED = (1 / 2, 1 / 8, 1 / 32)
 
 
 @dataclasses.dataclass
@@ -52,22 +65,33 @@ class Seen:
     """Why it is not split, or not whole; empty if there is nothing to say."""
 
 
+@dataclasses.dataclass
+class Known:
+    """Modules within a layer, by name. Layers of a class share what is known of them."""
+
+    opaque: set[str] = dataclasses.field(default_factory=set)
+    """They do what must not be done twice: a replay is answered with what they gave."""
+    mixing: set[str] = dataclasses.field(default_factory=set)
+    """They do not work token by token: they run again over all tokens or not at all."""
+
+
 class Layer:
     """One layer, whose forward was put in place of its own."""
 
     def __init__(
-        self, module: Any, name: str, index: int, *, share: Share, token_dim: int, opaque: set[str]
+        self, module: Any, name: str, index: int, *, share: Share, token_dim: int, known: Known
     ) -> None:
         self.module = module
         self.name = name
         self.index = index
         self.share = share
         self.token_dim = token_dim
-        self.opaque = opaque
-        """Modules within it that do not work token by token. Layers of a class share the set."""
+        self.known = known
         self.seen = Seen()
         self.is_refused = False
         self.plans: dict[Any, list[Layout | None]] = {}
+        self.lengths: set[tuple[int, int]] = set()
+        """Tokens, and the first that ran again, of passes that were compared."""
         self.bytes_per_token = 0.0
         """Of what is cut; 0 while it is not known."""
         self.thread = threading.local()
@@ -97,7 +121,8 @@ class Layer:
         if tokens is None:
             return self.original(*args, **kwargs)
         self.seen.calls += 1
-        call = Call(self, args, kwargs, tokens)
+        first = self.share.kept(self.index, tokens, self.bytes_per_token)
+        call = Call(self, args, kwargs, tokens, first)
         self.thread.call, self.thread.running = call, []
         try:
             with call.recording():
@@ -132,6 +157,10 @@ class Layer:
                 self.thread.running.pop()
 
         return forward
+
+    def opaque_names(self, first: int) -> frozenset[str]:
+        """Modules that do not run again in a replay from the token `first` on."""
+        return frozenset(self.known.opaque | self.known.mixing if first else self.known.opaque)
 
     def running(self) -> str:
         """The innermost module that runs; empty for the layer itself."""
@@ -188,14 +217,15 @@ class Layer:
     # ---- the end of a pass
 
     def _close(self, call: Call) -> None:
-        first = self.share.kept(self.index, call.tokens, self.bytes_per_token)
-        layouts: list[Layout | None] = [None] * len(call.saves)
-        known = len(self.opaque)
-        if first < call.tokens and self._may_run_twice(call):
-            layouts = self._layouts(call, first)
-        call.close(layouts, first)
-        self._note(call, layouts)
-        if call.first < call.tokens and len(self.opaque) == known and not self.is_refused:
+        layouts: list[Layout | None] | None = [None] * len(call.saves)
+        before = len(self.known.opaque), len(self.known.mixing)
+        if call.first < call.tokens and self._may_run_twice(call):
+            layouts = self._layouts(call)
+        call.close(layouts or [None] * len(call.saves))
+        self._note(call)
+        after = len(self.known.opaque), len(self.known.mixing)
+        is_split = call.first < call.tokens and layouts is not None
+        if is_split and before == after and not self.is_refused:
             self._judge(call)
 
     def _judge(self, call: Call) -> None:
@@ -206,45 +236,74 @@ class Layer:
             self._refuse(f"{self.seen.reason}; {little}" if self.seen.reason else little)
 
     def _may_run_twice(self, call: Call) -> bool:
-        said = {
-            "dynamic": "has shapes that depend on data",
-            "collective": "communicates",
-            "generator": "draws from a generator of its own",
-        }
+        may = True
         for kind, name, module in call.met:
+            if kind == "dynamic" and call.first == 0:
+                # The same data has the same shapes.
+                continue
+            may = False
+            does = DOES[kind]
             if module:
                 # From the next pass on; layers of this class that are still to come know it, too.
-                self.opaque.add(module)
-                self.seen.reason = f"{module} is kept whole: it {said[kind]} ({name})"
+                (self.known.mixing if kind == "dynamic" else self.known.opaque).add(module)
+                self.seen.reason = f"{module} is kept whole: it {does} ({name})"
             else:
-                self._refuse(f"it {said[kind]} ({name})")
-        return not call.met
+                self._refuse(f"it {does} ({name})")
+        return may
 
-    def _layouts(self, call: Call, first: int) -> list[Layout | None]:
+    def _layouts(self, call: Call) -> list[Layout | None] | None:
+        """What of a pass can be cut; None if that could not be found out."""
         key = self._key(call)
         free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
         plan = self.plans.get(key)
         calls = self.seen.calls
+        length = call.tokens, call.first
+        is_new = length not in self.lengths and len(self.lengths) < LENGTHS
         # Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
         # weight begins at zero.
-        if plan is not None and calls & (calls - 1):
+        if plan is not None and not is_new and calls & (calls - 1):
             layouts: list[Layout | None] = [None] * len(call.saves)
-            for index, layout in zip(free, plan, strict=True):
+            for index, layout in zip(free, plan if call.first else repeat(WHOLE), strict=False):
                 layouts[index] = layout
             return layouts
+        learnt = self._learn(call)
+        if learnt is None:
+            self.seen.reason = NO_MEMORY
+            return None
+        if self.seen.reason == NO_MEMORY:
+            self.seen.reason = ""
+        layouts, differs, error = learnt
         self.seen.checks += 1
-        layouts, differs, error = call.learn(first or rounded(call.tokens / 2, call.tokens) or 1)
         if differs is not None:
-            where, why = differs or "the layer itself", f" ({error})" if error else ""
-            self.seen.reason = f"{where} does not work token by token{why}: it is kept whole"
-            if differs:
-                self.opaque.add(differs)
-            elif error is not None:
-                self._refuse(f"it cannot run over a part of its tokens: {error}")
+            self._differs(call, differs, error)
+        if is_new:
+            self.lengths.add(length)
         if len(self.plans) >= PLANS_MAX:
             self.plans.clear()
-        self.plans[key] = [layouts[index] for index in free]
+        self.plans[key] = [layouts[index] for index in free] if call.first else []
         return layouts
+
+    def _learn(self, call: Call) -> tuple[list[Layout | None], str | None, str | None] | None:
+        """Runs it again from the first token that will be; if there is no memory, fewer tokens."""
+        firsts = [call.first]
+        if call.first:
+            parts = [rounded((1 - part) * call.tokens, call.tokens) for part in TRIED]
+            firsts += sorted({part for part in parts if call.first < part < call.tokens})
+        for first in firsts:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return call.learn(first)
+        return None
+
+    def _differs(self, call: Call, module: str, error: str | None) -> None:
+        why = f" ({error})" if error else ""
+        does = (
+            "does not work token by token" if call.first else "gives something else a second time"
+        )
+        self.seen.reason = f"{module or 'the layer itself'} {does}{why}: it is kept whole"
+        if module:
+            (self.known.mixing if call.first else self.known.opaque).add(module)
+        elif error is not None:
+            self._refuse(f"it cannot run over a part of its tokens: {error}")
 
     def _key(self, call: Call) -> tuple[Any, ...]:
         def sizes(shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -256,13 +315,16 @@ class Layer:
         free = (save for save in call.saves if not save.is_fixed)
         saves = tuple((save.tensor.dtype, sizes(save.shape)) for save in free)
         autocast = call.autocast["enabled"], call.autocast["dtype"]
+        if call.first == 0:
+            # All of it, whatever its shapes.
+            return autocast, self.module.training
         notes = tuple(note.name for note in call.notes)
         return saves, autocast, notes, self.module.training
 
-    def _note(self, call: Call, layouts: list[Layout | None]) -> None:
+    def _note(self, call: Call) -> None:
         seen = self.seen
         seen.tokens = call.tokens
-        seen.kept = call.first if any(layouts) else call.tokens
+        seen.kept = call.first if call.is_cut else call.tokens
         seen.split += seen.kept < seen.tokens
         seen.bytes_saved, seen.bytes_kept = call.sizes
         self.bytes_per_token = max(self.bytes_per_token, call.bytes_cut / call.tokens)

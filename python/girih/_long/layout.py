@@ -34,6 +34,17 @@ class Layout:
         return rows.flatten(self.dim, self.dim + 2)
 
 
+class Whole(Layout):
+    """Of a tensor that is computed again whole: its rows are all of it."""
+
+    def rows(self, tensor: Any, first: int, end: int, tokens: int) -> Any:
+        """The tensor itself."""
+        return tensor
+
+
+WHOLE = Whole(0)
+
+
 def candidates(
     full: tuple[int, ...], part: tuple[int, ...], tokens: int, rows: int
 ) -> Iterator[Layout]:

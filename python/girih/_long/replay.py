@@ -148,14 +148,18 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         self.at = 0
         self.is_done = False
         """Nothing that comes is needed."""
+        self.is_aside = False
+        """What runs now is not of the layer."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs the operator, or gives what it gave."""
+        kwargs = kwargs or {}
+        if self.is_aside:
+            return func(*args, **kwargs)
         if self.is_done:
             raise Done
-        kwargs = kwargs or {}
         kind = kind_of(func)
         if kind not in ("attention", "random"):
             return func(*args, **kwargs)
