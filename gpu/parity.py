@@ -34,6 +34,7 @@ SUBJECTS = (
     "views",
     "held",
     "lake",
+    "long",
     "out_of_memory",
     "streams",
     "pools",

@@ -7,12 +7,13 @@
 Each row is a launch of `workloads/longer.py`: `plain` under PyTorch's allocator, recomputation of
 every layer, PyTorch's `save_on_cpu`, offloading on streams of its own, selective checkpointing;
 Girih with a budget of bytes for the GPU (`girih`); and its split by tokens (long-contexts.md):
-`fill` keeps of each layer what the budget holds, `split:A` the part A, and computes the rest again;
-`both:A` swaps what is kept. Columns: what is allocated and reserved at most, MiB; the
-median of the settled steps and its ratio to `plain` where that fits, else to `recompute`; the first
-step; whether all gradients of the first step and of the last are those of the first row that ran,
-to the bit; GB copied out and back in a settled step; tensors that went because a request needed
-their bytes at that moment, and that came only when they were wanted, in the settled steps.
+`fill` keeps of each layer what the budget holds, `split:A` the part A (`split:0/0.5/1`: of each
+layer another), and computes the rest again; `both:A` swaps what is kept. Columns: what is allocated
+and reserved at most, MiB; the median of the settled steps and its ratio to `plain` where that fits,
+else to `recompute`; the first step; whether all gradients of the first step and of the last are
+those of the first row that ran, to the bit; GB copied out and back in a settled step; tensors that
+went because a request needed their bytes at that moment, and that came only when they were wanted,
+in the settled steps.
 """
 
 import argparse
@@ -59,7 +60,7 @@ HEAD = (
 
 def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> dict[str, Any]:
     """Runs the workload once."""
-    kind, _, part = way.partition(":")
+    kind, _, part = way.replace("/", ",").partition(":")
     is_ours = kind in ("girih", "fill", "split", "both")
     command = [WORKLOAD, "--way", "plain" if is_ours else way, *shape]
     with tempfile.TemporaryDirectory() as folder:

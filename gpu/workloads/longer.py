@@ -132,6 +132,7 @@ def parse() -> argparse.Namespace:
         "validate-every": 0,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     return parser.parse_args()
 
@@ -157,7 +158,10 @@ def main() -> None:
     def forward() -> torch.Tensor:
         shape = (arguments.batch, arguments.length)
         ids = torch.randint(0, arguments.vocabulary, shape, device="cuda")
-        # The loss of the last tokens alone: of all, logits in 32 bits would be most of the memory.
+        if arguments.whole_loss:
+            # Hugging Face's own: logits in 32 bits are most of the memory.
+            return model(input_ids=ids, labels=ids, use_cache=False).loss
+        # The loss of the last tokens alone.
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
         logits = model.lm_head(states[:, -256:]).float()
         labels = ids[:, -256:]

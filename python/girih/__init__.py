@@ -35,6 +35,7 @@ __all__ = [
     "GirihError",
     "GirihWarning",
     "__version__",
+    "cross_entropy",
     "enable",
     "is_enabled",
     "long_context",
@@ -200,6 +201,7 @@ def long_context(
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
+    loss_in_tiles: bool = True,
 ) -> Any:
     """Keeps only some tokens of what the model's layers save for the backward pass.
 
@@ -222,6 +224,7 @@ def long_context(
         least_tokens: shorter passes run as they are.
         layers: name of the list of layers; by default the largest list of modules of one class.
         token_dim: the dimension of a layer's input that runs over tokens (0 for Megatron's).
+        loss_in_tiles: computes the loss of Hugging Face's causal models by `girih.cross_entropy`.
 
     Raises:
         GirihError: if an argument is wrong, or the model has no such list. The text says what to
@@ -238,8 +241,33 @@ def long_context(
         least_tokens=least_tokens,
         layers=layers,
         token_dim=token_dim,
+        loss_in_tiles=loss_in_tiles,
     )
     return model
+
+
+def cross_entropy(
+    logits: Any, target: Any, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Any:
+    """`torch.nn.functional.cross_entropy(logits.float(), target)` without logits in 32 bits.
+
+    A tile of the rows is made in 32 bits at a time, in forward and again in backward, so that what
+    is there whole are the logits and their gradient in their own type: of bfloat16 4 bytes a value
+    where PyTorch has 14. Loss and gradient are the same to the bit. `long_context` puts it under
+    Hugging Face's causal models; here it is for loops that compute their loss themselves.
+
+    Args:
+        logits: `[rows, classes]`, of a floating type of 32 bits or fewer.
+        target: `[rows]`, the class of each row.
+        ignore_index: rows of this target do not count.
+        reduction: `mean` or `sum`.
+
+    Raises:
+        ValueError: for another reduction, shapes that do not go together, or another type.
+    """
+    from girih._long import loss
+
+    return loss.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
 
 
 def long_context_report(model: Any) -> dict[str, Any]:
@@ -247,7 +275,8 @@ def long_context_report(model: Any) -> dict[str, Any]:
 
     `layers` has a dict for each: `name`, `tokens` and `kept` of them, `bytes_saved` by autograd and
     `bytes_kept` of those, `checks` (passes that ran twice to be compared), `replays`,
-    `kept_whole` (modules that do not work token by token), `reason`.
+    `kept_whole` (modules that do not work token by token), `reason`. `loss` says whether the loss
+    is computed `in_tiles`, and the `reason` if not.
 
     Raises:
         GirihError: if `long_context` was not called with it.

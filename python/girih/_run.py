@@ -237,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
         "--long-context",
         nargs="?",
         const=True,
-        type=_part,
+        type=_parts,
         metavar="=ALPHA",
         help="computes again what layers save of their tokens but for a part: what fits, or ALPHA",
     )
@@ -252,15 +252,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _part(text: str) -> float:
-    """A part of the tokens."""
+def _parts(text: str) -> float | list[float]:
+    """A part of the tokens, or one for each layer."""
     try:
-        part = float(text)
+        parts = [float(word) for word in text.split(",")]
     except ValueError:
-        part = -1.0
-    if not 0 <= part <= 1:
-        raise argparse.ArgumentTypeError(f"give a part, 0 to 1: not {text}")
-    return part
+        parts = [-1.0]
+    if not all(0 <= part <= 1 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"give a part, 0 to 1, or one for each layer, as 0.5,0.5,1: not {text}"
+        )
+    return parts if len(parts) > 1 else parts[0]
 
 
 def _settings_of(options: argparse.Namespace) -> _settings.Settings:

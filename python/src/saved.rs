@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  forward    pack(tensor)   ──► Saved { the tensor detached, its version, the id of its record }
-//!  backward   unpack(saved)  ──► the tensor, whose bytes are on the GPU again
+//!  backward   unpack(saved)  ──► another tensor over its storage, whose bytes are on the GPU again
 //!  the graph is freed        ──► the record goes
 //! ```
 //!
@@ -112,18 +112,21 @@ pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<Py
     if version != saved.version {
         return Err(changed(tensor, saved.version, version));
     }
-    if saved.id != 0 {
-        let (device, id) = (saved.device, saved.id);
-        let stream = stream_of(py, device)?;
-        py.detach(|| control::use_saved(device, id, stream)).map_err(|error| match error {
-            SavedError::OutOfMemory(text) => match torch(py) {
-                Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
-                Err(error) => error,
-            },
-            SavedError::Other(text) => PyRuntimeError::new_err(text),
-        })?;
+    if saved.id == 0 {
+        return Ok(saved.tensor.clone_ref(py));
     }
-    Ok(saved.tensor.clone_ref(py))
+    let (device, id) = (saved.device, saved.id);
+    let stream = stream_of(py, device)?;
+    py.detach(|| control::use_saved(device, id, stream)).map_err(|error| match error {
+        SavedError::OutOfMemory(text) => match torch(py) {
+            Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
+            Err(error) => error,
+        },
+        SavedError::Other(text) => PyRuntimeError::new_err(text),
+    })?;
+    // Autograd takes what needs no gradient (attention's log-sum-exp) as it is given: our own tensor would be no owner
+    // that is seen, and its bytes could go before the kernel that reads them is queued.
+    Ok(tensor.call_method0(intern!(py, "detach"))?.unbind())
 }
 
 /// PyTorch's own words for it, and which tensor it is.

@@ -8,6 +8,7 @@ from long_layers import WIDTH, Attention, Chunked, Model, assert_same, check, gr
 from torch import nn  # noqa: E402
 
 import girih  # noqa: E402
+from girih._long import api  # noqa: E402
 from girih._long.call import Call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -283,28 +284,98 @@ def test_without_memory_to_compare_a_pass_is_kept_whole_and_the_next_is_tried_ag
         assert all(it["reason"] == "" and it["split"] == 1 for it in report)
 
 
+@pytest.mark.parametrize("alpha", [0, 0.5])
+@pytest.mark.parametrize("room", [2, 4, 9])
+def test_without_memory_for_a_whole_layer_it_is_put_together_in_parts(alpha, room, monkeypatch):
+    model = Model()
+    expected = gradients(model, ids(tokens=600))
+    girih.long_context(model, alpha=alpha)
+    gradients(model, ids(tokens=600))
+    original, refused = Call._take, []
+
+    def take(call, index, rows):
+        if len(call.put_together) >= room and call.saves[index].storage not in call.put_together:
+            refused.append(index)
+            raise torch.OutOfMemoryError("none left")
+        return original(call, index, rows)
+
+    monkeypatch.setattr(Call, "_take", take)
+    for turn in range(3):
+        before = len(refused)
+        assert_same(expected, gradients(model, ids(tokens=600)))
+        # What did not fit in a pass is not tried again in the next.
+        assert (len(refused) > before) == (turn == 0)
+    assert all(it.parts > 1 for it in api.of(model).layers)
+
+
 def test_what_is_put_together_in_part_is_not_taken_for_all_of_it(monkeypatch):
     model = Model()
     expected = gradients(model, ids(tokens=600))
     for alpha in (0, 0.5):
         girih.long_context(model, alpha=alpha)
         gradients(model, ids(tokens=600))
-        original, left = Call._take, [3]
+        original, fails = Call._take, [True]
 
-        def take(call, index, rows, original=original, left=left):
-            left[0] -= 1
-            if left[0] == 0:
-                raise torch.OutOfMemoryError("none left")
+        def take(call, index, rows, original=original, fails=fails):
+            if fails[0] and len(call.put_together) == 1:
+                raise ValueError("something else went wrong")
             return original(call, index, rows)
 
         monkeypatch.setattr(Call, "_take", take)
         model.zero_grad()
         loss = model(ids(tokens=600)).pow(2).mean()
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(ValueError, match="something else"):
             loss.backward(retain_graph=True)
-        model.zero_grad()
+        fails[0] = False
+        for _ in range(2):
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            assert_same(expected[1:], [it.grad for it in model.parameters()])
+        monkeypatch.undo()
+
+
+def test_without_memory_for_anything_it_is_an_error(monkeypatch):
+    model = Model()
+    girih.long_context(model, alpha=0)
+    gradients(model, ids(tokens=600))
+
+    def take(_call, _index, _rows):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(Call, "_take", take)
+    loss = model(ids(tokens=600)).pow(2).mean()
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
         loss.backward()
-        assert_same(expected[1:], [it.grad for it in model.parameters()])
+
+
+def test_without_memory_to_compare_again_what_was_found_holds(monkeypatch):
+    model = Model()
+    expected = gradients(model, ids(tokens=600))
+    for alpha in (0, 0.5):
+        girih.long_context(model, alpha=alpha)
+        gradients(model, ids(tokens=600))
+        with monkeypatch.context() as patch:
+
+            def learn(_call, _first):
+                raise torch.OutOfMemoryError("none left")
+
+            patch.setattr(Call, "learn", learn)
+            assert_same(expected, gradients(model, ids(tokens=600)))
+        report = girih.long_context_report(model)["layers"]
+        assert all(it["reason"] == "" and it["split"] == 2 for it in report)
+
+
+def test_a_layer_of_which_no_part_could_be_kept_keeps_all_or_nothing_of_a_budget():
+    model = Model(make=Scores)
+    expected = gradients(model, ids(tokens=600))
+    girih.long_context(model, alpha=0.5)
+    for layer in api.of(model).layers:
+        layer.share.is_free = True
+    for _ in range(4):
+        assert_same(expected, gradients(model, ids(tokens=600)))
+    report = girih.long_context_report(model)["layers"]
+    assert [layer["kept"] for layer in report] == [0] * len(report)
+    assert [layer["reason"] for layer in report][1:] == [""] * (len(report) - 1)
 
 
 def test_a_module_that_does_something_else_the_second_time_is_kept_whole():

@@ -13,6 +13,7 @@ import torch
 from girih._errors import GirihError
 from girih._long.find import layers_of
 from girih._long.layer import Known, Layer
+from girih._long.loss import Loss
 from girih._long.share import Filling, Fixed, Share
 
 # What a model was given to. It dies with the model.
@@ -22,19 +23,24 @@ _contexts: weakref.WeakKeyDictionary[Any, LongContext] = weakref.WeakKeyDictiona
 class LongContext:
     """The layers of one model that are split by tokens."""
 
-    def __init__(self, layers: list[Layer], share: Share) -> None:
+    def __init__(self, layers: list[Layer], share: Share, loss: Loss | None) -> None:
         self.layers = layers
         self.share = share
+        self.loss = loss
 
     def remove(self) -> None:
         """Gives every layer its own forward back. What was saved before is used as it was saved."""
+        if self.loss is not None:
+            self.loss.remove()
         for layer in reversed(self.layers):
             layer.remove()
         self.layers = []
 
     def report(self) -> dict[str, Any]:
         """What was done. For each layer: tokens, those kept, bytes saved and kept, and why not."""
+        reason = "not asked for" if self.loss is None else self.loss.reason
         return {
+            "loss": {"in_tiles": not reason, "reason": reason},
             "layers": [
                 {
                     "name": layer.name,
@@ -42,7 +48,7 @@ class LongContext:
                     **vars(layer.seen),
                 }
                 for layer in self.layers
-            ]
+            ],
         }
 
 
@@ -54,6 +60,7 @@ def apply(
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
+    loss_in_tiles: bool = True,
 ) -> LongContext:
     """Puts the split under a model's layers; of a model that has it, anew.
 
@@ -81,7 +88,8 @@ def apply(
         )
         for index, (name, module) in enumerate(found)
     ]
-    context = _contexts[model] = LongContext(made, share)
+    loss = Loss(model) if loss_in_tiles else None
+    context = _contexts[model] = LongContext(made, share, loss)
     return context
 
 

@@ -32,6 +32,8 @@ from girih._long.replay import (
 )
 
 Take = Callable[[int, Any], bool]
+Storage = tuple[Any, ...]
+"""Of tensors that were saved: where it began, of what type, on which device."""
 
 
 @dataclasses.dataclass
@@ -73,7 +75,7 @@ class Save:
     bytes elsewhere: never cut."""
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
-    storage: tuple[Any, ...] = ()
+    storage: Storage = ()
     """Which one it is of: views of one storage are put together in one again, as they were."""
     offset: int = 0
     """In elements, in that storage."""
@@ -132,14 +134,16 @@ class Call:
         self.sizes = (0, 0)
         self.bytes_cut = 0
         self.is_cut = False
-        self.extents: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.extents: dict[Storage, tuple[int, int]] = {}
         """Of each storage that is put together: the first element that is used, and the end."""
-        self.put_together: dict[tuple[Any, ...], Any] = {}
-        self.complete: set[tuple[Any, ...]] = set()
+        self.put_together: dict[Storage, Any] = {}
+        self.complete: set[Storage] = set()
         """Those of which one tensor of a replay is all."""
         self.replays = 0
-        self.wanted: dict[tuple[Any, ...], set[int]] = {}
+        self.wanted: dict[Storage, set[int]] = {}
         """What of each storage autograd has not asked for yet."""
+        self.used: set[Storage] = set()
+        """Those that this backward pass has done with."""
 
     # ---- the forward pass
 
@@ -291,17 +295,18 @@ class Call:
     # ---- the backward pass
 
     def get(self, index: int) -> Any:
-        """The tensor that was saved. If it was cut, all of the layer are put together now."""
+        """The tensor that was saved. If it was cut, it is put together now, and others with it."""
         save = self.saves[index]
         if save.whole is not None:
             return save.whole.get()
         if save.storage not in self.put_together:
-            self._put_together()
+            self._put_together(save.storage)
         view = self._view(save)
         wanted = self.wanted[save.storage]
         wanted.discard(index)
         if not wanted:
             del self.put_together[save.storage]
+            self.used.add(save.storage)
         return view
 
     def _view(self, save: Save) -> Any:
@@ -309,20 +314,58 @@ class Call:
         base = self.put_together[save.storage]
         return base.as_strided(save.shape, save.stride, base.storage_offset() + save.offset - low)
 
-    def _put_together(self) -> None:
-        cut = {index for index, save in enumerate(self.saves) if save.layout is not None}
-        self.wanted = {storage: set() for storage in self.extents}
+    def _put_together(self, storage: Storage) -> None:
+        """All that autograd has not asked for yet; a part of it where there is no memory for all.
+
+        A pass asks for what was saved last first. A part that ends before the end of the layer is
+        there after a shorter replay.
+        """
+        if storage in self.used:
+            # Another backward pass.
+            self.used.clear()
+        while True:
+            group = self._group(storage)
+            try:
+                self._put_together_group(group)
+                return
+            except torch.OutOfMemoryError:
+                if len(group) == 1:
+                    raise
+            # Not within `except`, which holds on to all that the replay had made. The layer will
+            # not fit the next time either.
+            self.layer.parts *= 2
+
+    def _group(self, storage: Storage) -> list[Storage]:
+        places: dict[Storage, int] = {}
         for index, save in enumerate(self.saves):
-            if save.whole is None:
+            if save.layout is not None:
+                places.setdefault(save.storage, index)
+        most = -(-len(places) // self.layer.parts)
+        known = self.used | self.put_together.keys()
+        left = [it for it in places if it != storage and it not in known]
+        # Those that were saved before it, from the last on; then the others.
+        left.sort(key=lambda it: (places[it] > places[storage], -places[it]))
+        return [storage, *left][:most]
+
+    def _put_together_group(self, group: list[Storage]) -> None:
+        cut = set()
+        for storage in group:
+            self.wanted[storage] = set()
+        for index, save in enumerate(self.saves):
+            if save.whole is None and save.storage in group:
                 self.wanted[save.storage].add(index)
+                if save.layout is not None:
+                    cut.add(index)
         self.replays += 1
-        self.complete.clear()
         try:
             self.replay(self.first, cut, self._take)
         except BaseException:
             # What is there of it would be taken for all of it.
-            self.put_together.clear()
+            for storage in group:
+                self.put_together.pop(storage, None)
             raise
+        finally:
+            self.complete.clear()
 
     def _take(self, index: int, rows: Any) -> bool:
         """What a replay saves of one tensor: its rows go where they belong, and are let go of."""

@@ -89,6 +89,10 @@ class Layer:
         self.known = known
         self.seen = Seen()
         self.is_refused = False
+        self.parts = 1
+        """In so many it is put together: as many as there was memory for."""
+        self.is_all_or_none = False
+        """Next to nothing of it could be kept in part."""
         self.plans: dict[Any, list[Layout | None]] = {}
         self.lengths: set[tuple[int, int]] = set()
         """Tokens, and the first that ran again, of passes that were compared."""
@@ -122,6 +126,8 @@ class Layer:
             return self.original(*args, **kwargs)
         self.seen.calls += 1
         first = self.share.kept(self.index, tokens, self.bytes_per_token)
+        if self.is_all_or_none and first < tokens:
+            first = 0
         call = Call(self, args, kwargs, tokens, first)
         self.thread.call, self.thread.running = call, []
         try:
@@ -232,6 +238,9 @@ class Layer:
         """Leaves the layer alone from now on if that saves next to nothing."""
         saved, kept = call.sizes
         if saved - kept < LEAST_GAIN * saved * (1 - call.first / call.tokens):
+            if call.first > 0 and self.share.is_free:
+                self.is_all_or_none = True
+                return
             little = "nearly all that it saves is kept whole, or needed to run it again"
             self._refuse(f"{self.seen.reason}; {little}" if self.seen.reason else little)
 
@@ -262,11 +271,10 @@ class Layer:
         # Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
         # weight begins at zero.
         if plan is not None and not is_new and calls & (calls - 1):
-            layouts: list[Layout | None] = [None] * len(call.saves)
-            for index, layout in zip(free, plan if call.first else repeat(WHOLE), strict=False):
-                layouts[index] = layout
-            return layouts
+            return self._planned(call, plan)
         learnt = self._learn(call)
+        if learnt is None and plan is not None:
+            return self._planned(call, plan)
         if learnt is None:
             self.seen.reason = NO_MEMORY
             return None
@@ -281,6 +289,13 @@ class Layer:
         if len(self.plans) >= PLANS_MAX:
             self.plans.clear()
         self.plans[key] = [layouts[index] for index in free] if call.first else []
+        return layouts
+
+    def _planned(self, call: Call, plan: list[Layout | None]) -> list[Layout | None]:
+        free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
+        layouts: list[Layout | None] = [None] * len(call.saves)
+        for index, layout in zip(free, plan if call.first else repeat(WHOLE), strict=False):
+            layouts[index] = layout
         return layouts
 
     def _learn(self, call: Call) -> tuple[list[Layout | None], str | None, str | None] | None:

@@ -18,6 +18,9 @@ SPARE = 0.02
 class Share(Protocol):
     """Decides for each layer and pass."""
 
+    is_free: bool
+    """Nobody has asked for these parts: a layer may keep all or nothing instead."""
+
     def is_worth_it(self, layer: int, tokens: int) -> bool:
         """Whether passes of so many tokens are looked at at all."""
 
@@ -30,6 +33,8 @@ class Share(Protocol):
 
 class Fixed:
     """The same part of every pass: Memo's alpha, one for all layers or one for each."""
+
+    is_free = False
 
     def __init__(self, alpha: float | Sequence[float], least_tokens: int) -> None:
         self.alpha = alpha
@@ -55,6 +60,8 @@ class Filling:
     needed first, and one in part. If the peak goes over the budget after that, as much is given
     back. A model that fits without is left alone from then on.
     """
+
+    is_free = True
 
     def __init__(
         self,

@@ -1,0 +1,176 @@
+"""Cross entropy over many tokens, a tile of them at a time, to the same bits.
+
+`cross_entropy(logits.float(), labels)` makes of logits in 16 bits two tensors in 32 and two more in
+backward, all as long as the sequence and as wide as the vocabulary. Here a tile of rows is made in
+32 bits at a time; what is there whole are the logits and their gradient in their own type.
+
+Each row's loss and gradient depend on that row alone, and are computed by the same kernels. Their
+sum over the rows is one kernel's too: it is given the rows' picked values as a tensor of one class.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+TILE_BYTES = 64 << 20
+"""Of a tile in 32 bits; three such are there at a time. Kernels are full with a part of it."""
+ALIGNED = 16
+"""Rows of a tile are a multiple of this: so each row lies as it would in the whole tensor, and a
+kernel that reads several values at once begins a row where it would begin it there."""
+IGNORED = -100
+REDUCTIONS = {"mean": 1, "sum": 2}
+
+
+def cross_entropy(
+    logits: Any, target: Any, *, ignore_index: int = IGNORED, reduction: str = "mean"
+) -> Any:
+    """`torch.nn.functional.cross_entropy(logits.float(), target)`, in tiles.
+
+    Args:
+        logits: `[rows, classes]`, of a floating type of 32 bits or fewer.
+        target: `[rows]`, the class of each row.
+        ignore_index: rows of this target do not count.
+        reduction: `mean` or `sum`.
+
+    Raises:
+        ValueError: for another reduction, or shapes that do not go together.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"use the reduction mean or sum: not {reduction}")
+    if logits.ndim != 2 or target.ndim != 1 or len(logits) != len(target):
+        raise ValueError(
+            f"give logits of [rows, classes] and as many targets: not {list(logits.shape)} and "
+            f"{list(target.shape)}"
+        )
+    if not logits.is_floating_point() or logits.element_size() > 4:
+        raise ValueError(f"give logits in 32 bits or fewer: not {logits.dtype}")
+    return _CrossEntropy.apply(logits, target, ignore_index, REDUCTIONS[reduction])
+
+
+def _tiles(logits: Any) -> Iterator[tuple[int, int]]:
+    rows, classes = logits.shape
+    tile = max(1, TILE_BYTES // (4 * max(1, classes)) // ALIGNED) * ALIGNED
+    for first in range(0, rows, tile):
+        yield first, min(first + tile, rows)
+
+
+def _log_softmax(logits: Any) -> Any:
+    return torch.ops.aten._log_softmax(logits.float(), 1, False)
+
+
+def _backward(ctx: Any, grad: Any) -> Any:
+    """Makes each tile's scores again, and of them its gradient."""
+    logits, target, weight = ctx.saved_tensors
+    gradient = torch.empty_like(logits)
+    for first, end in _tiles(logits):
+        scores = _log_softmax(logits[first:end])
+        of_scores = torch.ops.aten.nll_loss_backward(
+            grad, scores, target[first:end], None, ctx.reduction, ctx.ignore_index, weight
+        )
+        of_logits = torch.ops.aten._log_softmax_backward_data(of_scores, scores, 1, torch.float32)
+        gradient[first:end].copy_(of_logits)
+    return gradient, None, None, None
+
+
+class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, logits: Any, target: Any, ignore_index: int, reduction: int) -> Any:
+        """Picks each row's value tile by tile; one kernel adds them up."""
+        picked = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)
+        is_ignored = target == ignore_index
+        classes = torch.where(is_ignored, 0, target)
+        for first, end in _tiles(logits):
+            scores = _log_softmax(logits[first:end])
+            torch.gather(scores, 1, classes[first:end, None], out=picked[first:end])
+        marks = torch.where(is_ignored, IGNORED, 0)
+        loss, weight = torch.ops.aten.nll_loss_forward(picked, marks, None, reduction, IGNORED)
+        ctx.save_for_backward(logits, target, weight)
+        ctx.ignore_index, ctx.reduction = ignore_index, reduction
+        return loss
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
+
+
+def causal_lm_loss(  # noqa: PLR0917 - the parameters of the function that it stands for
+    logits: Any,
+    labels: Any,
+    vocab_size: int,
+    num_items_in_batch: Any = None,
+    ignore_index: int = IGNORED,
+    shift_labels: Any = None,
+    **_: Any,
+) -> Any:
+    """What Hugging Face's models compute (`transformers.loss.loss_utils.ForCausalLMLoss`)."""
+    if shift_labels is None:
+        labels = functional.pad(labels, (0, 1), value=ignore_index)
+        shift_labels = labels[..., 1:].contiguous()
+    loss = cross_entropy(
+        logits.view(-1, vocab_size),
+        shift_labels.view(-1).to(logits.device),
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+    )
+    if num_items_in_batch is None:
+        return loss
+    if torch.is_tensor(num_items_in_batch):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+class Loss:
+    """The loss of the models within one, put in tiles where it is known."""
+
+    def __init__(self, model: Any) -> None:
+        self.reason = "no module within it has a loss function of its own"
+        """Why it is not in tiles; empty if it is."""
+        self.restore: list[tuple[Any, Any]] = []
+        utils = sys.modules.get("transformers.loss.loss_utils")
+        known = getattr(utils, "ForCausalLMLoss", None)
+        for module in model.modules() if known is not None else ():
+            own = module.__dict__.get("_loss_function")
+            if own is None and getattr(module, "loss_type", None) != "ForCausalLM":
+                continue
+            if getattr(module, "loss_function", None) is not known:
+                continue
+            if not _is_as_known(known):
+                self.reason = "this version of transformers computes something else"
+                return
+            self.restore.append((module, own))
+            module.loss_function = causal_lm_loss
+            self.reason = ""
+
+    def remove(self) -> None:
+        """Gives every module its own loss function back."""
+        for module, before in self.restore:
+            if before is None:
+                module.__dict__.pop("_loss_function", None)
+            else:
+                module.loss_function = before
+        self.restore.clear()
+
+
+def _is_as_known(known: Any) -> bool:
+    """Whether it gives the same bits as ours, tried on a few numbers."""
+    numbers = torch.Generator().manual_seed(0)
+    for items in (None, 5):
+        results = []
+        for function in (known, causal_lm_loss):
+            logits = torch.randn(2, 7, 11, generator=numbers.manual_seed(1)).bfloat16()
+            logits.requires_grad_()
+            labels = torch.randint(0, 11, (2, 7), generator=numbers)
+            labels[0, 2] = IGNORED
+            try:
+                with torch.enable_grad():
+                    loss = function(logits, labels, 11, num_items_in_batch=items)
+                loss.backward()
+            except Exception:  # Whatever another version wants.
+                return False
+            results.append((loss.detach(), logits.grad))
+        if not all(torch.equal(*pair) for pair in zip(*results, strict=True)):
+            return False
+    return True
