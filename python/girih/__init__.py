@@ -196,7 +196,7 @@ def why(
 def long_context(
     model: Any,
     *,
-    alpha: float | Sequence[float] | None = None,
+    alpha: float | str | Sequence[float | str] | None = None,
     gpu_budget: int | str | None = None,
     least_tokens: int = 0,
     layers: str | None = None,
@@ -218,7 +218,9 @@ def long_context(
     Args:
         model: any `torch.nn.Module` with a list of layers.
         alpha: the part of the tokens that is kept, 0 to 1: of all layers, or a list with that of
-            each. If None it is found: two steps keep nothing, then it is what the budget holds.
+            each. Or "products": what products of matrices give is kept of all tokens, and the rest
+            is computed again, which takes little more time than reading it. If None it is found:
+            two steps keep nothing, then it is what the budget holds.
         gpu_budget: what tensors may take of the GPU, in bytes or like "60GiB", where alpha is not
             given; the whole of it if None.
         least_tokens: shorter passes run as they are.

@@ -252,15 +252,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parts(text: str) -> float | list[float]:
-    """A part of the tokens, or one for each layer."""
+def _parts(text: str) -> Any:
+    """A part of the tokens, or `products`; or one of these for each layer."""
     try:
-        parts = [float(word) for word in text.split(",")]
+        parts = [word if word == "products" else float(word) for word in text.split(",")]
     except ValueError:
         parts = [-1.0]
-    if not all(0 <= part <= 1 for part in parts):
+    if not all(part == "products" or 0 <= float(part) <= 1 for part in parts):
         raise argparse.ArgumentTypeError(
-            f"give a part, 0 to 1, or one for each layer, as 0.5,0.5,1: not {text}"
+            f"give a part, 0 to 1, or products, or one for each layer, as 0,0.5,1: not {text}"
         )
     return parts if len(parts) > 1 else parts[0]
 

@@ -165,9 +165,13 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 @pytest.fixture
-def one_thread():
-    """Threads cut a tensor at places that depend on its length, where vectors of a CPU end."""
+def one_thread(monkeypatch):
+    """Threads cut a tensor at places that depend on its length, where vectors of a CPU end.
+
+    The layers of these tests are narrow, and their products worth keeping all the same.
+    """
     torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr("girih._long.replay.DEPTH", 8)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

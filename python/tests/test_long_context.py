@@ -74,9 +74,52 @@ def test_what_is_kept_is_the_input_and_attention_and_a_part():
     assert everything / 2 - row < half < everything / 2 + 3 * row
 
 
+def test_products_that_are_kept_are_not_computed_again():
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.made = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.name() in ("aten::mm", "aten::addmm", "aten::bmm"):
+                self.made.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    model, counts, kept = Model(layers=2), {}, {}
+    for alpha in (None, "products", 0):
+        if alpha is not None:
+            girih.long_context(model, alpha=alpha)
+        for turn in range(3):
+            loss = model(ids(tokens=600)).pow(2).mean()
+            with Count() as count:
+                loss.backward()
+            counts[alpha, turn] = len(count.made)
+        if alpha is not None:
+            kept[alpha] = girih.long_context_report(model)["layers"][1]["bytes_kept"]
+    assert {counts[None, turn] for turn in range(3)} == {
+        counts["products", turn] for turn in range(3)
+    }
+    assert counts[0, 2] > counts[None, 2]
+    saved = girih.long_context_report(model)["layers"][1]["bytes_saved"]
+    assert kept[0] < kept["products"] < 0.7 * saved
+
+
+def test_a_product_that_no_replay_had_come_to_is_computed():
+    model = Model()
+    for layer in model.layers:
+        layer.mlp.requires_grad_(False)
+    model.layers[0].attention.requires_grad_(False)
+    girih.long_context(model, alpha="products")
+    gradients(model, ids(tokens=600))
+    model.requires_grad_(True)
+    found = gradients(model, ids(tokens=600))
+    api.remove(model)
+    assert_same(gradients(model, ids(tokens=600)), found)
+
+
 def test_random_numbers_are_those_of_the_forward_pass_row_by_row():
     model = Model(dropout=0.3)
-    report = check(model, ids(tokens=333, batch=2), alphas=(0, 0.5))
+    report = check(model, ids(tokens=333, batch=2), alphas=(0, "products", 0.5))
     assert all(layer["kept_whole"] == [] and layer["reason"] == "" for layer in report)
     # And those after it are what they would have been.
     girih.long_context(model, alpha=0)
@@ -91,12 +134,12 @@ def test_masks_of_padded_sequences():
     mask = torch.ones(2, 1, 300, 300, dtype=torch.bool).tril()
     mask[0, :, :, :17] = False
     mask[0, :, :17, :17] |= torch.eye(17, dtype=torch.bool)
-    report = check(Model(), ids(tokens=300, batch=2), mask=mask, alphas=(0, 0.5))
+    report = check(Model(), ids(tokens=300, batch=2), mask=mask, alphas=(0, "products", 0.5))
     assert all(layer["kept_whole"] == [] and layer["reason"] == "" for layer in report)
 
 
 def test_attention_that_is_written_out_is_kept_whole():
-    report = check(Model(eager=True), ids(tokens=300, batch=2), alphas=(0, 0.5))
+    report = check(Model(eager=True), ids(tokens=300, batch=2), alphas=(0, "products", 0.5))
     assert {name for layer in report for name in layer["kept_whole"]} == {"attention"}
     assert all(layer["bytes_kept"] < layer["bytes_saved"] for layer in report)
 
@@ -176,12 +219,12 @@ def test_autocast():
     def context():
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
-    check(Model(), ids(tokens=333, batch=2), context=context, alphas=(0, 0.5))
+    check(Model(), ids(tokens=333, batch=2), context=context, alphas=(0, "products", 0.5))
 
 
 def test_under_the_hooks_of_others():
     model = Model()
-    check(model, ids(), context=torch.autograd.graph.save_on_cpu, alphas=(0, 0.5))
+    check(model, ids(), context=torch.autograd.graph.save_on_cpu, alphas=(0, "products", 0.5))
 
 
 def test_under_checkpoints():
@@ -241,7 +284,7 @@ def test_what_was_put_together_goes_as_it_is_used():
 
 def test_views_of_one_tensor_are_views_of_one_again():
     model = Model(make=Chunked)
-    check(model, ids(batch=2), alphas=(0, 0.5))
+    check(model, ids(batch=2), alphas=(0, "products", 0.5))
     girih.long_context(model, alpha=0)
     loss = model(ids()).pow(2).mean()
     calls = [it for it in gc.get_objects() if isinstance(it, Call)]
@@ -307,7 +350,7 @@ def test_a_model_of_which_only_a_part_learns():
         parameter.requires_grad_(False)
     for layer in model.layers:
         layer.mlp.gate.weight.requires_grad_(False)
-    report = check(model, ids(), alphas=(0, 0.5), splits=False)
+    report = check(model, ids(), alphas=(0, "products", 0.5), splits=False)
     assert [layer["split"] for layer in report] == [0, 2, 2]
 
 

@@ -15,6 +15,7 @@ import girih  # noqa: E402
 from girih import _summary  # noqa: E402
 from girih._long import api  # noqa: E402
 from girih._long.layout import Layout, candidates  # noqa: E402
+from girih._long.part import Part  # noqa: E402
 from girih._long.share import Filling, Fixed, rounded  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +26,8 @@ def test_tokens_are_rounded_to_whole_tiles():
         0, 0, 128, 256, 896, 1000, 1000,
     ]  # fmt: skip
     assert rounded(33.7, 200) == 33
-    assert Fixed(0.5, 0).kept(0, 1024, 0) == 512
+    assert Fixed(0.5, 0).part(0, 1024, 0) == Part(512)
+    assert Fixed("products", 0).part(0, 1024, 0) == Part(0, products=True)
 
 
 def test_a_budget_is_filled_from_the_last_layer_and_given_back():
@@ -33,7 +35,7 @@ def test_a_budget_is_filled_from_the_last_layer_and_given_back():
     share = Filling(1000, 4, 0, peak=lambda: peak, steps=lambda: steps)
 
     def kept():
-        return [share.kept(layer, 100, 2.0) for layer in range(4)]
+        return [share.part(layer, 100, 2.0).first for layer in range(4)]
 
     assert kept() == [0, 0, 0, 0]
     steps = 1
@@ -163,7 +165,7 @@ def test_models_of_hugging_face(name):
     model = make[name]().train()
     run = Output(model)
     expected = gradients(run, ids(tokens=260, batch=2))
-    for alpha in (0, 0.5):
+    for alpha in (0, "products", 0.5):
         girih.long_context(model, alpha=alpha)
         for _ in range(3):
             assert_same(expected, gradients(run, ids(tokens=260, batch=2)))

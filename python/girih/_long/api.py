@@ -14,6 +14,7 @@ from girih._errors import GirihError
 from girih._long.find import layers_of
 from girih._long.layer import Known, Layer
 from girih._long.loss import Loss
+from girih._long.part import PRODUCTS, Alpha, is_alpha
 from girih._long.share import Filling, Fixed, Share
 
 # What a model was given to. It dies with the model.
@@ -55,7 +56,7 @@ class LongContext:
 def apply(
     model: Any,
     *,
-    alpha: float | Sequence[float] | None = None,
+    alpha: Alpha | Sequence[Alpha] | None = None,
     gpu_budget: int | None = None,
     least_tokens: int = 0,
     layers: str | None = None,
@@ -111,7 +112,7 @@ def reports() -> list[dict[str, Any]]:
 
 
 def _share(
-    alpha: float | Sequence[float] | None, gpu_budget: int | None, layers: int, least_tokens: int
+    alpha: Alpha | Sequence[Alpha] | None, gpu_budget: int | None, layers: int, least_tokens: int
 ) -> Share:
     if alpha is None:
         if not torch.cuda.is_available():
@@ -128,10 +129,13 @@ def _share(
         )
     if gpu_budget is not None:
         raise GirihError("give alpha or gpu_budget, not both: a budget finds its own alpha")
-    parts = [alpha] if isinstance(alpha, (int, float)) else list(alpha)
-    if not all(isinstance(part, (int, float)) and 0 <= part <= 1 for part in parts):
-        raise GirihError(f"give alpha as a part, 0 (nothing is kept) to 1 (all is): not {alpha}")
-    if not isinstance(alpha, (int, float)) and len(parts) != layers:
+    parts = [alpha] if isinstance(alpha, (int, float, str)) else list(alpha)
+    if not all(is_alpha(part) for part in parts):
+        raise GirihError(
+            f"give alpha as a part, 0 (nothing is kept) to 1 (all is), or as {PRODUCTS!r}: not "
+            f"{alpha}"
+        )
+    if not isinstance(alpha, (int, float, str)) and len(parts) != layers:
         raise GirihError(
             f"give alpha for each of the {layers} layers, or one for all: not {len(parts)}"
         )

@@ -21,7 +21,9 @@ from girih._long.layout import (
     is_dense,
     span,
 )
+from girih._long.part import Part
 from girih._long.replay import (
+    PRODUCTS,
     Done,
     Note,
     Recorder,
@@ -101,12 +103,13 @@ class Call:
     """One pass of a layer."""
 
     def __init__(
-        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int, first: int
+        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int, part: Part
     ) -> None:
         self.layer = layer
         self.tokens = tokens
-        self.first = first
+        self.first = first = part.first
         """The first token that is computed again."""
+        self.keeps_products = part.products
         leaves, self.spec = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.device = tensors[0].device
@@ -131,6 +134,8 @@ class Call:
             "dtype": torch.get_autocast_dtype(device_type),
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
+        self.notes_answered = 0
+        """Of the notes, how many a replay was seen to need."""
         self.sizes = (0, 0)
         self.bytes_cut = 0
         self.is_cut = False
@@ -178,6 +183,10 @@ class Call:
         """An output that the replay will be answered with."""
         return self._packed(output) if isinstance(output, torch.Tensor) else output
 
+    def wants_note(self, index: int) -> bool:
+        """Whether a replay comes as far as this note, as far as is known."""
+        return bool(index < self.layer.notes_wanted(self))
+
     def kept(self, output: Any) -> Any:
         """The way back."""
         return output.get() if isinstance(output, Packed) else output
@@ -205,6 +214,9 @@ class Call:
 
     def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
+        for note in self.notes[self.layer.notes_wanted(self) :]:
+            if note.name in PRODUCTS:
+                note.outputs = None
         bases: dict[tuple[Any, ...], int] = {}
         for leaf in self.leaves:
             if isinstance(leaf, Packed):
@@ -452,6 +464,7 @@ class Call:
             return [None] * len(self.saves), where, said
         finally:
             set_generator_state(self.device, state)
+        self.notes_answered = replay.replayer.at
         return layouts, next(iter(differs), None), None
 
 

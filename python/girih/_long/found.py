@@ -10,11 +10,12 @@ import torch
 
 from girih._errors import GirihError
 from girih._long import api
+from girih._long.part import Alpha
 
 log = logging.getLogger("girih")
 
 
-def install(part: bool | float | list[float], gpu_budget: int | None) -> None:
+def install(part: bool | Alpha | list[Alpha], gpu_budget: int | None) -> None:
     """Splits the first model that is called to be trained and has layers.
 
     `part` is alpha, or one for each layer, or True: then it is found. `gpu_budget` is in bytes.
@@ -30,7 +31,7 @@ def install(part: bool | float | list[float], gpu_budget: int | None) -> None:
             return
         # What it calls is called within it: the first one is the outermost.
         tried.update(module.modules())
-        alpha = part if isinstance(part, list) else None if part is True else float(part)
+        alpha = None if isinstance(part, bool) else part
         try:
             api.apply(module, alpha=alpha, gpu_budget=gpu_budget if alpha is None else None)
         except GirihError as error:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from girih._long.call import Call, Replay
 from girih._long.layout import PLAIN, WHOLE, Layout
+from girih._long.part import Part
 from girih._long.share import Share, rounded
 
 log = logging.getLogger("girih")
@@ -94,6 +95,8 @@ class Layer:
         self.is_all_or_none = False
         """Next to nothing of it could be kept in part."""
         self.plans: dict[Any, list[Layout | None]] = {}
+        self.notes: dict[Any, int] = {}
+        """Of passes that keep products: how many of their notes a replay needs."""
         self.lengths: set[tuple[int, int]] = set()
         """Tokens, and the first that ran again, of passes that were compared."""
         self.bytes_per_token = 0.0
@@ -125,10 +128,10 @@ class Layer:
         if tokens is None:
             return self.original(*args, **kwargs)
         self.seen.calls += 1
-        first = self.share.kept(self.index, tokens, self.bytes_per_token)
-        if self.is_all_or_none and first < tokens:
-            first = 0
-        call = Call(self, args, kwargs, tokens, first)
+        part = self.share.part(self.index, tokens, self.bytes_per_token)
+        if self.is_all_or_none and part.first < tokens:
+            part = Part(0, part.products)
+        call = Call(self, args, kwargs, tokens, part)
         self.thread.call, self.thread.running = call, []
         try:
             with call.recording():
@@ -167,6 +170,10 @@ class Layer:
     def opaque_names(self, first: int) -> frozenset[str]:
         """Modules that do not run again in a replay from the token `first` on."""
         return frozenset(self.known.opaque | self.known.mixing if first else self.known.opaque)
+
+    def notes_wanted(self, call: Call) -> int:
+        """How many of a pass's notes a replay needs; more than there are, if that is not known."""
+        return self.notes.get(self._key(call), 1 << 30) if call.first == 0 else 1 << 30
 
     def running(self) -> str:
         """The innermost module that runs; empty for the layer itself."""
@@ -273,6 +280,8 @@ class Layer:
         if plan is not None and not is_new and calls & (calls - 1):
             return self._planned(call, plan)
         learnt = self._learn(call)
+        if learnt is not None:
+            self.notes[key] = max(self.notes.get(key, 0), call.notes_answered)
         if learnt is None and plan is not None:
             return self._planned(call, plan)
         if learnt is None:
@@ -332,7 +341,7 @@ class Layer:
         autocast = call.autocast["enabled"], call.autocast["dtype"]
         if call.first == 0:
             # All of it, whatever its shapes.
-            return autocast, self.module.training
+            return autocast, self.module.training, call.keeps_products
         notes = tuple(note.name for note in call.notes)
         return saves, autocast, notes, self.module.training
 

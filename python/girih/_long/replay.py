@@ -28,6 +28,18 @@ ATTENTION = {
     "aten::_flash_attention_forward",
     "aten::_efficient_attention_forward",
 }
+PRODUCTS = {
+    "aten::mm": 0,
+    "aten::addmm": 1,
+    "aten::bmm": 0,
+    "aten::baddbmm": 1,
+    "aten::_scaled_mm": 0,
+    "aten::_grouped_mm": 0,
+}
+"""Which argument is the left matrix."""
+DEPTH = 512
+"""Terms of each of a product's sums from which on its output is worth keeping. What has fewer, as
+LoRA's have, is computed again about as fast as it is read."""
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
@@ -59,20 +71,22 @@ _kinds: dict[Any, str] = {}
 
 
 def kind_of(func: Any) -> str:
-    """`attention`, `random`, `collective`, `dynamic`, or nothing."""
+    """`attention`, `product`, `random`, `collective`, `dynamic`, or nothing."""
     kind = _kinds.get(func)
     if kind is None:
         kind = _kinds[func] = _classify(func)
     return kind
 
 
-def _classify(func: Any) -> str:
+def _classify(func: Any) -> str:  # noqa: PLR0911 - one for each kind
     name, tags = _name(func), getattr(func, "tags", ())
     space = name.partition("::")[0]
     if name in ATTENTION or name == "flex_attention":
         return "attention"
     if "flash_attn" in space and "backward" not in name:
         return "attention"
+    if name in PRODUCTS:
+        return "product"
     if space in COLLECTIVES:
         return "collective"
     if torch.Tag.nondeterministic_seeded in tags:
@@ -90,6 +104,11 @@ def _name(func: Any) -> str:
 def _first_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
     first = args[0] if args else ()
     return tuple(first.shape) if isinstance(first, torch.Tensor) else tuple(first)
+
+
+def is_worth_keeping(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a product is kept where products are."""
+    return int(args[PRODUCTS[name]].shape[-1]) >= DEPTH
 
 
 def generator_state(device: Any) -> Any:
@@ -122,6 +141,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         kind = kind_of(func)
         if not kind or self.call.is_in_opaque:
             return func(*args, **kwargs)
+        if kind == "product":
+            return self._product(func, args, kwargs)
         has_generator = kwargs.get("generator") is not None
         if has_generator or kind in ("collective", "dynamic"):
             self.call.meets("generator" if has_generator else kind, _name(func))
@@ -134,6 +155,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             note.outputs = tree_map(self.call.keep, outputs)
         self.call.notes.append(note)
         return outputs
+
+    def _product(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        output = func(*args, **kwargs)
+        name = _name(func)
+        if self.call.keeps_products and is_worth_keeping(name, args):
+            note = Note(name, tuple(output.shape))
+            if self.call.wants_note(len(self.call.notes)):
+                note.outputs = self.call.keep(output)
+            self.call.notes.append(note)
+        return output
 
 
 class Replayer(TorchDispatchMode):  # type: ignore[misc]
@@ -161,12 +192,24 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         if self.is_done:
             raise Done
         kind = kind_of(func)
+        if kind == "product":
+            return self._product(func, args, kwargs)
         if kind not in ("attention", "random"):
             return func(*args, **kwargs)
         note = self.next(_name(func))
         if kind == "attention":
             return self._attention(note, args)
         return self._random(func, note, args, kwargs)
+
+    def _product(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        name = _name(func)
+        if not self.call.keeps_products or not is_worth_keeping(name, args):
+            return func(*args, **kwargs)
+        note = self.next(name)
+        if note.outputs is None:
+            # No replay had come as far as this.
+            return func(*args, **kwargs)
+        return self.rows(note.outputs, self.call.tokens, None)
 
     def next(self, name: str) -> Note:
         """What was noted next. It must be of that name."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from girih._long.part import Alpha, Part
+
 UNIT = 128
 """Kernels work on tiles of so many rows: parts of whole tiles are computed like the whole."""
 
@@ -24,8 +26,8 @@ class Share(Protocol):
     def is_worth_it(self, layer: int, tokens: int) -> bool:
         """Whether passes of so many tokens are looked at at all."""
 
-    def kept(self, layer: int, tokens: int, bytes_per_token: float) -> int:
-        """How many of the first tokens are kept; all of them if the pass is not to be split.
+    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
+        """What is kept: how many of the first tokens, all if the pass is not to be split.
 
         `bytes_per_token` is what can be cut of each token; 0 where it is not known yet.
         """
@@ -36,20 +38,23 @@ class Fixed:
 
     is_free = False
 
-    def __init__(self, alpha: float | Sequence[float], least_tokens: int) -> None:
+    def __init__(self, alpha: Alpha | Sequence[Alpha], least_tokens: int) -> None:
         self.alpha = alpha
         self.least_tokens = least_tokens
 
     def is_worth_it(self, layer: int, tokens: int) -> bool:
         """From the least on, where not everything is kept anyway."""
-        return tokens >= self.least_tokens and self._of(layer) < 1
+        return tokens >= self.least_tokens and self._of(layer) != 1
 
-    def kept(self, layer: int, tokens: int, bytes_per_token: float) -> int:
+    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
         """Rounded down to whole tiles, where there are some."""
-        return rounded(self._of(layer) * tokens, tokens)
+        alpha = self._of(layer)
+        if isinstance(alpha, str):
+            return Part(0, products=True)
+        return Part(rounded(alpha * tokens, tokens))
 
-    def _of(self, layer: int) -> float:
-        return self.alpha if isinstance(self.alpha, (int, float)) else self.alpha[layer]
+    def _of(self, layer: int) -> Alpha:
+        return self.alpha if isinstance(self.alpha, (int, float, str)) else self.alpha[layer]
 
 
 class Filling:
@@ -87,15 +92,15 @@ class Filling:
         """From the least on."""
         return tokens >= self.least_tokens
 
-    def kept(self, layer: int, tokens: int, bytes_per_token: float) -> int:
+    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
         """From the last layer on, whole ones as long as there is room."""
         if layer == 0:
             self._look()
         if self.room is None or bytes_per_token <= 0:
-            return 0
+            return Part(0)
         behind = self.layers - 1 - layer
         rest = self.room / bytes_per_token - behind * tokens
-        return rounded(min(max(rest, 0), tokens), tokens)
+        return Part(rounded(min(max(rest, 0), tokens), tokens))
 
     def _look(self) -> None:
         if self.steps() < STEPS_BEFORE:
