@@ -365,19 +365,6 @@ def test_without_memory_to_compare_again_what_was_found_holds(monkeypatch):
         assert all(it["reason"] == "" and it["split"] == 2 for it in report)
 
 
-def test_a_layer_of_which_no_part_could_be_kept_keeps_all_or_nothing_of_a_budget():
-    model = Model(make=Scores)
-    expected = gradients(model, ids(tokens=600))
-    girih.long_context(model, alpha=0.5)
-    for layer in api.of(model).layers:
-        layer.share.is_free = True
-    for _ in range(4):
-        assert_same(expected, gradients(model, ids(tokens=600)))
-    report = girih.long_context_report(model)["layers"]
-    assert [layer["kept"] for layer in report] == [0] * len(report)
-    assert [layer["reason"] for layer in report][1:] == [""] * (len(report) - 1)
-
-
 def test_a_module_that_does_something_else_the_second_time_is_kept_whole():
     class Counting(nn.Module):
         def __init__(self):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from girih._long.call import Call, Replay
 from girih._long.layout import PLAIN, WHOLE, Layout
-from girih._long.part import Part
+from girih._long.part import Held
 from girih._long.share import Share, rounded
 
 log = logging.getLogger("girih")
@@ -92,15 +92,12 @@ class Layer:
         self.is_refused = False
         self.parts = 1
         """In so many it is put together: as many as there was memory for."""
-        self.is_all_or_none = False
-        """Next to nothing of it could be kept in part."""
         self.plans: dict[Any, list[Layout | None]] = {}
         self.notes: dict[Any, int] = {}
         """Of passes that keep products: how many of their notes a replay needs."""
         self.lengths: set[tuple[int, int]] = set()
         """Tokens, and the first that ran again, of passes that were compared."""
-        self.bytes_per_token = 0.0
-        """Of what is cut; 0 while it is not known."""
+        self.held = Held()
         self.thread = threading.local()
         self.original = module.forward
         self.restore: list[tuple[Any, Any]] = []
@@ -128,9 +125,10 @@ class Layer:
         if tokens is None:
             return self.original(*args, **kwargs)
         self.seen.calls += 1
-        part = self.share.part(self.index, tokens, self.bytes_per_token)
-        if self.is_all_or_none and part.first < tokens:
-            part = Part(0, part.products)
+        part = self.share.part(self.index, tokens, self.held)
+        if part.first >= tokens:
+            self.seen.tokens = self.seen.kept = tokens
+            return self.original(*args, **kwargs)
         call = Call(self, args, kwargs, tokens, part)
         self.thread.call, self.thread.running = call, []
         try:
@@ -232,22 +230,18 @@ class Layer:
     def _close(self, call: Call) -> None:
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
-        if call.first < call.tokens and self._may_run_twice(call):
+        if self._may_run_twice(call):
             layouts = self._layouts(call)
         call.close(layouts or [None] * len(call.saves))
         self._note(call)
         after = len(self.known.opaque), len(self.known.mixing)
-        is_split = call.first < call.tokens and layouts is not None
-        if is_split and before == after and not self.is_refused:
+        if layouts is not None and before == after and not self.is_refused:
             self._judge(call)
 
     def _judge(self, call: Call) -> None:
         """Leaves the layer alone from now on if that saves next to nothing."""
         saved, kept = call.sizes
         if saved - kept < LEAST_GAIN * saved * (1 - call.first / call.tokens):
-            if call.first > 0 and self.share.is_free:
-                self.is_all_or_none = True
-                return
             little = "nearly all that it saves is kept whole, or needed to run it again"
             self._refuse(f"{self.seen.reason}; {little}" if self.seen.reason else little)
 
@@ -351,7 +345,13 @@ class Layer:
         seen.kept = call.first if call.is_cut else call.tokens
         seen.split += seen.kept < seen.tokens
         seen.bytes_saved, seen.bytes_kept = call.sizes
-        self.bytes_per_token = max(self.bytes_per_token, call.bytes_cut / call.tokens)
+        if call.is_cut and call.first == 0:
+            kept = seen.bytes_kept / call.tokens
+            if call.keeps_products:
+                self.held.products = max(self.held.products, kept)
+            else:
+                self.held.nothing = max(self.held.nothing, kept)
+            self.held.whole = max(self.held.whole, seen.bytes_saved / call.tokens)
 
     def _refuse(self, reason: str) -> None:
         self.is_refused = True

@@ -21,6 +21,18 @@ class Part:
     again then are norms, activations, sums, at the price of reading them."""
 
 
+@dataclasses.dataclass
+class Held:
+    """Bytes of each token that a layer holds for its backward pass; 0 where that was not seen."""
+
+    nothing: float = 0.0
+    """Where nothing is kept that can be computed again."""
+    products: float = 0.0
+    """Where products are kept."""
+    whole: float = 0.0
+    """Where everything is."""
+
+
 def is_alpha(part: object) -> bool:
     """Whether it is one."""
     if isinstance(part, str):

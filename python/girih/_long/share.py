@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from girih._long.part import Alpha, Part
+from girih._long.part import Alpha, Held, Part
 
 UNIT = 128
 """Kernels work on tiles of so many rows: parts of whole tiles are computed like the whole."""
@@ -17,26 +17,25 @@ SPARE = 0.02
 """Of the budget: what is asked for besides is not the same in every step."""
 
 
+GUESS = 0.6
+"""What products are of all that can be computed again, until a step has shown it."""
+
+
 class Share(Protocol):
     """Decides for each layer and pass."""
-
-    is_free: bool
-    """Nobody has asked for these parts: a layer may keep all or nothing instead."""
 
     def is_worth_it(self, layer: int, tokens: int) -> bool:
         """Whether passes of so many tokens are looked at at all."""
 
-    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
+    def part(self, layer: int, tokens: int, held: Held) -> Part:
         """What is kept: how many of the first tokens, all if the pass is not to be split.
 
-        `bytes_per_token` is what can be cut of each token; 0 where it is not known yet.
+        `held` is what the layer was seen to hold.
         """
 
 
 class Fixed:
     """The same part of every pass: Memo's alpha, one for all layers or one for each."""
-
-    is_free = False
 
     def __init__(self, alpha: Alpha | Sequence[Alpha], least_tokens: int) -> None:
         self.alpha = alpha
@@ -46,7 +45,7 @@ class Fixed:
         """From the least on, where not everything is kept anyway."""
         return tokens >= self.least_tokens and self._of(layer) != 1
 
-    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
+    def part(self, layer: int, tokens: int, held: Held) -> Part:
         """Rounded down to whole tiles, where there are some."""
         alpha = self._of(layer)
         if isinstance(alpha, str):
@@ -61,12 +60,12 @@ class Filling:
     """As much as the budget holds, found by running.
 
     At first nothing is kept that can be computed again. When the optimizer has its states, what the
-    budget has above the peak is filled with layers that are kept whole, from the last, which are
-    needed first, and one in part. If the peak goes over the budget after that, as much is given
-    back. A model that fits without is left alone from then on.
+    budget has above the peak is filled: with the products of as many layers as there is room for,
+    from the last, which are needed first; where those of all layers are kept, with layers that are
+    kept whole. For each byte a product saves more time than what else a layer saves does. If the
+    peak goes over the budget after that, as much is given back. A model that fits without is left
+    alone from then on.
     """
-
-    is_free = True
 
     def __init__(
         self,
@@ -87,20 +86,29 @@ class Filling:
         self.room: int | None = None
         """Bytes of a pass that are kept of what could be cut; None while it is not known."""
         self.peak_seen = 0
+        self.last = layers
+        """The layer that was asked for last."""
 
     def is_worth_it(self, layer: int, tokens: int) -> bool:
         """From the least on."""
         return tokens >= self.least_tokens
 
-    def part(self, layer: int, tokens: int, bytes_per_token: float) -> Part:
-        """From the last layer on, whole ones as long as there is room."""
-        if layer == 0:
+    def part(self, layer: int, tokens: int, held: Held) -> Part:
+        """From the last layer on, products; then, if those are all kept, whole ones."""
+        if layer <= self.last:
+            # Another pass. The first layer may have been left alone.
             self._look()
-        if self.room is None or bytes_per_token <= 0:
+        self.last = layer
+        able = held.whole - held.nothing
+        if self.room is None or able <= 0:
             return Part(0)
-        behind = self.layers - 1 - layer
-        rest = self.room / bytes_per_token - behind * tokens
-        return Part(rounded(min(max(rest, 0), tokens), tokens))
+        products = held.products - held.nothing if held.products else GUESS * able
+        products = min(max(products, 1.0), able)
+        # Of this layer and those behind it; then of all, and of those again.
+        behind, room = self.layers - layer, self.room / tokens
+        if room >= self.layers * products + behind * (able - products):
+            return Part(tokens)
+        return Part(0, products=room >= behind * products)
 
     def _look(self) -> None:
         if self.steps() < STEPS_BEFORE:
