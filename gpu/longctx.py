@@ -5,11 +5,11 @@
     python gpu/longctx.py longest --layers 32  # the longest sequence of each way
     python gpu/longctx.py loss                 # the loss of all tokens, in tiles and not
 
-Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says what
-the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just before;
-flops are those of the model (6 for each weight and token, 6 n h s^2 of causal attention), by the
-peak of the card that `--peak` gives. `longest` doubles the tokens until a way runs out of memory, then
-halves the step between the last two.
+Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says
+what the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just
+before; flops are those of the model (6 for each weight and token, 6 n h s^2 of causal attention),
+by the peak of the card that `--peak` gives. `longest` doubles the tokens until a way runs out of
+memory, then halves the step between the last two.
 """
 
 import argparse
