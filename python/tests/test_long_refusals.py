@@ -261,6 +261,27 @@ def test_a_layer_that_mixes_tokens_is_left_alone_or_runs_again_whole():
     assert all(layer["bytes_kept"] < 0.05 * layer["bytes_saved"] for layer in report)
 
 
+class InPlace(nn.Module):
+    """Changes in place what a product gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = torch.relu_(self.linear(x))
+        return x + torch.sin(self.second(y)) * y
+
+
+def test_a_product_that_is_changed_in_place_is_computed_again():
+    report = check(Model(make=InPlace), ids(), alphas=(0, "products", 0.5))
+    model = Model(make=InPlace)
+    girih.long_context(model, alpha="products")
+    gradients(model, ids())
+    report = girih.long_context_report(model)["layers"]
+    assert all(it["kept_whole"] == [] and it["split"] == 1 for it in report)
+
+
 def test_without_memory_to_compare_a_pass_is_kept_whole_and_the_next_is_tried_again(monkeypatch):
     model = Model()
     expected = gradients(model, ids(tokens=600))

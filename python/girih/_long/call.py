@@ -5,86 +5,25 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from girih._long.layout import (
-    WHOLE,
-    Layout,
-    address,
-    candidates,
-    close_up,
-    is_apart,
-    is_dense,
-    span,
-)
+from girih._long.compare import compare
+from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span
+from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
 from girih._long.replay import (
     PRODUCTS,
-    Done,
     Note,
     Recorder,
-    Replayer,
-    ReplayError,
+    Replay,
+    Take,
     generator_state,
     set_generator_state,
 )
-
-Take = Callable[[int, Any], bool]
-Storage = tuple[Any, ...]
-"""Of tensors that were saved: where it began, of what type, on which device."""
-
-
-@dataclasses.dataclass
-class Packed:
-    """A tensor that is kept, as the hooks around the layer pack it (those of swapping, or none)."""
-
-    value: Any
-    unpack: Any
-    version: int
-    requires_grad: bool = False
-    tensor: Any = None
-    """The tensor itself, until the layer's pass ends."""
-
-    def get(self) -> Any:
-        """The tensor."""
-        if self.unpack is not None:
-            return self.unpack(self.value)
-        if self.value._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a {self.value.dtype} of {list(self.value.shape)} that a layer "
-                f"saved is at version {self.value._version}; expected version {self.version} "
-                "instead"
-            )
-        return self.value
-
-
-@dataclasses.dataclass
-class Save:
-    """A tensor that autograd saved."""
-
-    tensor: Any
-    """The tensor itself, until the layer's pass ends."""
-    version: int
-    module: str
-    """The innermost module that was running; empty for the layer itself."""
-    is_fixed: bool
-    """A parameter or buffer of the layer, or within an opaque module, or of a class that has its
-    bytes elsewhere: never cut."""
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    storage: Storage = ()
-    """Which one it is of: views of one storage are put together in one again, as they were."""
-    offset: int = 0
-    """In elements, in that storage."""
-    whole: Packed | None = None
-    layout: Layout | None = None
-    kept: Packed | None = None
-    """The first tokens, if there are any that are kept."""
 
 
 @dataclasses.dataclass
@@ -212,19 +151,27 @@ class Call:
 
     # ---- the end of the forward pass
 
+    def drop_products(self) -> None:
+        """Lets go of those that cannot answer a replay, or that none comes to."""
+        wanted = self.layer.notes_wanted(self)
+        for index, note in enumerate(self.notes):
+            if note.name not in PRODUCTS or note.outputs is None:
+                continue
+            # What was changed in place is not what the product gave: it is computed again.
+            if index >= wanted or note.outputs.tensor._version != note.outputs.version:
+                note.outputs = None
+
     def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
-        for note in self.notes[self.layer.notes_wanted(self) :]:
-            if note.name in PRODUCTS:
-                note.outputs = None
+        self.drop_products()
         bases: dict[tuple[Any, ...], int] = {}
         for leaf in self.leaves:
             if isinstance(leaf, Packed):
-                bases.setdefault(_place(leaf.tensor), KEPT_ANYWAY)
+                bases.setdefault(place(leaf.tensor), KEPT_ANYWAY)
         for note in self.notes:
             for output in tree_flatten(note.outputs)[0]:
                 if isinstance(output, Packed):
-                    bases.setdefault(_place(output.tensor), KEPT_ANYWAY)
+                    bases.setdefault(place(output.tensor), KEPT_ANYWAY)
         for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
             self._cut(index, save, layout, bases)
         self.is_cut = self.bytes_cut > 0
@@ -241,7 +188,7 @@ class Call:
         if save.is_fixed:
             save.whole = self._packed(tensor, save.version)
             return
-        base = bases.setdefault(_place(tensor), index) if is_dense(tensor) else index
+        base = bases.setdefault(place(tensor), index) if is_dense(tensor) else index
         is_changed = tensor._version != save.version
         is_cut = layout is not None and self.first < self.tokens
         if not is_cut or not is_apart(tensor) or is_changed or base == KEPT_ANYWAY:
@@ -267,11 +214,9 @@ class Call:
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes that autograd saved, and bytes that are kept: each place once."""
-        saved = {
-            _place(it.tensor): it.tensor.nbytes for it in self.saves if not self._is_weight(it)
-        }
-        kept = {_place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
-        weights = {_place(it.tensor) for it in self.saves if self._is_weight(it)}
+        saved = {place(it.tensor): it.tensor.nbytes for it in self.saves if not self._is_weight(it)}
+        kept = {place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
+        weights = {place(it.tensor) for it in self.saves if self._is_weight(it)}
         return sum(saved.values()), sum(size for it, size in kept.items() if it not in weights)
 
     def _is_weight(self, save: Save) -> bool:
@@ -436,12 +381,12 @@ class Call:
         free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
         differs: list[str] = []
 
-        def compare(index: int, rows: Any) -> bool:
+        def take(index: int, rows: Any) -> bool:
             save = self.saves[index]
             if save.tensor._version != save.version:
                 # Changed in place since; it stays whole, and what comes of it is compared.
                 return True
-            layout, is_same = _compare(save.tensor, rows, self.tokens, first)
+            layout, is_same = compare(save.tensor, rows, self.tokens, first)
             if is_same:
                 layouts[index] = layout if first else WHOLE
             else:
@@ -452,7 +397,7 @@ class Call:
         if not free:
             return layouts, None, None
         state = generator_state(self.device)
-        replay = Replay(self, first, free, compare)
+        replay = Replay(self, first, free, take)
         try:
             replay.run()
         except torch.OutOfMemoryError:
@@ -468,128 +413,6 @@ class Call:
         return layouts, next(iter(differs), None), None
 
 
-class Replay:
-    """The layer once more, over the tokens from `first` on."""
-
-    def __init__(self, call: Call, first: int, wanted: set[int], take: Take) -> None:
-        self.call = call
-        self.first = first
-        self.wanted = wanted
-        self.take = take
-        """Is given each of those that are wanted, as it is saved; True if it wants the next."""
-        self.found: set[int] = set()
-        self.replayer = Replayer(call, first)
-        self.place = 0
-        """How many saves there were."""
-        self.error: BaseException | None = None
-        """What taking a tensor raised."""
-        self.is_over = not wanted
-        """Nothing that comes is wanted."""
-        self.running: list[str] = []
-        """Modules within the layer, the innermost last."""
-
-    def run(self) -> None:
-        """Hands over what autograd saves of those that are wanted."""
-        call = self.call
-        args, kwargs = tree_unflatten(
-            [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
-        )
-        # What is saved stays in the hooks: the innermost hold.
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _never)
-        try:
-            with (
-                torch.enable_grad(),
-                torch.autocast(**call.autocast),
-                call.layer.replaying(self),
-                hooks,
-                self.replayer,
-            ):
-                call.layer.original(*args, **kwargs)
-        except Done:
-            pass
-        if self.error is not None:
-            # Not held on to: it knows the frames that it came through, and they the tensors.
-            error, self.error = self.error, None
-            raise error
-        if not self.is_over:
-            missing = len(self.wanted) - len(self.found)
-            raise ReplayError(f"{missing} of the tensors that it saved are not saved again")
-
-    def answer(self, name: str) -> Any:
-        """What an opaque module gave."""
-        note = self.replayer.next(name)
-        self.place = note.saves
-        return tree_map(self._answered, note.outputs)
-
-    def _pack(self, tensor: Any) -> None:
-        place = self.place
-        self.place += 1
-        if place not in self.wanted or self.is_over:
-            return
-        self.found.add(place)
-        # Never out of here: torch (2.11) leaks the hooks of a save whose hook raises.
-        self.replayer.is_aside = True
-        try:
-            with torch.no_grad():
-                goes_on = self.take(place, tensor.detach())
-        except BaseException as error:
-            self.error, goes_on = error, False
-        finally:
-            self.replayer.is_aside = False
-        self.is_over = self.replayer.is_done = not goes_on or len(self.found) == len(self.wanted)
-
-    def _rows_of_input(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Packed):
-            return leaf
-        tensor = rows = leaf.get()
-        for dim in self.call.layer.token_dims(tensor, self.call.tokens):
-            rows = rows.narrow(dim, self.first, self.call.tokens - self.first)
-        return close_up(rows, tensor).detach().requires_grad_(leaf.requires_grad)
-
-    def _answered(self, output: Any) -> Any:
-        if not isinstance(output, Packed):
-            return output
-        rows = self.replayer.rows(output, self.call.tokens, self.call.layer.token_dim)
-        return rows.detach().requires_grad_(output.requires_grad)
-
-
-def _compare(full: Any, part: Any, tokens: int, first: int) -> tuple[Layout | None, bool]:
-    if full.dtype != part.dtype:
-        return None, False
-    if full.shape == part.shape:
-        return None, _is_equal(full, part)
-    rows = tokens - first
-    square = [dim for dim in range(full.ndim) if full.shape[dim] != part.shape[dim]]
-    if len(square) == 2 and full.ndim == part.ndim:
-        # Tokens by tokens, as a mask is: right, and nothing that could be cut.
-        corner = full
-        for dim in square:
-            if full.shape[dim] != tokens or part.shape[dim] != rows:
-                return None, False
-            corner = corner.narrow(dim, first, rows)
-        return None, _is_equal(corner, part)
-    for layout in candidates(tuple(full.shape), tuple(part.shape), tokens, rows):
-        if _is_equal(layout.rows(full, first, tokens, tokens), layout.rows(part, 0, rows, rows)):
-            return layout, True
-    return None, False
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    # Not a number is equal to itself here: it is the bits that are meant.
-    return bool(torch.equal(a, b)) or bool(
-        a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
-
-
-def _place(tensor: Any) -> tuple[Any, ...]:
-    start = address(tensor)
-    return (id(tensor),) if start is None else (start, tensor.numel(), tensor.dtype)
-
-
 def unpack(handle: Handle) -> Any:
     """Autograd uses what it saved."""
     return handle.call.get(handle.index)
-
-
-def _never(_: None) -> Any:
-    raise ReplayError("nothing goes backward in a replay")

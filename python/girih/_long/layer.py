@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from girih._long.call import Call, Replay
+from girih._long.call import Call
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.part import Held
+from girih._long.replay import Replay
 from girih._long.share import Share, rounded
 
 log = logging.getLogger("girih")
@@ -231,6 +232,7 @@ class Layer:
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
         if self._may_run_twice(call):
+            call.drop_products()
             layouts = self._layouts(call)
         call.close(layouts or [None] * len(call.saves))
         self._note(call)

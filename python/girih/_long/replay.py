@@ -1,4 +1,4 @@
-"""What a pass over some of the rows cannot compute: noted in forward, answered in the replay.
+"""A layer that runs again, and what a pass over some of the rows cannot compute: noted in forward.
 
 - Attention looks at all tokens. Its output and log-sum-exp are kept, and the replay is answered
   with rows of them.
@@ -12,13 +12,18 @@ What must not be done twice is noted too: communication, shapes that depend on t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_unflatten
 
 from girih._long.layout import close_up, narrow
+from girih._long.packed import Packed
+
+Take = Callable[[int, Any], bool]
+"""Is given the index of a tensor that a replay saves, and the tensor; true if it wants the next."""
 
 ATTENTION = {
     "aten::_scaled_dot_product_flash_attention",
@@ -260,3 +265,92 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
 
     def _rows_of_drawn(self, whole: Any) -> Any:
         return narrow(whole, self.call.tokens, self.first)
+
+
+class Replay:
+    """The layer once more, over the tokens from `first` on."""
+
+    def __init__(self, call: Any, first: int, wanted: set[int], take: Take) -> None:
+        self.call = call
+        self.first = first
+        self.wanted = wanted
+        self.take = take
+        """Is given each of those that are wanted, as it is saved; True if it wants the next."""
+        self.found: set[int] = set()
+        self.replayer = Replayer(call, first)
+        self.place = 0
+        """How many saves there were."""
+        self.error: BaseException | None = None
+        """What taking a tensor raised."""
+        self.is_over = not wanted
+        """Nothing that comes is wanted."""
+        self.running: list[str] = []
+        """Modules within the layer, the innermost last."""
+
+    def run(self) -> None:
+        """Hands over what autograd saves of those that are wanted."""
+        call = self.call
+        args, kwargs = tree_unflatten(
+            [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
+        )
+        # What is saved stays in the hooks: the innermost hold.
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _never)
+        try:
+            with (
+                torch.enable_grad(),
+                torch.autocast(**call.autocast),
+                call.layer.replaying(self),
+                hooks,
+                self.replayer,
+            ):
+                call.layer.original(*args, **kwargs)
+        except Done:
+            pass
+        if self.error is not None:
+            # Not held on to: it knows the frames that it came through, and they the tensors.
+            error, self.error = self.error, None
+            raise error
+        if not self.is_over:
+            missing = len(self.wanted) - len(self.found)
+            raise ReplayError(f"{missing} of the tensors that it saved are not saved again")
+
+    def answer(self, name: str) -> Any:
+        """What an opaque module gave."""
+        note = self.replayer.next(name)
+        self.place = note.saves
+        return tree_map(self._answered, note.outputs)
+
+    def _pack(self, tensor: Any) -> None:
+        place = self.place
+        self.place += 1
+        if place not in self.wanted or self.is_over:
+            return
+        self.found.add(place)
+        # Never out of here: torch (2.11) leaks the hooks of a save whose hook raises.
+        self.replayer.is_aside = True
+        try:
+            with torch.no_grad():
+                goes_on = self.take(place, tensor.detach())
+        except BaseException as error:
+            self.error, goes_on = error, False
+        finally:
+            self.replayer.is_aside = False
+        self.is_over = self.replayer.is_done = not goes_on or len(self.found) == len(self.wanted)
+
+    def _rows_of_input(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Packed):
+            return leaf
+        tensor = rows = leaf.get()
+        for dim in self.call.layer.token_dims(tensor, self.call.tokens):
+            rows = rows.narrow(dim, self.first, self.call.tokens - self.first)
+        return close_up(rows, tensor).detach().requires_grad_(leaf.requires_grad)
+
+    def _answered(self, output: Any) -> Any:
+        if not isinstance(output, Packed):
+            return output
+        rows = self.replayer.rows(output, self.call.tokens, self.call.layer.token_dim)
+        return rows.detach().requires_grad_(output.requires_grad)
+
+
+def _never(_: None) -> Any:
+    raise ReplayError("nothing goes backward in a replay")
