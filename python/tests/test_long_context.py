@@ -280,6 +280,8 @@ def test_what_was_put_together_goes_as_it_is_used():
     calls = [it for it in gc.get_objects() if isinstance(it, Call)]
     assert len(calls) == 3
     assert all(call.replays == 1 and call.put_together == {} for call in calls)
+    loss.backward()
+    assert all(call.replays == 2 and call.put_together == {} for call in calls)
 
 
 def test_views_of_one_tensor_are_views_of_one_again():

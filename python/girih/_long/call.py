@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from girih._long.compare import compare
-from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span
+from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of
 from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
 from girih._long.replay import (
@@ -130,6 +130,19 @@ class Call:
         """The way back."""
         return output.get() if isinstance(output, Packed) else output
 
+    def forget_products(self, changed: list[Any]) -> None:
+        """What is changed in place is not what a product gave: that is computed again.
+
+        Versions do not tell: what a layer is given may be a tensor of its own over the bytes.
+        """
+        parts = [(it.data_ptr(), it.data_ptr() + span_of(it)) for it in changed]
+        for note in self.notes:
+            if note.name in PRODUCTS and note.outputs is not None:
+                at = note.outputs.tensor.data_ptr()
+                end = at + note.outputs.tensor.nbytes
+                if any(start < end and at < stop for start, stop in parts):
+                    note.outputs = None
+
     def meets(self, kind: str, name: str) -> None:
         """An operator that must not run twice."""
         self.met.append((kind, name, self.layer.running()))
@@ -152,13 +165,9 @@ class Call:
     # ---- the end of the forward pass
 
     def drop_products(self) -> None:
-        """Lets go of those that cannot answer a replay, or that none comes to."""
-        wanted = self.layer.notes_wanted(self)
-        for index, note in enumerate(self.notes):
-            if note.name not in PRODUCTS or note.outputs is None:
-                continue
-            # What was changed in place is not what the product gave: it is computed again.
-            if index >= wanted or note.outputs.tensor._version != note.outputs.version:
+        """Lets go of those that no replay comes to."""
+        for note in self.notes[self.layer.notes_wanted(self) :]:
+            if note.name in PRODUCTS:
                 note.outputs = None
 
     def close(self, layouts: list[Layout | None]) -> None:

@@ -232,7 +232,6 @@ class Layer:
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
         if self._may_run_twice(call):
-            call.drop_products()
             layouts = self._layouts(call)
         call.close(layouts or [None] * len(call.saves))
         self._note(call)

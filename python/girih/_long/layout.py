@@ -130,3 +130,10 @@ def close_up(rows: Any, whole: Any) -> Any:
 def span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from the first to the last, both counted."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def span_of(tensor: Any) -> int:
+    """Bytes from the first to the last of a tensor's."""
+    if tensor.numel() == 0:
+        return 0
+    return span(tuple(tensor.shape), tensor.stride()) * int(tensor.element_size())

@@ -116,6 +116,16 @@ def is_worth_keeping(name: str, args: tuple[Any, ...]) -> bool:
     return int(args[PRODUCTS[name]].shape[-1]) >= DEPTH
 
 
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operator changes in place."""
+    found: list[Any] = []
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return [it for it in found if isinstance(it, torch.Tensor)]
+
+
 def generator_state(device: Any) -> Any:
     """Of the device's generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
@@ -144,6 +154,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Runs the operator."""
         kwargs = kwargs or {}
         kind = kind_of(func)
+        schema = getattr(func, "_schema", None)
+        if self.call.keeps_products and schema is not None and schema.is_mutable:
+            self.call.forget_products(written(func, args, kwargs))
         if not kind or self.call.is_in_opaque:
             return func(*args, **kwargs)
         if kind == "product":
