@@ -42,9 +42,11 @@ def line(device: dict[str, Any]) -> str:
     requests = device["hits"] + device["misses"]
     if requests > 0:
         parts.append(f"{100 * device['hits'] / requests:.1f} % of requests as planned")
-    if swap := device.get("swap"):
+    swap = device.get("swap")
+    if swap and (swap["copies_out"] or not swap["at_the_edge"]):
+        why = "the GPU was full: " if swap["at_the_edge"] else ""
         parts.append(
-            f"swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
+            f"{why}swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
             f"{swap['demanded']} tensors fetched late, {size(swap['host_peak'])} on the host"
         )
     if device["ooms"] > 0:

@@ -61,18 +61,48 @@ impl Heap {
 }
 
 impl State {
-    /// Begins to swap, if the settings want it; says why not, if it cannot be.
+    /// Begins to swap within a budget, if the settings have one; says why not, if it cannot be.
     pub(super) fn open_swap(&mut self, settings: &Settings) {
         let Some(budget) = settings.swap.gpu_budget else { return };
         self.engine.policy_mut().set_limit(Some(budget));
         let opened = Swap::open(settings.swap, storages::of_the_process(), self);
         match opened {
-            Ok(swap) => self.swap = swap,
+            Ok(swap) => self.swap = Some(swap),
             Err(reason) => self.warn(format!(
                 "device {}: nothing is swapped, and requests above the budget are refused: {reason}",
                 self.ordinal
             )),
         }
+    }
+
+    /// Without a budget: looks how far the GPU is from being full, and begins to keep records if it is near.
+    #[cold]
+    pub(super) fn look_at_edge(&mut self, request: Request) -> Outcome<()> {
+        // Streams for copies cannot be made within a capture.
+        if self.device.is_capturing(request.stream)? {
+            return Ok(());
+        }
+        let (in_use, obtainable) = (self.bytes_in_use() + request.size, self.obtainable());
+        if self.edge.look(in_use, obtainable) {
+            // Where it cannot be, the program runs as it would without: nobody has asked for it.
+            let settings = self.edge.settings();
+            self.swap = Swap::open(settings, storages::of_the_process(), self).ok();
+        }
+        Ok(())
+    }
+
+    /// So many refusals of the policy are none to the program.
+    pub(crate) fn forgive_ooms(&mut self, refusals: u64) {
+        self.ooms_averted += refusals;
+        self.baseline.num_ooms += refusals;
+    }
+
+    /// Bytes that the heap can hold at most as things stand: its limit, or what it has and the device could give.
+    pub(crate) fn obtainable(&mut self) -> u64 {
+        let info = self.device.memory_info();
+        let policy = self.engine.policy();
+        let held = policy.stats().reserved_bytes.all().current;
+        policy.limit(info.total).unwrap_or(u64::MAX).min(held.saturating_add(info.free))
     }
 
     /// Runs `work` with the swapping, which is taken out meanwhile. None if there is none.

@@ -16,10 +16,13 @@
 //!
 //! `table` has the records, `host` their bytes on the host, `carry` makes the calls that a record's change of state
 //! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
-//! follows what was planned for it.
+//! follows what was planned for it. Without a budget, `edge` says when all this begins, and `attention` calls for the
+//! hooks that it needs.
 
 mod ahead;
+pub(crate) mod attention;
 mod carry;
+pub(crate) mod edge;
 mod host;
 mod room;
 mod schedule;
@@ -68,6 +71,8 @@ pub(crate) struct Counts {
     pub(crate) copies_in: u64,
     /// Tensors that went because a request needed their bytes at that moment.
     pub(crate) victims: u64,
+    /// Requests that the GPU refused, and that were served once tensors had gone.
+    pub(crate) averted: u64,
     /// Tensors that were copied in only when they were wanted.
     pub(crate) demanded: u64,
     /// Tensors that came too early and went again.
@@ -83,8 +88,15 @@ pub(crate) struct Counts {
 
 /// The swapping of one heap.
 pub(crate) struct Swap {
-    /// Bytes that may be in use on the GPU.
+    /// Bytes that may be in use on the GPU; [`u64::MAX`] as long as nobody knows.
     room: u64,
+    /// There is no budget: see [`edge`].
+    is_edge: bool,
+    /// Bytes in use from which on memory of the host is pinned.
+    pin_at: u64,
+    /// Requests until hooks are asked for again, and between that and the time after.
+    until_asked: u32,
+    ask_every: u32,
     storages: &'static dyn Storages,
     table: Table,
     host: Host,
@@ -117,7 +129,7 @@ fn thread_number() -> usize {
 }
 
 impl Swap {
-    /// The swapping that the settings ask for. None if they do not.
+    /// The swapping that the settings ask for: within a budget, or at the edge of out of memory.
     ///
     /// # Errors
     /// Why it cannot be, in words for a user.
@@ -125,8 +137,7 @@ impl Swap {
         settings: SwapSettings,
         storages: Option<&'static dyn Storages>,
         state: &mut State,
-    ) -> Result<Option<Box<Swap>>, String> {
-        let Some(gpu) = settings.gpu_budget else { return Ok(None) };
+    ) -> Result<Box<Swap>, String> {
         let Some(storages) = storages else {
             return Err("Girih runs without its shim, which knows the storages of tensors".into());
         };
@@ -141,11 +152,22 @@ impl Swap {
         let budget = settings
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
-        let mut host = Host::new(pinner, budget, settings.host_budget.is_some());
-        host.pin_ahead();
-        let room = settings::room(gpu);
-        Ok(Some(Box::new(Swap {
+        let mut host = Host::new(pinner, budget);
+        let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
+        let is_edge = settings.gpu_budget.is_none();
+        if is_edge {
+            attention::want_hooks();
+        } else {
+            // All of a budget that a user chose is wanted.
+            host.hold_ready(settings.host_budget.map_or(host::AHEAD, |_| u64::MAX));
+            host.pin_ahead();
+        }
+        Ok(Box::new(Swap {
             room,
+            is_edge,
+            pin_at: if is_edge { edge::pin_at(state.obtainable()) } else { u64::MAX },
+            until_asked: 2,
+            ask_every: 1,
             storages,
             table: Table::default(),
             host,
@@ -156,7 +178,7 @@ impl Swap {
             is_backward: false,
             steps: Steps::new(room, budget),
             counts: Counts::default(),
-        })))
+        }))
     }
 
     /// Serves a request, and makes room for it before if there is too little.
@@ -165,6 +187,7 @@ impl Swap {
         if is_own {
             self.make_room(state, request)?;
         }
+        let mut refusals = 0;
         loop {
             match state.take(request) {
                 Ok(address) => {
@@ -172,12 +195,19 @@ impl Swap {
                         self.streams.insert(address, request.stream);
                     }
                     self.steps.saw_load(self.load(state));
+                    if refusals > 0 {
+                        state.forgive_ooms(refusals);
+                        self.note_averted(state);
+                    }
                     return Ok(address);
                 }
-                Err(error) if error.is_out_of_memory() && is_own => {
+                Err(error) if error.is_out_of_memory() => {
+                    self.note_full(state);
                     if !self.make_more_room(state, request)? {
+                        state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }
+                    refusals += 1;
                 }
                 Err(error) => return Err(state.explain(request, error)),
             }
@@ -200,6 +230,10 @@ impl Swap {
         let (going, away, coming) = self.table.bytes();
         let (used, _) = self.host.used();
         let records = idle + held + going + coming;
+        if self.is_edge && records + away == 0 {
+            // Swapping has no part in it.
+            return state.explain(request, error);
+        }
         let others = state.bytes_in_use().saturating_sub(records);
         let lines = [
             format!(
@@ -210,11 +244,18 @@ impl Swap {
             format!("  {:>14}  saved tensors that could go, if the host had room", short(idle)),
             format!("  {:>14}  saved tensors that the program holds too", short(held)),
             format!(
-                "  {:>14}  not saved for backward: weights, states, temporaries",
-                short(others)
+                "  {:>14}  {}",
+                short(others),
+                if self.is_edge {
+                    "weights, states, temporaries, and what was saved before half of the GPU was in use"
+                } else {
+                    "not saved for backward: weights, states, temporaries"
+                }
             ),
             if self.host.budget() < used + request.size {
                 "  - give the host more: host_budget".to_owned()
+            } else if self.is_edge {
+                "  - a smaller batch; or gpu_budget, which has tensors go from the first on".to_owned()
             } else {
                 "  - give the GPU more: gpu_budget; or a smaller batch".to_owned()
             },
@@ -403,7 +444,8 @@ impl Swap {
         let (going, away, coming) = self.table.bytes();
         let (host, host_peak) = self.host.used();
         SwapReport {
-            gpu_room: self.room,
+            at_the_edge: self.is_edge,
+            gpu_room: (self.room != u64::MAX).then_some(self.room),
             host_budget: self.host.budget(),
             host_used: host,
             host_peak,
@@ -442,7 +484,10 @@ impl Swap {
 /// What `girih.stats()` says of swapping. Bytes and counts.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct SwapReport {
-    gpu_room: u64,
+    /// There is no budget: nothing goes before the GPU is full.
+    at_the_edge: bool,
+    /// Bytes that may be in use; none as long as nobody knows.
+    gpu_room: Option<u64>,
     host_budget: u64,
     host_used: u64,
     host_peak: u64,
@@ -476,6 +521,14 @@ impl SwapReport {
 
     pub(crate) fn victims(&self) -> u64 {
         self.counts.victims
+    }
+
+    pub(crate) fn averted(&self) -> u64 {
+        self.counts.averted
+    }
+
+    pub(crate) fn host_pinned(&self) -> u64 {
+        self.host_pinned
     }
 
     pub(crate) fn policies(&self) -> u64 {

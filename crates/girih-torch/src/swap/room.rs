@@ -1,6 +1,7 @@
 //! Who goes when memory runs short.
 //!
-//! In this order, until the request fits: what is on its way out, for the end of whose copies the stream waits; then
+//! In this order, until the request fits: what is free in the heap, stitched or given back if need be, which is the
+//! policy's business; what is on its way out, for the end of whose copies the stream waits; then
 //! the best of the saved tensors that lie idle; then what came back and is not wanted yet, which needs no copy.
 //!
 //! The best is the one that was saved first, as long as nothing better is known: backward wants it last.
@@ -9,7 +10,7 @@ use girih_runtime::Request;
 use girih_swap::record::{State as Place, Wish};
 
 use super::table::{Entry, RecordId};
-use super::{Fail, Swap};
+use super::{Fail, LEAST, Swap};
 use crate::error::Outcome;
 use crate::heap::State;
 
@@ -22,7 +23,11 @@ const AHEAD_PART: u64 = 16;
 impl Swap {
     /// Makes room for a request, if more would be in use than may be.
     pub(super) fn make_room(&mut self, state: &mut State, request: Request) -> Outcome<()> {
-        if state.bytes_in_use().saturating_add(request.size) <= self.room {
+        let in_use = state.bytes_in_use().saturating_add(request.size);
+        if self.is_edge && request.size >= LEAST {
+            self.watch_edge(in_use);
+        }
+        if in_use <= self.room {
             return self.go_ahead(state, request);
         }
         if state.device.is_capturing(request.stream)? {

@@ -164,6 +164,11 @@ impl Steps {
         }
     }
 
+    /// So many bytes may be in use from now on. A step that is under way was not seen from its beginning.
+    pub(super) fn set_room(&mut self, room: u64) {
+        self.room = room;
+    }
+
     /// So many bytes are in use or away.
     pub(super) fn saw_load(&mut self, load: u64) {
         if let Some(most) = self.now.load.last_mut() {

@@ -55,6 +55,8 @@ struct Tensor {
     storage: u64,
     size: u64,
     tag: u64,
+    /// The stream that it was asked for on.
+    stream: u64,
     /// Its saves: the ids of records, 0 without.
     saves: Vec<u64>,
     /// The program has it too.
@@ -68,7 +70,11 @@ pub(super) struct Outcome {
     pub(super) refused: u32,
     /// The error of the last of them.
     pub(super) said: Option<String>,
-    pub(super) report: SwapReport,
+    /// None if nothing was ever near the edge.
+    pub(super) report: Option<SwapReport>,
+    /// Requests that were refused, as the heap counts them, and what a user was told.
+    pub(super) ooms: u64,
+    pub(super) told: usize,
     pub(super) fault_came: bool,
 }
 
@@ -110,8 +116,8 @@ impl Program {
         }
     }
 
-    pub(super) fn report(&self) -> SwapReport {
-        self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
+    pub(super) fn report(&self) -> Option<SwapReport> {
+        self.heap.with(|state| Ok(state.swap_report())).expect("it works")
     }
 
     fn go_on(&mut self) {
@@ -141,7 +147,8 @@ impl Program {
         let Some((address, tag)) = self.tensor(size, stream) else { return };
         let storage = NEXT.fetch_add(1, Ordering::Relaxed);
         with(|all| all.insert(storage, (1, address)));
-        let mut tensor = Tensor { storage, size, tag, saves: Vec::new(), is_held: true };
+        let saves = Vec::new();
+        let mut tensor = Tensor { storage, size, tag, stream, saves, is_held: true };
         let times = if is_odd && self.rng.below(5) == 0 { 2 } else { 1 };
         for _ in 0..times {
             with(|all| all.get_mut(&storage).expect("it lives").0 += 1);
@@ -236,6 +243,10 @@ impl Program {
                     continue;
                 }
                 let address = with(|all| all[&tensor.storage].1);
+                if id == 0 && stream != tensor.stream {
+                    // Of what has no record the program says itself who uses it.
+                    let _ = self.heap.record_stream(address, 0, stream);
+                }
                 let whose = format!("saved tensor of storage {}", tensor.storage);
                 if address == 0 {
                     self.wrong.push(format!("{whose} has no bytes when it is used"));
@@ -344,12 +355,14 @@ impl Program {
         let mut wrong = self.wrong;
         wrong.extend(self.world.wrong());
         let fault_came = self.world.fault_came();
-        if !report.is_at_rest() {
+        if report.is_some_and(|report| !report.is_at_rest()) {
             wrong.push(format!("something is left: {report:?}"));
         }
         if let Err(reason) = self.heap.check() {
             wrong.push(reason);
         }
-        Outcome { wrong, refused: self.refused, said: self.said, report, fault_came }
+        let ooms = self.heap.stats().expect("it works").num_ooms as u64;
+        let told = self.heap.with(|state| Ok(state.warnings.len())).expect("it works");
+        Outcome { wrong, refused: self.refused, said: self.said, report, ooms, told, fault_came }
     }
 }
