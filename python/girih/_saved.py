@@ -39,6 +39,7 @@ class Hooks:
         # Transforms under way that bear no hooks.
         self._aside = 0
         self._is_wanted = False
+        self._is_looking = False
 
     @property
     def can_wait(self) -> bool:
@@ -56,12 +57,18 @@ class Hooks:
         """Sets them if a heap wants them, they are not set, and nobody's would be in the way."""
         from girih import _native
 
-        if not self._is_wanted:
-            self._is_wanted = _native.wants_hooks()
-        if self._is_wanted and self._may_be_set():
-            # Whoever forbids hooks for a while says so with this error.
-            with contextlib.suppress(RuntimeError):
-                self.set()
+        # A heap may call while this looks.
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            self._is_wanted = self._is_wanted or _native.wants_hooks()
+            if self._is_wanted and self._may_be_set():
+                # Whoever forbids hooks for a while says so with this error.
+                with contextlib.suppress(RuntimeError):
+                    self.set()
+        finally:
+            self._is_looking = False
 
     def _may_be_set(self) -> bool:
         is_own_thread = threading.get_ident() == self._thread
