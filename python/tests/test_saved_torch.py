@@ -283,18 +283,23 @@ def test_off_sets_no_hooks_at_all_and_says_so_to_the_heaps(options, monkeypatch)
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-@pytest.mark.usefixtures("hooked")
-def test_a_parameter_whose_data_is_exchanged_after_forward_is_not_kept_alive():
-    """As sharding libraries do: they gather a parameter, and let its whole go after forward."""
-    layer = nn.Linear(4, 4)
-    x = torch.randn(2, 4, requires_grad=True)
-    whole = layer.weight.data
-    output = layer(x)
-    layer.weight.data = torch.empty(0)
-    gathered = whole + 1
-    layer.weight.data = gathered
+def gradient_after_exchange():
+    """A parameter's data is exchanged between forward and backward, as sharding libraries do."""
+    torch.manual_seed(1)
+    weight, x = nn.Parameter(torch.randn(4, 4)), torch.randn(2, 4, requires_grad=True)
+    output = torch.mm(x, weight)
+    weight.data = torch.full((4, 4), 3.0)
     output.sum().backward()
-    assert torch.equal(x.grad, torch.ones(2, 4) @ gathered)
+    return x.grad
+
+
+EXCHANGED = gradient_after_exchange()
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_parameter_whose_data_is_exchanged_is_found_exchanged_in_backward():
+    assert torch.equal(EXCHANGED, torch.full((2, 4), 12.0)), "without hooks"
+    assert torch.equal(gradient_after_exchange(), EXCHANGED)
 
 
 @pytest.mark.usefixtures("hooked")
