@@ -34,7 +34,9 @@ class Hooks:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._autograd = torch._C._autograd
-        self._top = getattr(self._autograd, "_top_saved_tensors_default_hooks", None)
+        self._top: Callable[[bool], Any] | None = getattr(
+            self._autograd, "_top_saved_tensors_default_hooks", None
+        )
         self._thread = threading.get_ident()
         # Transforms under way that bear no hooks.
         self._aside = 0
@@ -71,8 +73,9 @@ class Hooks:
             self._is_looking = False
 
     def _may_be_set(self) -> bool:
-        is_own_thread = threading.get_ident() == self._thread
-        return is_own_thread and self._aside == 0 and self._top(True) is None
+        if self._top is None or threading.get_ident() != self._thread:
+            return False
+        return self._aside == 0 and self._top(True) is None
 
     def are_innermost(self) -> bool:
         """True if they are in force in this thread."""

@@ -1,4 +1,4 @@
-"""A GPU without contents, and as much of torch as swapping touches, for programs in processes of their own.
+"""A GPU without contents, and as much of torch as swapping touches, for programs in processes.
 
 The heaps are Girih's, over their simulated device; storages, tensors and autograd's hooks are
 Python's here. What a real program does between saves and uses is left out: `forward` saves a
@@ -18,9 +18,7 @@ from typing import Any
 MIB = 1 << 20
 
 _ADDRESS = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)
-_OF_TENSOR = ctypes.CFUNCTYPE(
-    ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
-)
+_OF_TENSOR = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64))
 _GIVE = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
@@ -127,7 +125,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """While the heap is at work, nobody comes in between: the functions above are Python here."""
+        """Nobody comes in while the heap is at work: the functions above are Python here."""
         self.busy += 1
         try:
             yield

@@ -8,7 +8,8 @@ use std::time::Duration;
 use girih_cuda::{Backing, StreamHandle};
 use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::{
-    Address, Copies, Device, DeviceError, Handle, HostAddress, MemoryInfo, Pinner, Prices, TimeStamp,
+    Address, Copies, Device, DeviceError, Handle, HostAddress, MemoryInfo, Pinner, Prices,
+    TimeStamp,
 };
 use girih_trace::StreamId;
 

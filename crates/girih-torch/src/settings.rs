@@ -356,7 +356,9 @@ fn checked(mode: Mode, budgets: SwapSettings) -> Result<SwapSettings, String> {
         _ => return Ok(budgets),
     };
     if budgets.is_off {
-        return Err(format!("leave out `{named}` or `swap=off`: the one swaps, the other does not"));
+        return Err(format!(
+            "leave out `{named}` or `swap=off`: the one swaps, the other does not"
+        ));
     }
     if !mode.stitches() {
         return Err(format!(

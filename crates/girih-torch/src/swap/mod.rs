@@ -113,6 +113,14 @@ pub(crate) struct Swap {
     counts: Counts,
 }
 
+/// True if a refused request may be served once tensors have gone: it is no larger than all that can be had, and the
+/// program has not asked for the error before anything is given back (`throw_on_cudamalloc_oom`).
+#[cold]
+fn can_be_averted(state: &mut State, request: Request, error: &AllocError) -> bool {
+    matches!(error, AllocError::OutOfMemory { is_rejection: false, .. })
+        && request.size <= state.obtainable()
+}
+
 /// A small number for each thread.
 fn thread_number() -> usize {
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -201,7 +209,7 @@ impl Swap {
                     }
                     return Ok(address);
                 }
-                Err(error) if error.is_out_of_memory() => {
+                Err(error) if can_be_averted(state, request, &error) => {
                     self.note_full(state);
                     if !self.make_more_room(state, request)? {
                         state.forgive_ooms(refusals);
@@ -255,7 +263,8 @@ impl Swap {
             if self.host.budget() < used + request.size {
                 "  - give the host more: host_budget".to_owned()
             } else if self.is_edge {
-                "  - a smaller batch; or gpu_budget, which has tensors go from the first on".to_owned()
+                "  - a smaller batch; or gpu_budget, which has tensors go from the first on"
+                    .to_owned()
             } else {
                 "  - give the GPU more: gpu_budget; or a smaller batch".to_owned()
             },

@@ -97,3 +97,15 @@ fn what_fits_on_neither_side_is_an_error_that_says_so() {
         assert!(said.contains(part), "{said}");
     }
 }
+
+#[test]
+fn a_request_for_more_than_there_is_sends_nothing_away() {
+    Program::prepare();
+    let (device, world) = Adversary::new(64 * MIB, 1);
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB, ""));
+    let mut program = Program::new(heap, world, Seed(1));
+    let before = program.ask_too_much(65 * MIB);
+    assert!(before.copies_out() == 0 && before.averted() == 0, "{before:?}");
+    let outcome = program.end();
+    assert_eq!((outcome.refused, outcome.ooms, outcome.wrong), (1, 1, Vec::new()));
+}

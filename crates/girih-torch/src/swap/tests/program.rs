@@ -345,6 +345,15 @@ impl Program {
         }
     }
 
+    /// Asks for so many bytes, when some tensors are saved that could go. How swapping stands then.
+    pub(super) fn ask_too_much(&mut self, size: u64) -> SwapReport {
+        for kind in 0..6 {
+            self.forward(UNIT * 32, kind, false);
+        }
+        self.temporary_of(size, STREAMS[0]);
+        self.report().expect("more than half is in use")
+    }
+
     /// Everything is given up.
     pub(super) fn end(mut self) -> Outcome {
         while !self.tensors.is_empty() {
