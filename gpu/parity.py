@@ -35,6 +35,7 @@ SUBJECTS = (
     "held",
     "lake",
     "out_of_memory",
+    "swapping",
     "streams",
     "pools",
     "captures",

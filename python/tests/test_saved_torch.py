@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import importlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -281,6 +283,24 @@ def test_off_sets_no_hooks_at_all_and_says_so_to_the_heaps(options, monkeypatch)
     assert watch.before_mark is None
     assert torch.autograd.graph.disable_saved_tensors_hooks is before
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.fixture
+def swapping(monkeypatch):
+    """The programs of the checks on a GPU."""
+    folder = Path(__file__).resolve().parent.parent.parent / "gpu"
+    if not folder.is_dir():
+        pytest.skip("the checks on a GPU are not here")
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module("checks.swapping")
+
+
+def test_the_programs_of_the_checks_give_the_same_gradients_under_hooks(swapping, request):
+    size = (3, 16, 24)
+    expected = swapping.digests("cpu", size=size)
+    request.getfixturevalue("hooked")
+    assert swapping.digests("cpu", size=size) == expected
+    assert all(len(set(found)) == 1 for found in expected.values())
 
 
 def gradient_after_exchange():
