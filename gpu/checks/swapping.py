@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from checks.registry import CHILD_SECONDS_MAX, MIB, Skip, alone, check, equal, girih_mode
+from checks.registry import CHILD_SECONDS_MAX, MIB, Skip, alone, equal, girih_mode
 
 MODES = ("auto", "plan", "stitch")
 # Layers, width and rows: each layer saves two tensors of ROWS x WIDTH x 4 bytes, 24 MiB.
