@@ -1,7 +1,7 @@
 //! How heaps call for the program: the main thread runs a function of Python between two of its instructions.
 //!
-//! `Py_AddPendingCall` needs neither Python's lock nor a thread of Python's, so a heap's thread may leave word at any
-//! time. The hooks of autograd are a thread's own, and it is the main thread that trains.
+//! `Py_AddPendingCall` needs neither Python's lock nor a thread of Python's, so whoever asks for memory may leave word.
+//! The hooks of autograd are a thread's own, and it is the main thread that trains.
 
 use std::ffi::{c_int, c_void};
 
@@ -40,9 +40,10 @@ fn leave_word() {
     let _ = unsafe { ffi::Py_AddPendingCall(Some(come), std::ptr::null_mut()) };
 }
 
-/// Runs in the main thread. What goes wrong is shown there and raises nothing: the program is anywhere.
+/// Runs in the main thread, at the latest while the interpreter ends: then nobody is there any more. What goes wrong is
+/// shown and raises nothing: the program is anywhere.
 extern "C" fn come(_nothing: *mut c_void) -> c_int {
-    Python::attach(|py| {
+    let _ = Python::try_attach(|py| {
         if let Some(function) = CALLED.get(py)
             && let Err(error) = function.call0(py)
         {

@@ -9,7 +9,7 @@
 //! With hooks PyTorch does not look whether a saved tensor was changed in place, so it is done here.
 
 use girih_torch::control::{self, Saved as Tensor, SavedError};
-use girih_torch::swap::storages;
+use girih_torch::swap::{Shape, storages};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -106,7 +106,10 @@ fn described(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(i32,
     let dimensions: u64 = tensor.call_method0(intern!(py, "dim"))?.extract()?;
     let element: u64 = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
     let kind = dimensions << 8 | element;
-    Ok(Some((device, Tensor { storage, address, size, kind })))
+    // What is no number, while something traces, is not shown.
+    let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract().unwrap_or_default();
+    let shape = Shape::of(&shape);
+    Ok(Some((device, Tensor { storage, address, size, kind, shape })))
 }
 
 fn detached(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("girih._native", reason="the extension is not built")
 
+from girih import _summary
+
 BEGIN = """
 import contextlib, gc, json, sys, time, warnings
 from simulated import *
@@ -213,3 +215,44 @@ def test_an_exception_in_the_forward_pass_leaves_nothing_behind(run):
     swap = found["swap"]
     assert swap["copies_out"] > 0
     assert swap["records"] == swap["host_used"] == found["allocated"] == 0
+
+
+def test_who_was_waited_for_is_named_first_in_the_summary():
+    worst = {
+        "way": "in",
+        "size": 64 << 20,
+        "shape": [8, 1024, 4096],
+        "module": "layers.3",
+        "saved_at": 12,
+    }
+    swap = {"waits": 7, "waited_us": 12_345.0, "waited_for": [worst]}
+    assert _summary.line_of_waits(swap) == (
+        "waited for 12.3 ms in 7 uses, most for 64.0 MiB of shape [8, 1024, 4096] of layers.3, "
+        "saved by operator 12 of a step, that came back"
+    )
+    untimed = swap | {"waited_us": 0.0, "waited_for": [worst | {"module": None, "way": "out"}]}
+    assert _summary.line_of_waits(untimed) == (
+        "waited in 7 uses, most for 64.0 MiB of shape [8, 1024, 4096], saved by operator 12 of a "
+        "step, that went"
+    )
+
+
+def test_a_device_on_which_all_copies_are_over_at_once_is_waited_for_by_nobody(run):
+    """And what swapping says of itself is in the summary and in the printed statistics."""
+    found, _ = run(
+        """
+        from girih import _stats, _summary
+        gpu = Gpu(256, gpu_budget=200 << 20)
+        hooks = _saved.install(gpu.torch)
+        gpu.backward(gpu.forward(60, 4))
+        stats = gpu.stats()
+        rows = dict(_stats.rows(stats))
+        print(json.dumps([stats["swap"], _summary.line(stats), rows]))
+        """
+    )
+    swap, line, rows = found
+    assert (swap["waits"], swap["waited_us"], swap["waited_for"]) == (0, 0, [])
+    assert "swapped " in line
+    assert "the GPU was full" not in line
+    assert rows["swapped"].endswith("MiB in")
+    assert rows["waited"] == "0.0 ms in 0 uses"

@@ -212,7 +212,7 @@ pub fn drop_saved(device: i32, id: u64) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// From now on heaps call for the program with `call`, on a thread of its own and under no lock: warnings are to be taken,
+/// From now on heaps call for the program with `call`, on any thread and under no lock of theirs: warnings are to be taken,
 /// or hooks to be set ([`wants_hooks`]). It must not wait for what is held while memory is asked for.
 pub fn set_call(call: fn()) {
     attention::set(call);

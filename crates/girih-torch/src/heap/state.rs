@@ -277,6 +277,9 @@ impl State {
         if kind == MarkKind::Step {
             self.end_step_of_swap();
         }
+        if let Some(swap) = &mut self.swap {
+            swap.mark(kind, name);
+        }
         if let Some(recorder) = self.journal.recorder_mut() {
             recorder.mark(kind, name);
         }

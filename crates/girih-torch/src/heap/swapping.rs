@@ -7,7 +7,7 @@ use super::{Heap, State};
 use crate::error::{Outcome, unknown};
 use crate::settings::Settings;
 use crate::swap::storages::{self, StorageId};
-use crate::swap::{RecordId, Swap, SwapReport};
+use crate::swap::{RecordId, Shape, Swap, SwapReport};
 
 /// A tensor that autograd saves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +20,8 @@ pub struct Saved {
     pub size: u64,
     /// What tensor it is, the same in every step.
     pub kind: u64,
+    /// Its shape, for who reads of it.
+    pub shape: Shape,
 }
 
 impl Heap {

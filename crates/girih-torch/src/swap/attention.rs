@@ -1,15 +1,20 @@
 //! How a heap calls for its program: hooks shall be set, or a user be told something.
 //!
-//! A heap is asked for memory under locks of others, and may not wait for Python's. So the call is made by a thread of
-//! its own, and what it calls only leaves word for the program, which comes when it can.
+//! ```text
+//!  request ─► lock ─► "the GPU is half full" ─► due ─► unlock ─► call ─► word is left for the main thread
+//! ```
+//!
+//! A call takes a lock of Python's, in some releases with its global one in turn, so it is made once the lock of the heap is
+//! let go, by the thread that asked for memory. It waits for nobody: what is called only leaves word, and where that thread
+//! is the main one it is heard before the program's next operator.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use crate::heaps;
 
 static CALL: OnceLock<fn()> = OnceLock::new();
+static IS_DUE: AtomicBool = AtomicBool::new(false);
 static WANTS_HOOKS: AtomicBool = AtomicBool::new(false);
 static HAS_HOOKS: AtomicBool = AtomicBool::new(false);
 
@@ -19,18 +24,32 @@ pub(crate) fn set(call: fn()) {
     let _ = CALL.set(call);
 }
 
-/// Calls for the program. It may come later, or never.
-pub(crate) fn call() {
-    let Some(&call) = CALL.get() else { return };
-    if heaps::is_finished() {
-        return;
+/// Calls for the program, after the present request or the next one of [`LEAST`](super::LEAST) bytes. It may come later,
+/// or never.
+pub(super) fn call() {
+    IS_DUE.store(true, Ordering::Relaxed);
+}
+
+/// Makes the call that is due, if there is one. To be called without locks.
+#[inline]
+pub(crate) fn make_due_call() {
+    if IS_DUE.load(Ordering::Relaxed) {
+        make_call();
     }
-    // Without a thread nobody comes: hooks are asked for again, and what shall be said waits for the next occasion.
-    let _ = thread::Builder::new().name("girih-call".to_owned()).spawn(call);
+}
+
+#[cold]
+fn make_call() {
+    if IS_DUE.swap(false, Ordering::Relaxed)
+        && let Some(call) = CALL.get()
+        && !heaps::is_finished()
+    {
+        call();
+    }
 }
 
 /// A heap wants to know of saved tensors from now on.
-pub(crate) fn want_hooks() {
+pub(super) fn want_hooks() {
     WANTS_HOOKS.store(true, Ordering::Relaxed);
     call();
 }

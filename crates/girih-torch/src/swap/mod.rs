@@ -24,6 +24,7 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod report;
 mod room;
 mod schedule;
 mod settings;
@@ -32,23 +33,27 @@ pub mod storages;
 mod table;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use girih_runtime::{Address, AllocError, Request};
 use girih_swap::record::{Record, State as Place, Wish};
-use girih_trace::{PoolId, StreamId};
+use girih_trace::{MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
 use self::host::Host;
+pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
 use self::step::Steps;
 use self::storages::Storages;
 pub(crate) use self::table::RecordId;
 use self::table::{Entry, Table};
+pub use self::waits::Shape;
+use self::waits::Waits;
 use crate::error::{Outcome, unknown};
 use crate::heap::{Saved, State};
 use crate::units::short;
@@ -110,6 +115,7 @@ pub(crate) struct Swap {
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
     steps: Steps,
+    waits: Waits,
     counts: Counts,
 }
 
@@ -185,6 +191,7 @@ impl Swap {
             in_hand: [None; THREADS],
             is_backward: false,
             steps: Steps::new(room, budget),
+            waits: Waits::default(),
             counts: Counts::default(),
         }))
     }
@@ -290,7 +297,7 @@ impl Swap {
         saved: Saved,
         stream: StreamId,
     ) -> Outcome<Option<RecordId>> {
-        let Saved { storage, address, size, kind } = saved;
+        let Saved { storage, address, size, kind, shape } = saved;
         self.let_go_of_hand();
         self.is_backward = false;
         let known = self.table.find(storage);
@@ -333,6 +340,10 @@ impl Swap {
                 stream: home,
                 saves: 1,
                 number: self.table.next_number(),
+                shape,
+                // The operator that begins with it.
+                saved_at: self.steps.next_operator(),
+                module: self.waits.module(),
                 ready: Some(ready),
                 out: None,
                 back: None,
@@ -448,30 +459,9 @@ impl Swap {
         }
     }
 
-    /// What it did, and how things stand.
-    pub(crate) fn report(&self) -> SwapReport {
-        let (going, away, coming) = self.table.bytes();
-        let (host, host_peak) = self.host.used();
-        SwapReport {
-            at_the_edge: self.is_edge,
-            gpu_room: (self.room != u64::MAX).then_some(self.room),
-            host_budget: self.host.budget(),
-            host_used: host,
-            host_peak,
-            host_pinned: self.host.pinned(),
-            pinned_late: self.host.late(),
-            records: self.table.len() as u64,
-            going,
-            away,
-            coming,
-            counts: self.counts,
-            policies: self.steps.policies() as u64,
-            policy_changes: self.steps.changes(),
-            planning_seconds: self.steps.planning_seconds(),
-            step_us: self.steps.planned_us()[0],
-            step_us_swapped: self.steps.planned_us()[1],
-            step_us_bound: self.steps.planned_us()[2],
-        }
+    /// The program has come to a point.
+    pub(crate) fn mark(&mut self, kind: MarkKind, name: &str) {
+        self.waits.mark(kind, name);
     }
 
     /// Walks everything.
@@ -487,65 +477,5 @@ impl Swap {
             return Err(format!("records have {slots} bytes of the host, {:?}", self.host.used()));
         }
         Ok(())
-    }
-}
-
-/// What `girih.stats()` says of swapping. Bytes and counts.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub(crate) struct SwapReport {
-    /// There is no budget: nothing goes before the GPU is full.
-    at_the_edge: bool,
-    /// Bytes that may be in use; none as long as nobody knows.
-    gpu_room: Option<u64>,
-    host_budget: u64,
-    host_used: u64,
-    host_peak: u64,
-    host_pinned: u64,
-    pinned_late: u64,
-    records: u64,
-    going: u64,
-    away: u64,
-    coming: u64,
-    #[serde(flatten)]
-    counts: Counts,
-    policies: u64,
-    policy_changes: u64,
-    planning_seconds: f64,
-    /// Microseconds of the step that was planned last: without swapping, as it was planned, and as no schedule can
-    /// beat.
-    step_us: f64,
-    step_us_swapped: f64,
-    step_us_bound: f64,
-}
-
-#[cfg(test)]
-impl SwapReport {
-    pub(crate) fn copies_out(&self) -> u64 {
-        self.counts.copies_out
-    }
-
-    pub(crate) fn demanded(&self) -> u64 {
-        self.counts.demanded
-    }
-
-    pub(crate) fn victims(&self) -> u64 {
-        self.counts.victims
-    }
-
-    pub(crate) fn averted(&self) -> u64 {
-        self.counts.averted
-    }
-
-    pub(crate) fn host_pinned(&self) -> u64 {
-        self.host_pinned
-    }
-
-    pub(crate) fn policies(&self) -> u64 {
-        self.policies
-    }
-
-    /// True if no record, and no byte of the host, is in use.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.records == 0 && self.host_used == 0 && self.going + self.away + self.coming == 0
     }
 }

@@ -214,6 +214,16 @@ impl Steps {
         }
     }
 
+    /// The number of the operator that runs now, from the beginning of the step.
+    pub(super) fn operator(&self) -> u32 {
+        self.now.keys.len().saturating_sub(1) as u32
+    }
+
+    /// The number of the operator that begins next.
+    pub(super) fn next_operator(&self) -> u32 {
+        self.now.keys.len() as u32
+    }
+
     /// The operator that begins now saves a record of so many bytes.
     pub(super) fn saves(&mut self, id: RecordId, size: u64) {
         let Some(born) = self.now.keys.len().checked_sub(1) else { return };

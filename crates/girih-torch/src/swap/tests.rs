@@ -132,6 +132,33 @@ fn run_small(turns: Turns, fault: Option<u64>) -> (program::Outcome, Option<Turn
 }
 
 #[test]
+fn whoever_is_waited_for_is_named_with_what_it_is() {
+    let (mut ways, mut measured) = (std::collections::BTreeSet::new(), 0.0);
+    for seed in 0..20 {
+        let outcome = run(seed, 4, 256 * MIB, None);
+        let report = outcome.report.expect("it swaps");
+        let json = serde_json::to_value(&report).expect("numbers and texts");
+        let named = json["waited_for"].as_array().expect("a list");
+        let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+        assert!(named.len() <= 5);
+        assert!(named.is_sorted_by(|one, other| number(&one["us"]) >= number(&other["us"])));
+        let together: f64 = named.iter().map(|one| number(&one["us"])).sum();
+        assert!(together <= number(&json["waited_us"]) + 1e-6, "{json}");
+        for one in named {
+            let shape: f64 = one["shape"].as_array().expect("a list").iter().map(number).product();
+            assert_eq!(shape, number(&one["size"]), "{one}");
+            assert!(number(&one["measured"]) <= number(&one["waits"]), "{one}");
+            assert!(number(&one["waited_at"]) >= number(&one["saved_at"]), "{one}");
+            assert_eq!(one["module"], "block", "{one}");
+            ways.insert(one["way"].as_str().expect("a word").to_owned());
+        }
+        measured += number(&json["waited_us"]);
+    }
+    assert_eq!(ways.into_iter().collect::<Vec<_>>(), ["in", "out"]);
+    assert!(measured > 0.0, "the device tells the time");
+}
+
+#[test]
 fn a_small_program_is_right_whatever_the_host_sees_of_the_streams() {
     let (mut turns, mut runs, mut out) = (Some(Turns::default()), 0, 0);
     while let Some(now) = turns {

@@ -10,8 +10,8 @@ use girih_trace::generate::{Chance, Rng};
 
 use super::adversary::{UNIT, World};
 use crate::heap::{Heap, Saved};
-use crate::swap::SwapReport;
 use crate::swap::storages::{self, StorageId, Storages};
+use crate::swap::{Shape, SwapReport};
 
 /// Which program.
 #[derive(Clone, Copy)]
@@ -143,6 +143,12 @@ impl Program {
 
     /// An operator that saves what it makes, and needs some memory besides.
     fn forward(&mut self, size: u64, kind: u64, is_odd: bool) {
+        let _ = self.heap.mark(MarkKind::ForwardIn, "block");
+        self.forward_inside(size, kind, is_odd);
+        let _ = self.heap.mark(MarkKind::ForwardOut, "block");
+    }
+
+    fn forward_inside(&mut self, size: u64, kind: u64, is_odd: bool) {
         let stream = STREAMS[usize::from(is_odd && self.rng.below(8) == 0)];
         let Some((address, tag)) = self.tensor(size, stream) else { return };
         let storage = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -152,7 +158,8 @@ impl Program {
         let times = if is_odd && self.rng.below(5) == 0 { 2 } else { 1 };
         for _ in 0..times {
             with(|all| all.get_mut(&storage).expect("it lives").0 += 1);
-            let saved = Saved { storage: StorageId(storage), address, size, kind };
+            let shape = Shape::of(&[size / UNIT, UNIT]);
+            let saved = Saved { storage: StorageId(storage), address, size, kind, shape };
             // A refusal leaves the tensor without a record.
             let id = self.heap.save(saved, stream).unwrap_or(0);
             tensor.saves.push(id);
@@ -227,7 +234,9 @@ impl Program {
                 with(|all| all.get_mut(&tensor.storage).expect("it lives").0 += 1);
                 let (size, kind) = (tensor.size, tensor.size);
                 let address = with(|all| all[&tensor.storage].1);
-                let saved = Saved { storage: StorageId(tensor.storage), address, size, kind };
+                let shape = Shape::default();
+                let saved =
+                    Saved { storage: StorageId(tensor.storage), address, size, kind, shape };
                 if let Ok(again) = self.heap.save(saved, stream) {
                     assert_eq!(again, id, "views of a storage share a record");
                     let is_there = with(|all| all[&tensor.storage].1 != 0);
@@ -364,7 +373,7 @@ impl Program {
         let mut wrong = self.wrong;
         wrong.extend(self.world.wrong());
         let fault_came = self.world.fault_came();
-        if report.is_some_and(|report| !report.is_at_rest()) {
+        if report.as_ref().is_some_and(|report| !report.is_at_rest()) {
             wrong.push(format!("something is left: {report:?}"));
         }
         if let Err(reason) = self.heap.check() {
