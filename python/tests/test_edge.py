@@ -171,6 +171,22 @@ def test_what_fits_on_neither_side_is_an_error_that_names_bytes_and_costs_nothin
     assert found["allocated"] == 60 << 20
 
 
+def test_many_tensors_that_the_program_holds_do_not_hide_those_that_may_go(run):
+    found, _ = run(
+        """
+        gpu = Gpu(1024, gpu_budget=500 << 20)
+        hooks = _saved.install(gpu.torch)
+        held = [Tensor(gpu, 1) for _ in range(300)]
+        saved = [gpu.save(tensor) for tensor in held]
+        saved += gpu.forward(250, 1)
+        gpu.backward(saved)
+        print(json.dumps(gpu.stats()))
+        """
+    )
+    assert found["swap"]["copies_out"] > 50
+    assert found["ooms"] == 0
+
+
 def test_graphs_that_live_beside_each_other_and_parts_that_are_never_run(run):
     found, _ = run(
         """

@@ -108,7 +108,7 @@ impl State {
     }
 
     /// Runs `work` with the swapping, which is taken out meanwhile. None if there is none.
-    fn with_swap<T>(
+    pub(crate) fn with_swap<T>(
         &mut self,
         work: impl FnOnce(&mut Swap, &mut State) -> Outcome<T>,
     ) -> Outcome<Option<T>> {

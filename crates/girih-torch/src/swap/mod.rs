@@ -33,6 +33,7 @@ pub mod storages;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tuning;
 mod waits;
 
 use std::cell::Cell;
@@ -52,6 +53,7 @@ use self::step::Steps;
 use self::storages::Storages;
 pub(crate) use self::table::RecordId;
 use self::table::{Entry, Table};
+use self::tuning::Tuning;
 pub use self::waits::Shape;
 use self::waits::Waits;
 use crate::error::{Outcome, unknown};
@@ -116,6 +118,7 @@ pub(crate) struct Swap {
     is_backward: bool,
     steps: Steps,
     waits: Waits,
+    tuning: Tuning,
     counts: Counts,
 }
 
@@ -192,6 +195,7 @@ impl Swap {
             is_backward: false,
             steps: Steps::new(room, budget),
             waits: Waits::default(),
+            tuning: Tuning::default(),
             counts: Counts::default(),
         }))
     }
@@ -457,6 +461,13 @@ impl Swap {
             // More threads than are told apart: what they hold never goes again.
             None => self.steps.pin(id),
         }
+    }
+
+    /// Other numbers than the usual ones.
+    #[cfg(test)]
+    fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+        self.steps.tune(tuning);
     }
 
     /// The program has come to a point.

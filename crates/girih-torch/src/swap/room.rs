@@ -14,12 +14,6 @@ use super::{Fail, LEAST, Swap};
 use crate::error::Outcome;
 use crate::heap::State;
 
-/// Records that are looked at for one that may go, and nobody else has.
-const LOOKED_AT: usize = 256;
-/// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody has
-/// planned.
-const AHEAD_PART: u64 = 16;
-
 impl Swap {
     /// Makes room for a request, if more would be in use than may be.
     pub(super) fn make_room(&mut self, state: &mut State, request: Request) -> Outcome<()> {
@@ -62,21 +56,30 @@ impl Swap {
             self.carry(state, id, Wish::Release)?;
             return Ok(true);
         }
-        let mut candidates: Vec<RecordId> = self.table.here().take(LOOKED_AT).collect();
-        self.steps.order_victims(&mut candidates);
-        for id in candidates {
-            if !self.is_idle(id) {
-                self.counts.shared += 1;
-                continue;
+        let mut first = 0;
+        loop {
+            // If all of these are others' too, those behind them may still do.
+            let here = self.table.here().skip(first).take(self.tuning.looked_at);
+            let mut candidates: Vec<RecordId> = here.collect();
+            if candidates.is_empty() {
+                break;
             }
-            match self.carry(state, id, Wish::Release) {
-                Ok(()) => {
-                    self.steps.is_idle_now(id);
-                    self.counts.victims += 1;
-                    return Ok(true);
+            first += candidates.len();
+            self.steps.order_victims(&mut candidates);
+            for id in candidates {
+                if !self.is_idle(id) {
+                    self.counts.shared += 1;
+                    continue;
                 }
-                Err(Fail::Host(_)) => self.counts.host_full += 1,
-                Err(fail) => return Err(fail.into()),
+                match self.carry(state, id, Wish::Release) {
+                    Ok(()) => {
+                        self.steps.is_idle_now(id);
+                        self.counts.victims += 1;
+                        return Ok(true);
+                    }
+                    Err(Fail::Host(_)) => self.counts.host_full += 1,
+                    Err(fail) => return Err(fail.into()),
+                }
             }
         }
         let unused = self.table.coming().find(|&id| self.is_idle(id));
@@ -102,7 +105,7 @@ impl Swap {
     /// In a forward pass of which there is no plan, copies begin before their bytes are needed: else the request that
     /// needs them would wait for all of the copy.
     fn go_ahead(&mut self, state: &mut State, request: Request) -> Outcome<()> {
-        let ahead = self.room / AHEAD_PART;
+        let ahead = self.room / self.tuning.ahead_part;
         let in_use = state.bytes_in_use().saturating_add(request.size);
         let (going, ..) = self.table.bytes();
         let is_near = in_use > self.room - ahead && going < ahead;
@@ -112,7 +115,7 @@ impl Swap {
         if state.device.is_capturing(request.stream)? {
             return Ok(());
         }
-        let first = self.table.here().take(LOOKED_AT).find(|&id| self.is_idle(id));
+        let first = self.table.here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
         match self.carry(state, id, Wish::Leave) {
             Ok(()) => {

@@ -4,10 +4,12 @@
 //! missing among the events (a copy that begins too early, bytes that are given away while they are read, a place on
 //! the host that is written too soon) is seen as wrong bytes; and by its clocks, in whatever order the streams ran.
 
+mod ablation;
 mod adversary;
 mod clocks;
 mod edge;
 mod program;
+mod timed;
 
 use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};

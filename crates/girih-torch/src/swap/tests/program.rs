@@ -19,9 +19,9 @@ pub(super) struct Seed(pub(super) u64);
 
 /// Owners and address of every storage of this process: tests run beside each other, with storages of their own.
 static STORAGES: Mutex<Option<HashMap<u64, (u64, Address)>>> = Mutex::new(None);
-static NEXT: AtomicU64 = AtomicU64::new(1);
+pub(super) static NEXT: AtomicU64 = AtomicU64::new(1);
 
-fn with<T>(body: impl FnOnce(&mut HashMap<u64, (u64, Address)>) -> T) -> T {
+pub(super) fn with<T>(body: impl FnOnce(&mut HashMap<u64, (u64, Address)>) -> T) -> T {
     let mut held = STORAGES.lock().unwrap_or_else(PoisonError::into_inner);
     body(held.get_or_insert_default())
 }
