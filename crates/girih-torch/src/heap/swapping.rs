@@ -93,6 +93,14 @@ impl State {
         Ok(())
     }
 
+    /// What can be had was changed by the program.
+    pub(super) fn look_at_edge_again(&mut self) {
+        self.edge.look_again();
+        if let Some(swap) = &mut self.swap {
+            swap.look_again();
+        }
+    }
+
     /// So many refusals of the policy are none to the program.
     pub(crate) fn forgive_ooms(&mut self, refusals: u64) {
         self.ooms_averted += refusals;

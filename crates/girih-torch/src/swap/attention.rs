@@ -1,12 +1,12 @@
 //! How a heap calls for its program: hooks shall be set, or a user be told something.
 //!
 //! ```text
-//!  request ─► lock ─► "the GPU is half full" ─► due ─► unlock ─► call ─► word is left for the main thread
+//!  request ─► lock ─► "half full": due ─► unlock ─► call ─► word is left for the main thread
 //! ```
 //!
-//! A call takes a lock of Python's, in some releases with its global one in turn, so it is made once the lock of the heap is
-//! let go, by the thread that asked for memory. It waits for nobody: what is called only leaves word, and where that thread
-//! is the main one it is heard before the program's next operator.
+//! A call takes a lock of Python's, in some releases with its global one in turn, so it is made once the lock of the
+//! heap is let go, by the thread that asked for memory. It waits for nobody: what is called only leaves word, and where
+//! that thread is the main one it is heard before the program's next operator.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,14 +18,14 @@ static IS_DUE: AtomicBool = AtomicBool::new(false);
 static WANTS_HOOKS: AtomicBool = AtomicBool::new(false);
 static HAS_HOOKS: AtomicBool = AtomicBool::new(false);
 
-/// From now on the program is called by this function, which takes no lock that is held while memory is asked for. The
-/// first call counts.
+/// From now on the program is called by this function, which takes no lock that is held while memory is asked for.
+/// The first call counts.
 pub(crate) fn set(call: fn()) {
     let _ = CALL.set(call);
 }
 
-/// Calls for the program, after the present request or the next one of [`LEAST`](super::LEAST) bytes. It may come later,
-/// or never.
+/// Calls for the program, after the present request or the next one of [`LEAST`](super::LEAST) bytes. It may come
+/// later, or never.
 pub(super) fn call() {
     IS_DUE.store(true, Ordering::Relaxed);
 }

@@ -97,15 +97,26 @@ impl Swap {
         }
     }
 
-    /// A request was refused. What can be had is known now, and is the room from now on.
+    /// A request was refused. What can be had is known now, and is the room from now on, until it is less.
     #[cold]
     pub(super) fn note_full(&mut self, state: &mut State) {
-        if !self.is_edge || self.room != u64::MAX || self.table.len() == 0 {
+        if !self.is_edge || self.table.len() == 0 {
             return;
         }
-        self.room = settings::room(state.obtainable());
-        self.steps.set_room(self.room);
-        self.host.hold_ready(super::host::AHEAD);
+        let room = settings::room(state.obtainable());
+        if room < self.room {
+            self.room = room;
+            self.steps.set_room(room);
+            self.host.hold_ready(super::host::AHEAD);
+        }
+    }
+
+    /// The program has said that more or less may be held.
+    pub(crate) fn look_again(&mut self) {
+        if self.is_edge {
+            self.room = u64::MAX;
+            self.steps.set_room(self.room);
+        }
     }
 
     /// A request was served that would have been refused: the first time, the user is told.

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! To pin takes a second for each GiB, most of it for the system to find the pages, so it is done before it is needed:
-//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user chose.
-//! Without a budget of the GPU nothing is pinned before it is nearly full.
+//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user
+//! chose. Without a budget of the GPU nothing is pinned before it is nearly full.
 //! Only where a copy is about to go and nothing is free does somebody wait for that; it is counted.
 //!
 //! A slot is the smallest free range that fits. Ranges grow together where both are free, within a piece.

@@ -407,13 +407,20 @@ impl Swap {
             Place::Going => self.counts.kept += 1,
             _ => {}
         }
+        let mut refusals = 0;
         loop {
             match self.carry_for(state, id, Wish::Use, stream) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    state.forgive_ooms(refusals);
+                    return Ok(());
+                }
                 Err(Fail::Gpu(error)) => {
+                    self.note_full(state);
                     if !self.make_more_room(state, request)? {
+                        state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }
+                    refusals += 1;
                 }
                 Err(fail) => return Err(fail.into()),
             }

@@ -56,8 +56,8 @@ impl Swap {
             self.carry(state, id, Wish::Release)?;
             return Ok(true);
         }
-        let mut first = 0;
-        loop {
+        let (mut first, mut is_host_full) = (0, false);
+        while !is_host_full {
             // If all of these are others' too, those behind them may still do.
             let here = self.table.here().skip(first).take(self.tuning.looked_at);
             let mut candidates: Vec<RecordId> = here.collect();
@@ -77,7 +77,10 @@ impl Swap {
                         self.counts.victims += 1;
                         return Ok(true);
                     }
-                    Err(Fail::Host(_)) => self.counts.host_full += 1,
+                    Err(Fail::Host(_)) => {
+                        self.counts.host_full += 1;
+                        is_host_full = true;
+                    }
                     Err(fail) => return Err(fail.into()),
                 }
             }
@@ -142,7 +145,11 @@ impl Swap {
         }
         match self.carry(state, id, Wish::Fetch) {
             Ok(()) => Ok(true),
-            Err(Fail::Gpu(_)) => Ok(false),
+            Err(Fail::Gpu(_)) => {
+                // Nobody has asked for it yet.
+                state.forgive_ooms(1);
+                Ok(false)
+            }
             Err(fail) => Err(fail.into()),
         }
     }

@@ -5,8 +5,8 @@
 //! becomes a [`girih_swap::Step`], which is planned on a thread of its own ([`plan`]); the schedule holds for every
 //! step that does the same (`schedule`).
 //!
-//! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done: nobody
-//! waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
+//! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done:
+//! nobody waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
 //! seen count, and a step is planned again when they have become shorter.
 
 use std::collections::BTreeSet;
@@ -162,9 +162,16 @@ impl Steps {
         }
     }
 
-    /// So many bytes may be in use from now on. A step that is under way was not seen from its beginning.
+    /// So many bytes may be in use from now on. What was planned was for another room.
     pub(super) fn set_room(&mut self, room: u64) {
         self.room = room;
+        self.times.clear();
+        self.sequences = Sequences::default();
+        self.policies.clear();
+        (self.cursor, self.place, self.job) = (None, None, None);
+        self.live.clear();
+        self.late.clear();
+        self.wanted.clear();
     }
 
     /// So many bytes are in use or away.

@@ -1,16 +1,16 @@
 //! The numbers that the executor was given, with their reasons.
 //!
-//! What each is worth is measured on steps of recordings, on a device whose streams have clocks: `tests/ablation.rs`, whose
-//! table is in `bench/results/swap.md`.
+//! What each is worth is measured on steps of recordings, on a device whose streams have clocks: `tests/ablation.rs`,
+//! whose table is in `bench/results/swap.md`.
 
 /// How the executor behaves where nobody has planned, and when it has a step planned.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Tuning {
-    /// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody has
-    /// planned: the request that needs the bytes would wait for all of the copy.
+    /// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody
+    /// has planned: the request that needs the bytes would wait for all of the copy.
     pub(crate) ahead_part: u64,
-    /// The part of the room that may be on its way back at a time, where nobody has planned: what comes too early has to
-    /// go again.
+    /// The part of the room that may be on its way back at a time, where nobody has planned: what comes too early has
+    /// to go again.
     pub(crate) coming_part: u64,
     /// The part of the room that such fetches leave to the requests of the program.
     pub(crate) free_part: u64,

@@ -109,3 +109,23 @@ fn a_request_for_more_than_there_is_sends_nothing_away() {
     let outcome = program.end();
     assert_eq!((outcome.refused, outcome.ooms, outcome.wrong), (1, 1, Vec::new()));
 }
+
+#[test]
+fn a_fraction_that_the_program_changes_is_the_edge_from_then_on() {
+    Program::prepare();
+    let (device, world) = Adversary::new(160 * MIB, 1);
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB, ""));
+    let mut program = Program::new(heap, world, Seed(1));
+    let mut copies = Vec::new();
+    for fraction in [1.0, 0.25, 1.0, 0.25] {
+        program.set_memory_fraction(fraction);
+        for _ in 0..4 {
+            program.regular_step();
+        }
+        copies.push(program.report().map_or(0, |report| report.copies_out()));
+    }
+    assert!(copies[0] == 0 && copies[1] > 0 && copies[3] > copies[2], "{copies:?}");
+    assert_eq!(copies[2], copies[1], "there is room again");
+    let outcome = program.end();
+    assert_eq!((outcome.refused, outcome.ooms, outcome.wrong), (0, 0, Vec::new()));
+}

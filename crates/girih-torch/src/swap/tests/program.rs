@@ -354,6 +354,12 @@ impl Program {
         }
     }
 
+    pub(super) fn set_memory_fraction(&self, fraction: f64) {
+        let free =
+            self.heap.empty_cache((0, 0)).and_then(|()| self.heap.set_memory_fraction(fraction));
+        assert!(free.is_ok());
+    }
+
     /// Asks for so many bytes, when some tensors are saved that could go. How swapping stands then.
     pub(super) fn ask_too_much(&mut self, size: u64) -> SwapReport {
         for kind in 0..6 {
