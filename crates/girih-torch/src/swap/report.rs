@@ -79,10 +79,6 @@ impl SwapReport {
         self.counts.demanded
     }
 
-    pub(crate) fn sent_back(&self) -> u64 {
-        self.counts.sent_back
-    }
-
     pub(crate) fn planning_seconds(&self) -> f64 {
         self.planning_seconds
     }
