@@ -26,6 +26,8 @@ const LOOKS: u64 = 16;
 /// The part that is left when pinning begins. It takes about a third of a second for a GiB, and one copy out has to
 /// wait for it otherwise.
 const PINNED_PART: u64 = 16;
+/// What can be had is less than was known if it is so by one part in so many.
+const LITTLE: u64 = 64;
 /// Free pinned bytes that are held ready before anything went.
 pub(super) const READY: u64 = 2 << 30;
 
@@ -104,7 +106,8 @@ impl Swap {
             return;
         }
         let room = settings::room(state.obtainable());
-        if room < self.room {
+        // A little less, for others come and go, is not worth new schedules.
+        if room.saturating_add(room / LITTLE) < self.room {
             self.room = room;
             self.steps.set_room(room);
             self.host.hold_ready(super::host::AHEAD);
