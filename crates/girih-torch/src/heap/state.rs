@@ -214,7 +214,7 @@ impl State {
     pub(super) fn allocate(&mut self, size: u64, stream: u64, pool: PoolId) -> Outcome<Address> {
         let request = Request { size, stream: self.stream(stream)?, pool };
         if size >= LEAST && self.edge.is_due(self.bytes_in_use().saturating_add(size)) {
-            self.look_at_edge(request)?;
+            self.look_at_edge(request);
         }
         if self.swap.is_some() {
             return self.allocate_with_swap(request);

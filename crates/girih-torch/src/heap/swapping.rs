@@ -79,18 +79,21 @@ impl State {
 
     /// Without a budget: looks how far the GPU is from being full, and begins to keep records if it is near.
     #[cold]
-    pub(super) fn look_at_edge(&mut self, request: Request) -> Outcome<()> {
-        // Streams for copies cannot be made within a capture.
-        if self.device.is_capturing(request.stream)? {
-            return Ok(());
+    pub(super) fn look_at_edge(&mut self, request: Request) {
+        // Not within a capture; what the driver refuses here, it refuses the request itself too.
+        if self.device.is_capturing(request.stream).unwrap_or(true) {
+            return;
         }
-        let (in_use, obtainable) = (self.bytes_in_use() + request.size, self.obtainable());
-        if self.edge.look(in_use, obtainable) {
+        let obtainable = self.obtainable();
+        // One that can never be served says nothing of the program's need.
+        if request.size > obtainable {
+            return;
+        }
+        if self.edge.look(self.bytes_in_use().saturating_add(request.size), obtainable) {
             // Where it cannot be, the program runs as it would without: nobody has asked for it.
             let settings = self.edge.settings();
             self.swap = Swap::open(settings, storages::of_the_process(), self).ok();
         }
-        Ok(())
     }
 
     /// What can be had was changed by the program.

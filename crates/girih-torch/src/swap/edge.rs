@@ -63,7 +63,7 @@ impl Edge {
             return true;
         }
         // Others may take what is free meanwhile: so not only at the half of what is free now.
-        self.look_at = (in_use + obtainable / LOOKS).min(obtainable / WATCHED_PART);
+        self.look_at = in_use.saturating_add(obtainable / LOOKS).min(obtainable / WATCHED_PART);
         false
     }
 

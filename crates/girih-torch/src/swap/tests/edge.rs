@@ -129,3 +129,17 @@ fn a_fraction_that_the_program_changes_is_the_edge_from_then_on() {
     let outcome = program.end();
     assert_eq!((outcome.refused, outcome.ooms, outcome.wrong), (0, 0, Vec::new()));
 }
+
+#[test]
+fn a_request_that_can_never_be_served_begins_nothing() {
+    Program::prepare();
+    let (device, _) = Adversary::new(160 * MIB, 1);
+    let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB, ""));
+    for size in [161 * MIB, 1 << 62, u64::MAX] {
+        assert!(heap.allocate(size, 1, (0, 0)).is_err());
+    }
+    assert!(heap.with(|state| Ok(state.swap_report())).expect("it works").is_none());
+    let address = heap.allocate(100 * MIB, 1, (0, 0)).expect("there is room");
+    assert!(heap.with(|state| Ok(state.swap_report())).expect("it works").is_some());
+    assert_eq!(heap.free(address).ok(), Some(true));
+}
