@@ -36,6 +36,7 @@ SUBJECTS = (
     "lake",
     "long",
     "out_of_memory",
+    "swapping",
     "streams",
     "pools",
     "captures",

@@ -73,13 +73,14 @@ def enable(
         conf: settings in the words of PYTORCH_CUDA_ALLOC_CONF; that variable's if None.
         trace: where the recording of the run is written at its end.
         gpu_budget: what may be held of each GPU, as bytes or like "60GiB": saved tensors that do
-            not fit go to the host, and come back before they are used. Nothing is swapped if None.
+            not fit go to the host, and come back before they are used. If None, the GPU itself is
+            the budget: nothing goes before a request would end in out of memory.
         host_budget: what they may take there, pinned; half of what is available if None.
         options: `record=True` records for `girih.trace` and `girih.plan`; `modules=True` marks the
-            passes of the model's first two levels; `hooks=False` sets no hooks at all; `live=False`
-            keeps `python -m girih top` from seeing this process;
-            `gmlake_limit=BYTES` is the fragmentation limit of the mode `gmlake`; others go to the
-            heaps.
+            passes of the model's first two levels; `hooks=False` sets no hooks at all; `swap="off"`
+            lets nothing go to the host; `live=False` keeps `python -m girih top` from seeing this
+            process; `gmlake_limit=BYTES` is the fragmentation limit of the mode `gmlake`; others go
+            to the heaps.
 
     A second call with the same arguments does nothing. If the program was started by
     `python -m girih run`, or with `GIRIH_MODE` set, the arguments given there hold.

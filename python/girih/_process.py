@@ -333,6 +333,8 @@ def _set_hooks(settings: Settings) -> Watch:
     watch = Watch(_native.mark)
     if "gpu_budget" in settings.options:
         _saved.install(torch)
+    elif settings.swaps_at_the_edge:
+        watch.before_mark = _saved.install_when_wanted(torch).set_if_wanted
     try:
         if settings.option("hooks", True):
             _hooks.install(torch, watch)

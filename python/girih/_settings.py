@@ -30,6 +30,9 @@ MODES: dict[str, str] = {
 }
 """Every mode, and what it does."""
 
+# Modes in which what is let go of can serve any request.
+_SWAPPING = ("auto", "plan", "stitch")
+
 # Options that Python obeys. All others are handed to the heaps, which know theirs.
 _PYTHON_OPTIONS = {"modules", "hooks", "live", "long_context"}
 
@@ -73,6 +76,13 @@ class Settings:
         is_wanted = bool(self.options.get("record", False))
         return is_wanted or self.trace is not None or self.mode in ("profile", "phantom")
 
+    @property
+    def swaps_at_the_edge(self) -> bool:
+        """True if saved tensors go to the host where a run would end in out of memory."""
+        options = self.options
+        is_off = options.get("swap") == "off" or not options.get("hooks", True)
+        return self.mode in _SWAPPING and "gpu_budget" not in options and not is_off
+
     def option(self, name: str, default: Any) -> Any:
         """An option that Python obeys."""
         return self.options.get(name, default)
@@ -98,6 +108,9 @@ class Settings:
         does where PyTorch looks for its settings.
         """
         heaps = {name: value for name, value in self.options.items() if name not in _PYTHON_OPTIONS}
+        if not self.option("hooks", True) and not {"gpu_budget", "host_budget"} & heaps.keys():
+            # Nobody would tell of saved tensors.
+            heaps["swap"] = "off"
         return json.dumps(
             heaps
             | {

@@ -55,6 +55,9 @@ def rows(device: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "views", count(device["stitches"])
     calls = sum(device["calls"].values())
     yield "driver", f"{count(calls)} calls, {device['driver_seconds']:.2f} s"
+    if (swap := device.get("swap")) and swap["copies_out"]:
+        yield "swapped", f"{size(swap['bytes_out'])} out, {size(swap['bytes_in'])} in"
+        yield "waited", f"{swap['waited_us'] / 1000:.1f} ms in {count(swap['waits'])} uses"
     if device["ooms"] > 0:
         yield "out of memory", f"{count(device['ooms'])} requests"
 

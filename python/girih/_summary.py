@@ -42,14 +42,31 @@ def line(device: dict[str, Any]) -> str:
     requests = device["hits"] + device["misses"]
     if requests > 0:
         parts.append(f"{100 * device['hits'] / requests:.1f} % of requests as planned")
-    if swap := device.get("swap"):
+    swap = device.get("swap")
+    if swap and (swap["copies_out"] or not swap["at_the_edge"]):
+        why = "the GPU was full: " if swap["at_the_edge"] else ""
         parts.append(
-            f"swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
+            f"{why}swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
             f"{swap['demanded']} tensors fetched late, {size(swap['host_peak'])} on the host"
         )
+        if swap["waited_for"]:
+            parts.append(line_of_waits(swap))
     if device["ooms"] > 0:
         parts.append(f"{device['ooms']} requests out of memory")
     return f"girih {device['mode']}, cuda:{device['device']}: " + ", ".join(parts)
+
+
+def line_of_waits(swap: dict[str, Any]) -> str:
+    """How long copies were waited for, and for which tensor the longest."""
+    worst = swap["waited_for"][0]
+    way = "came back" if worst["way"] == "in" else "went"
+    where = f" of {worst['module']}" if worst["module"] else ""
+    # Not every device tells the time, and what is under way has none yet.
+    times = f" for {swap['waited_us'] / 1000:.1f} ms" if swap["waited_us"] > 0 else ""
+    return (
+        f"waited{times} in {swap['waits']} uses, most for {size(worst['size'])} of shape "
+        f"{worst['shape']}{where}, saved by operator {worst['saved_at']} of a step, that {way}"
+    )
 
 
 def line_of_split(layers: list[dict[str, Any]]) -> str:

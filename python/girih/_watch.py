@@ -27,6 +27,8 @@ class Watch:
     def __init__(self, mark: Callable[[str, str], None]) -> None:
         self._mark = mark
         self._has_warned = False
+        # Called at each mark, if there is something to call.
+        self.before_mark: After | None = None
         self.steps = Steps(self.mark)
         # True while a pass goes backward. Recomputation and schedules call further ones inside it,
         # on other threads too.
@@ -34,6 +36,8 @@ class Watch:
 
     def mark(self, kind: str, name: str = "") -> None:
         """Tells the heaps."""
+        if self.before_mark is not None:
+            self.before_mark()
         try:
             self._mark(kind, name)
         except RuntimeError as error:

@@ -12,6 +12,7 @@
 //! Every function gives Python's lock up while it works: a heap's lock may be held for as long as a
 //! driver call takes, and other Python threads must not wait for that.
 
+mod call;
 mod saved;
 mod why;
 
@@ -25,6 +26,8 @@ static SHIM_SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shim_
 /// The extension module.
 #[pymodule(name = "_native")]
 mod native {
+    #[pymodule_export]
+    use super::call::{note_hooks, wants_hooks, when_called};
     #[pymodule_export]
     use super::saved::{Saved, pack, unpack};
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! Autograd's saved tensors: the two hooks that turn each of them into a record, and back.
 //!
 //! ```text
-//!  forward    pack(tensor)   ──► Saved { the tensor detached, its version, the id of its record }
+//!  forward    pack(tensor)   ──► Saved { the tensor without its graph, its version, the id of its record }
 //!  backward   unpack(saved)  ──► another tensor over its storage, whose bytes are on the GPU again
 //!  the graph is freed        ──► the record goes
 //! ```
@@ -9,7 +9,7 @@
 //! With hooks PyTorch does not look whether a saved tensor was changed in place, so it is done here.
 
 use girih_torch::control::{self, Saved as Tensor, SavedError};
-use girih_torch::swap::storages;
+use girih_torch::swap::{Shape, storages};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -78,29 +78,51 @@ fn is_of_a_parameter(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<bool
 pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
     let py = tensor.py();
     let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
-    let detached = tensor.call_method0(intern!(py, "detach"))?;
-    let mut saved = Saved { tensor: detached.unbind(), version, device: -1, id: 0 };
-    if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? || is_of_a_parameter(py, tensor)?
-    {
-        return Ok(saved);
+    let Some((device, described)) = described(py, tensor)? else {
+        return Ok(Saved { tensor: kept(py, tensor)?, version, device: -1, id: 0 });
+    };
+    // Each save is an owner of the storage: so it is seen whether the program is another.
+    let detached = detached(py, tensor)?;
+    let mut saved = Saved { tensor: detached, version, device, id: 0 };
+    let stream = stream_of(py, device)?;
+    saved.id =
+        py.detach(|| control::save(device, described, stream)).map_err(PyRuntimeError::new_err)?;
+    Ok(saved)
+}
+
+/// The device of a tensor and what a heap needs to know of it. None if it is none that may go.
+fn described(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(i32, Tensor)>> {
+    if !tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? {
+        return Ok(None);
     }
-    let Some(storages) = storages::of_the_process() else { return Ok(saved) };
+    let Some(storages) = storages::of_the_process() else { return Ok(None) };
     let tensor_id: u64 = tensor.getattr(intern!(py, "_cdata"))?.extract()?;
-    let Some((storage, size)) = storages.of_tensor(tensor_id) else { return Ok(saved) };
-    if size < LEAST {
-        return Ok(saved);
+    let Some((storage, size)) = storages.of_tensor(tensor_id) else { return Ok(None) };
+    if size < LEAST || is_of_a_parameter(py, tensor)? {
+        return Ok(None);
     }
     let address = storages.address(storage);
     let device: i32 = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
     let dimensions: u64 = tensor.call_method0(intern!(py, "dim"))?.extract()?;
     let element: u64 = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
-    let stream = stream_of(py, device)?;
     let kind = dimensions << 8 | element;
-    let tensor = Tensor { storage, address, size, kind };
-    saved.device = device;
-    saved.id =
-        py.detach(|| control::save(device, tensor, stream)).map_err(PyRuntimeError::new_err)?;
-    Ok(saved)
+    // What is no number, while something traces, is not shown.
+    let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract().unwrap_or_default();
+    let shape = Shape::of(&shape);
+    Ok(Some((device, Tensor { storage, address, size, kind, shape })))
+}
+
+fn detached(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    Ok(tensor.call_method0(intern!(py, "detach"))?.unbind())
+}
+
+/// What is kept of a tensor that has no record. A leaf itself, as PyTorch does: who exchanges the data of a parameter
+/// between forward and backward finds it exchanged. Else the tensor without its graph, for that may hold what is kept.
+fn kept(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    match tensor.getattr(intern!(py, "is_leaf"))?.extract()? {
+        true => Ok(tensor.clone().unbind()),
+        false => detached(py, tensor),
+    }
 }
 
 /// Autograd uses a saved tensor.

@@ -11,6 +11,7 @@ class Tensor:
     """As much of a tensor as the hooks look at where nothing is swapped."""
 
     is_cuda = False
+    is_leaf = False
     dtype = "float32"
     shape = (2, 3)
 
@@ -32,6 +33,12 @@ def test_what_was_packed_comes_back_detached():
     found = _native.unpack(saved)
     assert found is not tensor, "the tensor itself would keep its own graph alive"
     assert _native.unpack(saved) is found, "a second backward pass gets the same"
+
+
+def test_a_leaf_is_kept_itself_so_that_who_exchanges_its_data_finds_it_exchanged():
+    tensor = Tensor([0])
+    tensor.is_leaf = True
+    assert _native.unpack(_native.pack(tensor)) is tensor
 
 
 def test_a_change_in_place_after_saving_is_an_error_that_names_the_tensor():
@@ -67,7 +74,9 @@ def test_budgets_reach_the_heaps_as_bytes():
     ("mode", "options", "said"),
     [
         ("native", {"gpu_budget": 1 << 30}, "use the mode `auto`, `plan` or `stitch`"),
-        ("auto", {"host_budget": 1 << 30}, "say with `gpu_budget`"),
+        ("native", {"host_budget": 1 << 30}, "use the mode `auto`, `plan` or `stitch`"),
+        ("auto", {"gpu_budget": 1 << 30, "swap": "off"}, "leave out `gpu_budget` or `swap=off`"),
+        ("auto", {"swap": "on"}, "unknown variant `on`, expected `edge` or `off`"),
     ],
 )
 def test_budgets_that_mean_nothing_are_refused(mode, options, said):

@@ -1,6 +1,11 @@
 """Training under the hooks of swapping gives what it gives without. On the CPU: nothing goes."""
 
+import ctypes
 import functools
+import importlib
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,16 +15,59 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from girih import _native, _saved  # noqa: E402
+from girih import _native, _process, _saved, _settings  # noqa: E402
 
 
 @pytest.fixture
 def hooked():
     """The hooks of swapping, for as long as a test runs."""
     original = torch.autograd.graph.disable_saved_tensors_hooks
-    _saved.install(torch)
-    yield
+    hooks = _saved.install(torch)
+    yield hooks
     torch._C._autograd._pop_saved_tensors_default_hooks()
+    torch.autograd.graph.disable_saved_tensors_hooks = original
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """A heap that calls for hooks at any time, and takes them away again.
+
+    What is called runs in the main thread between any two of its instructions, as a heap's call
+    does. Gives the hooks, and how often they came and went.
+    """
+    original = torch.autograd.graph.disable_saved_tensors_hooks
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    hooks, counts, is_over = _saved.Hooks(torch), {"set": 0, "taken": 0, "calls": 0}, []
+    hooks.step_aside()
+
+    def take_away():
+        if hooks.are_innermost() and not hooks._aside and not hooks._is_looking:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            counts["taken"] += 1
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def come(_nothing):
+        counts["calls"] += 1
+        if hooks.are_innermost():
+            take_away()
+        else:
+            hooks.set_if_wanted()
+            counts["set"] += hooks.are_innermost()
+        return 0
+
+    def call():
+        while not is_over:
+            ctypes.pythonapi.Py_AddPendingCall(come, None)
+            time.sleep(0.0001)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    yield hooks, counts
+    is_over.append(True)
+    thread.join()
+    time.sleep(0.001)
+    take_away()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     torch.autograd.graph.disable_saved_tensors_hooks = original
 
 
@@ -82,7 +130,76 @@ def optimized():
     return model, run
 
 
-PROGRAMS = [convolutions, attention, recomputed, twice, optimized]
+def transformed():
+    """Gradients by transforms of functions, one within another, and their rows in one."""
+    model = nn.Linear(4, 1)
+
+    def run():
+        def loss(weights, x):
+            return torch.func.functional_call(model, weights, (x,)).tanh().sum()
+
+        weights = dict(model.named_parameters())
+        rows = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(5, 4))
+        hessian = torch.func.hessian(lambda x: loss(weights, x))(torch.randn(4))
+        model.weight.grad = rows["weight"].sum(0) + hessian.sum()
+        model.bias.grad = rows["bias"].sum(0)
+
+    return model, run
+
+
+def own_hooks():
+    """Hooks of the program's own: to the host, and of two kinds one within the other."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    hooks = torch.autograd.graph.saved_tensors_hooks
+
+    def run():
+        with torch.autograd.graph.save_on_cpu():
+            loss = model(torch.randn(8, 16)).sum()
+        with hooks(lambda t: (t,), lambda t: t[0]):
+            more = model(torch.randn(8, 16))
+            with hooks(lambda t: [t], lambda t: t[0]):
+                more = more + model(torch.randn(8, 16))
+        (loss + more.sum()).backward()
+
+    return model, run
+
+
+class Subclass(torch.Tensor):
+    """A tensor of the program's own class."""
+
+
+def of_a_class():
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+
+    def run():
+        model(torch.randn(8, 16).as_subclass(Subclass)).sum().backward()
+
+    return model, run
+
+
+def compiled():
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+
+    def run():
+        torch.compiler.reset()
+        whole = torch.compile(model, backend="aot_eager")
+        for _ in range(3):
+            whole(torch.randn(8, 16)).sum().backward()
+
+    return model, run
+
+
+PROGRAMS = [
+    convolutions,
+    attention,
+    recomputed,
+    twice,
+    optimized,
+    transformed,
+    own_hooks,
+    of_a_class,
+    compiled,
+]
 
 
 def gradients(program):
@@ -103,6 +220,106 @@ def test_gradients_are_equal_to_the_bit(program):
     found = gradients(program)
     assert found
     assert all(torch.equal(one, other) for one, other in zip(found, EXPECTED[program], strict=True))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_hooks_may_be_set_in_the_midst_of_anything(program, called):
+    _, counts = called
+    runs, until = 0, time.monotonic() + 3
+    while (runs < 5 or min(counts.values()) < 20) and time.monotonic() < until:
+        found = gradients(program)
+        runs += 1
+        both = zip(found, EXPECTED[program], strict=True)
+        assert all(torch.equal(one, other) for one, other in both)
+    assert counts["set"] > 0
+    assert counts["taken"] > 0
+
+
+def test_hooks_that_come_late_compile_nothing_anew(monkeypatch):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(nn.Linear(4, 4), backend=backend)
+    x = torch.randn(2, 4)
+    compiled(x).sum().backward()
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    hooks = _saved.Hooks(torch)
+    hooks.set_if_wanted()
+    assert hooks.are_innermost()
+    try:
+        compiled(x).sum().backward()
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    assert len(graphs) == 1
+
+
+def test_another_thread_leaves_the_hooks_alone(monkeypatch):
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    hooks, seen = _saved.Hooks(torch), []
+
+    def work():
+        hooks.set_if_wanted()
+        seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("options", [{"swap": "off"}, {"hooks": False}])
+def test_off_sets_no_hooks_at_all_and_says_so_to_the_heaps(options, monkeypatch):
+    settings = _settings.make("auto", options=options)
+    assert not settings.swaps_at_the_edge
+    assert '"swap": "off"' in settings.for_heaps(key="", torch="2.11.0")
+    before = torch.autograd.graph.disable_saved_tensors_hooks
+    monkeypatch.setattr(_process._hooks, "install", lambda *_: None)
+    monkeypatch.setattr(_process._integrations, "install", lambda *_: None)
+    watch = _process._set_hooks(settings)
+    assert watch.before_mark is None
+    assert torch.autograd.graph.disable_saved_tensors_hooks is before
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.fixture
+def swapping(monkeypatch):
+    """The programs of the checks on a GPU."""
+    folder = Path(__file__).resolve().parent.parent.parent / "gpu"
+    if not folder.is_dir():
+        pytest.skip("the checks on a GPU are not here")
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module("checks.swapping")
+
+
+def test_the_programs_of_the_checks_give_the_same_gradients_under_hooks(swapping, request):
+    size = (3, 16, 24)
+    expected = swapping.digests("cpu", size=size)
+    request.getfixturevalue("hooked")
+    assert swapping.digests("cpu", size=size) == expected
+    assert all(len(set(found)) == 1 for found in expected.values())
+
+
+def gradient_after_exchange():
+    """A parameter's data is exchanged between forward and backward, as sharding libraries do."""
+    torch.manual_seed(1)
+    weight, x = nn.Parameter(torch.randn(4, 4)), torch.randn(2, 4, requires_grad=True)
+    output = torch.mm(x, weight)
+    weight.data = torch.full((4, 4), 3.0)
+    output.sum().backward()
+    return x.grad
+
+
+EXCHANGED = gradient_after_exchange()
+
+
+@pytest.mark.usefixtures("hooked")
+def test_a_parameter_whose_data_is_exchanged_is_found_exchanged_in_backward():
+    assert torch.equal(EXCHANGED, torch.full((2, 4), 12.0)), "without hooks"
+    assert torch.equal(gradient_after_exchange(), EXCHANGED)
 
 
 @pytest.mark.usefixtures("hooked")

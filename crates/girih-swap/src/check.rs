@@ -76,6 +76,7 @@ pub fn check(
     check_overlaps(step, schedule)?;
     check_gpu(step, budgets.gpu, schedule, run)?;
     check_host(step, budgets.host, schedule, &copies)?;
+    check_wasted(step, schedule, run, &copies)?;
     check_links(links, run)
 }
 
@@ -218,10 +219,46 @@ fn check_host(
     Ok(())
 }
 
+/// What is copied for nothing is no more than the tensor, not before it may be, and whole unless the step ends first.
+fn check_wasted(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) -> Result<(), Fault> {
+    let shape = |problem: &str| Err(Fault::Shape(format!("a copy for nothing {problem}")));
+    let mut copied = vec![0.0; schedule.wasted.len()];
+    for piece in &run.wasted {
+        let Some(wasted) = schedule.wasted.get(piece.away as usize) else {
+            return shape("belongs to no entry");
+        };
+        let Some(gap) = step.gaps.get(wasted.gap as usize) else { return shape("has no gap") };
+        let used_us = run.starts_us[gap.after as usize] + step.ops[gap.after as usize].us;
+        let own = schedule.away.iter().position(|away| away.gap == wasted.gap);
+        let first_us = match (wasted.direction, own) {
+            (Direction::In, Some(own)) => copies.out[own].1,
+            (Direction::In, None) => return shape("comes back from nowhere"),
+            (Direction::Out, _) => used_us,
+        };
+        if piece.direction != wasted.direction || piece.from_us < first_us - TOLERANCE_US {
+            return shape("goes another way, or too early");
+        }
+        copied[piece.away as usize] += piece.bytes;
+    }
+    for (wasted, bytes) in schedule.wasted.iter().zip(copied) {
+        let all = step.bytes(wasted.gap) as f64;
+        let is_whole = (bytes - all).abs() <= 1e-3 + 1e-9 * all;
+        // Where the step has ended first its link was busy up to there.
+        let own_link = run.pieces.iter().chain(&run.wasted);
+        let own_link = own_link.filter(|piece| piece.direction == wasted.direction);
+        let busy_us = own_link.map(|piece| piece.to_us).fold(0.0, f64::max);
+        let is_cut = bytes < all && busy_us >= run.step_us - TOLERANCE_US;
+        if !is_whole && !is_cut {
+            return shape("is of another size than its tensor");
+        }
+    }
+    Ok(())
+}
+
 fn check_links(links: &Links, run: &Run) -> Result<(), Fault> {
     let of = |direction: Direction| {
         let mut pieces: Vec<&Piece> =
-            run.pieces.iter().filter(|piece| piece.direction == direction).collect();
+            run.pieces.iter().chain(&run.wasted).filter(|it| it.direction == direction).collect();
         pieces.sort_by(|a, b| a.from_us.total_cmp(&b.from_us));
         pieces
     };

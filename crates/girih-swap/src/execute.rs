@@ -8,7 +8,8 @@
 use std::collections::VecDeque;
 
 use crate::method::Budgets;
-use crate::schedule::{Away, Schedule};
+use crate::schedule::{Away, Schedule, Wasted};
+use crate::simulate::Direction;
 use crate::step::Step;
 
 /// What decides.
@@ -59,10 +60,10 @@ pub struct Execution {
     pub passive: u32,
     /// Tensors that were fetched only when they were used.
     pub demanded: u32,
-    /// Tensors that were on their way out and stayed after all. Their copies are not in the schedule.
+    /// Tensors that were on their way out and stayed after all. Their copies are [`Wasted`].
     pub cancelled: u32,
     /// Tensors that were fetched too early, and went again before their use. What is on the host is still right, so
-    /// nothing is copied out a second time; the copy in that was for nothing is not in the schedule.
+    /// nothing is copied out a second time; the copy in was [`Wasted`].
     pub refetched: u32,
     /// The most bytes above the GPU's budget that nothing could be done about.
     pub unmet: u64,
@@ -205,9 +206,16 @@ impl<'a> Executor<'a> {
         }
     }
 
+    fn waste(&mut self, gap: u32, direction: Direction, at: u32) {
+        self.result.schedule.wasted.push(Wasted { gap, direction, at });
+    }
+
     fn cancel(&mut self, gap: u32) {
         if let Where::Going(entry, _) = self.places[gap as usize] {
-            self.entries[entry as usize] = None;
+            // A copy that is queued cannot be called back.
+            if let Some(away) = self.entries[entry as usize].take() {
+                self.waste(gap, Direction::Out, away.leave + 1);
+            }
             self.going.retain(|&other| other != gap);
             self.on_host[gap as usize] = false;
             self.host -= self.step.bytes(gap);
@@ -236,6 +244,9 @@ impl<'a> Executor<'a> {
             return false;
         };
         if let Where::Back(entry) = self.places[gap as usize] {
+            if let Some(away) = self.entries[entry as usize] {
+                self.waste(gap, Direction::In, away.fetch);
+            }
             self.gone += self.step.bytes(gap);
             self.places[gap as usize] = Where::Host(entry);
             self.back.retain(|&other| other != gap);
@@ -308,7 +319,8 @@ impl<'a> Executor<'a> {
     fn done(mut self) -> Execution {
         let mut away: Vec<Away> = self.entries.iter().copied().flatten().collect();
         away.sort_by_key(|away| away.leave);
-        self.result.schedule = Schedule { away };
+        self.result.schedule.away = away;
+        self.result.schedule.wasted.sort_by_key(|wasted| wasted.at);
         self.result
     }
 }

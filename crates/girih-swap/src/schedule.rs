@@ -11,6 +11,7 @@
 //! queued; before operator `before` of the gap the compute stream waits for that. All of it is by operators, none
 //! by time: whatever the copies take, the bytes on the GPU are what the schedule says.
 
+use crate::simulate::Direction;
 use crate::step::Step;
 
 /// One tensor that goes in one of its gaps.
@@ -26,15 +27,34 @@ pub struct Away {
     pub fetch: u32,
 }
 
+/// A copy that was queued and turned out to be for nothing: of a tensor that was used before it had gone, or that went
+/// again before it was used. Nobody waits for it, and no bytes are free for it, but its link is busy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wasted {
+    /// The gap, as an index into [`Step::gaps`].
+    pub gap: u32,
+    /// Where it goes.
+    pub direction: Direction,
+    /// It is queued before this operator, ahead of what is queued there for good.
+    pub at: u32,
+}
+
 /// What goes in a step. Copies run in the order in which they are queued; of those that leave at one operator, in
 /// this order, and of those that are fetched at one, in the order of their use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
     /// The tensors that go.
     pub away: Vec<Away>,
+    /// Copies for nothing, in the order in which they are queued. What was planned has none.
+    pub wasted: Vec<Wasted>,
 }
 
 impl Schedule {
+    /// Bytes that were copied for nothing, both ways together.
+    pub fn wasted_bytes(&self, step: &Step) -> u64 {
+        self.wasted.iter().map(|wasted| step.bytes(wasted.gap)).sum()
+    }
+
     /// Bytes that go out, and as many that come in.
     pub fn bytes(&self, step: &Step) -> u64 {
         self.away.iter().map(|away| step.bytes(away.gap)).sum()

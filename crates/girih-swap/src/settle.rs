@@ -62,5 +62,5 @@ pub(crate) fn settle(step: &Step, budget: u64, items: &[Item]) -> Result<Schedul
         let leave = step.gaps[item.gap as usize].after;
         release.map(|release| Away { gap: item.gap, leave, release, fetch: item.fetch })
     });
-    Ok(Schedule { away: away.collect() })
+    Ok(Schedule { away: away.collect(), ..Schedule::default() })
 }

@@ -72,6 +72,9 @@ pub struct Run {
     pub stalls: Vec<Stall>,
     /// What each link did, in order.
     pub pieces: Vec<Piece>,
+    /// What it did for nothing, likewise: of the entries of [`Schedule::wasted`]. What is not done when the step ends is
+    /// left out.
+    pub wasted: Vec<Piece>,
     /// For each entry of the schedule, its times.
     pub times: Vec<Times>,
 }
@@ -91,6 +94,10 @@ pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
         engine.run(op);
     }
     engine.run.step_us = engine.now_us;
+    if !schedule.wasted.is_empty() {
+        // Nobody has waited for them.
+        engine.advance(engine.now_us);
+    }
     engine.run
 }
 
@@ -150,6 +157,10 @@ struct Engine<'a> {
     inward: Queue,
     is_out: Vec<bool>,
     is_in: Vec<bool>,
+    /// How many of the wasted copies are queued; they are numbered behind the others.
+    next_wasted: usize,
+    /// For each wasted copy, the entry whose own copy out comes before it.
+    own: Vec<Option<u32>>,
     links_us: f64,
     now_us: f64,
     run: Run,
@@ -162,6 +173,13 @@ impl<'a> Engine<'a> {
         let mut fetches = agenda(&|away| away.fetch);
         let before = |away: u32| step.gaps[schedule.away[away as usize].gap as usize].before;
         fetches.sort(|away| before(*away));
+        let entry = |gap: u32| (0..).zip(&schedule.away).find(|(_, away)| away.gap == gap);
+        let own = schedule.wasted.iter().map(|wasted| match wasted.direction {
+            Direction::Out => None,
+            Direction::In => entry(wasted.gap).map(|(index, _)| index),
+        });
+        let own = own.collect();
+        let all = count + schedule.wasted.len();
         Engine {
             step,
             schedule,
@@ -172,16 +190,44 @@ impl<'a> Engine<'a> {
             uses: agenda(&|away| step.gaps[away.gap as usize].before),
             out: Queue::default(),
             inward: Queue::default(),
-            is_out: vec![false; count],
-            is_in: vec![false; count],
+            is_out: vec![false; all],
+            is_in: vec![false; all],
+            next_wasted: 0,
+            own,
             links_us: 0.0,
             now_us: 0.0,
             run: Run { times: vec![Times::default(); count], ..Run::default() },
         }
     }
 
-    fn bytes(&self, away: u32) -> f64 {
-        self.step.bytes(self.schedule.away[away as usize].gap) as f64
+    fn bytes(&self, copy: u32) -> f64 {
+        let (copy, count) = (copy as usize, self.schedule.away.len());
+        let gap = match copy.checked_sub(count) {
+            None => self.schedule.away[copy].gap,
+            Some(wasted) => self.schedule.wasted[wasted].gap,
+        };
+        self.step.bytes(gap) as f64
+    }
+
+    /// True if a copy in may begin: its own copy out is over.
+    fn may_begin(&self, copy: u32) -> bool {
+        let own = match (copy as usize).checked_sub(self.schedule.away.len()) {
+            None => Some(copy),
+            Some(wasted) => self.own[wasted],
+        };
+        own.is_none_or(|own| self.is_out[own as usize])
+    }
+
+    /// Queues what turned out to be for nothing.
+    fn enqueue_wasted(&mut self, op: u32) {
+        while let Some(wasted) = self.schedule.wasted.get(self.next_wasted)
+            && wasted.at <= op
+        {
+            self.advance(self.now_us);
+            let copy = self.schedule.away.len() + self.next_wasted;
+            self.enqueue(wasted.direction, copy as u32);
+            self.next_wasted += 1;
+        }
     }
 
     fn run(&mut self, op: u32) {
@@ -189,6 +235,7 @@ impl<'a> Engine<'a> {
         if leaves + self.releases.of(op).len() > 0 {
             self.advance(self.now_us);
         }
+        self.enqueue_wasted(op);
         for at in 0..self.leaves.of(op).len() {
             let away = self.leaves.of(op)[at];
             self.enqueue(Direction::Out, away);
@@ -259,7 +306,7 @@ impl<'a> Engine<'a> {
         let goes_out = self.out.waiting.front().copied();
         // A copy in waits for its own copy out, and those behind it wait too.
         let comes_in = self.inward.waiting.front().copied();
-        let comes_in = comes_in.filter(|&away| self.is_out[away as usize]);
+        let comes_in = comes_in.filter(|&copy| self.may_begin(copy));
         let (out_rate, in_rate) = self.links.rates(goes_out.is_some(), comes_in.is_some());
         let out_us = goes_out.map_or(f64::INFINITY, |_| self.out.left / out_rate);
         let in_us = comes_in.map_or(f64::INFINITY, |_| self.inward.left / in_rate);
@@ -293,8 +340,13 @@ impl<'a> Engine<'a> {
     }
 
     fn piece(&mut self, away: u32, direction: Direction, to_us: f64, bytes: f64) {
-        if bytes > 0.0 {
-            self.run.pieces.push(Piece { away, direction, from_us: self.links_us, to_us, bytes });
+        if bytes <= 0.0 {
+            return;
+        }
+        let piece = Piece { away, direction, from_us: self.links_us, to_us, bytes };
+        match away.checked_sub(self.schedule.away.len() as u32) {
+            None => self.run.pieces.push(piece),
+            Some(wasted) => self.run.wasted.push(Piece { away: wasted, ..piece }),
         }
     }
 }

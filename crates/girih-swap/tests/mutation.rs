@@ -4,6 +4,7 @@ mod common;
 
 use common::{generated, slow, step_of};
 use girih_swap::check::{Fault, check};
+use girih_swap::execute::{Director, Leave, execute};
 use girih_swap::simulate::Direction;
 use girih_swap::{Budgets, Links, Method, Run, Schedule, Step, simulate};
 use girih_trace::generate::{Rng, Training};
@@ -166,4 +167,64 @@ fn both_links_together_faster_than_both_can_be() {
         }
     }
     assert!(seen > 3, "{seen}");
+}
+
+/// Sends everything at once and has everything back at once, so that much of it is for nothing.
+struct Restless<'a>(&'a Step);
+
+impl Director for Restless<'_> {
+    fn begins(&mut self, op: u32, fetch: &mut Vec<u32>, _go: &mut Vec<u32>) {
+        let gaps = self.0.gaps.iter().zip(0..);
+        fetch.extend(gaps.filter(|(gap, _)| gap.after + 2 < op && op < gap.before).map(|it| it.1));
+    }
+
+    fn leaves(&mut self, _gap: u32) -> Option<Leave> {
+        Some(Leave::default())
+    }
+
+    fn rank(&mut self, gap: u32, _need: u64) -> i64 {
+        i64::from(gap)
+    }
+}
+
+#[test]
+fn copies_for_nothing_are_on_the_links_and_checked() {
+    let (mut outs, mut ins, mut slower, mut caught) = (0, 0, 0, 0);
+    for seed in 0..300 {
+        let step = step_of(&mut Rng::new(seed), 14, 8);
+        let links = slow();
+        let budgets = Budgets { gpu: step.least_budget().0, host: None };
+        let ran = execute(&step, &budgets, &mut Restless(&step));
+        let schedule = ran.schedule;
+        let count = |direction| {
+            schedule.wasted.iter().filter(|wasted| wasted.direction == direction).count() as u32
+        };
+        assert_eq!((count(Direction::Out), count(Direction::In)), (ran.cancelled, ran.refetched));
+        (outs, ins) = (outs + ran.cancelled, ins + ran.refetched);
+        let run = simulate(&step, &links, &schedule);
+        let budgets = Budgets { gpu: schedule.gpu_peak(&step), ..budgets };
+        assert_eq!(check(&step, &links, &budgets, &schedule, &run), Ok(()), "seed {seed}");
+        let without = Schedule { wasted: Vec::new(), ..schedule.clone() };
+        let free = simulate(&step, &links, &without);
+        slower += u32::from(run.step_us > free.step_us + 1e-6);
+        // A run that leaves them out is none of this schedule, unless the step has ended by then.
+        let mut left_out = run.clone();
+        left_out.wasted.clear();
+        let busy = left_out.pieces.iter().map(|piece| piece.to_us).fold(0.0, f64::max);
+        if !run.wasted.is_empty() && busy < run.step_us - 1.0 {
+            let fault = check(&step, &links, &budgets, &schedule, &left_out);
+            assert!(matches!(fault, Err(Fault::Shape(_))), "seed {seed}: {fault:?}");
+            caught += 1;
+        }
+        let mut early = run.clone();
+        for piece in &mut early.wasted {
+            (piece.from_us, piece.to_us) = (piece.from_us - 1e9, piece.to_us - 1e9);
+        }
+        assert_eq!(
+            check(&step, &links, &budgets, &schedule, &early).is_err(),
+            !run.wasted.is_empty(),
+            "seed {seed}"
+        );
+    }
+    assert!(outs > 50 && ins > 20 && slower > 20 && caught > 20, "{outs} {ins} {slower} {caught}");
 }

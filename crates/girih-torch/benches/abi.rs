@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use girih_plan::{Budget, profile, solve};
-use girih_torch::abi::{Pool, Status, blocks};
+use girih_torch::abi::{Pool, Status, blocks, storages};
 use girih_torch::control;
 use girih_trace::compress::Limits;
 use girih_trace::generate::{Training, training};
@@ -39,13 +39,16 @@ const WHILE: Duration = Duration::from_millis(400);
 /// The best of so many is reported: others disturb, nothing helps.
 const TRIES: usize = 5;
 
-const ROWS: [&str; 14] = [
+const ROWS: [&str; 17] = [
     "lock",
     "table",
     "cached one size",
     "cached mix",
     "expandable mix",
     "stitch mix",
+    "stitch swap off",
+    "stitch far",
+    "stitch half full",
     "a view of 2 parts",
     "a view of 20 parts",
     "planned",
@@ -88,6 +91,9 @@ fn run(row: &str) -> f64 {
             );
             mix()
         }
+        "stitch swap off" => edge(r#", "swap": "off""#, 0),
+        "stitch far" => edge("", 0),
+        "stitch half full" => edge("", 600 << 30),
         "planned" => planned(),
         threads => {
             start("native", "");
@@ -140,6 +146,32 @@ fn nanoseconds(mut work: impl FnMut()) -> f64 {
 
 fn one_size(size: u64) -> f64 {
     nanoseconds(|| free(alloc(black_box(size), 0)))
+}
+
+/// Requests of which each looks how near the edge of out of memory is, with so many bytes in use besides.
+fn edge(more: &str, besides: u64) -> f64 {
+    extern "C" fn of_tensor(_: u64, _: *mut u64) -> u64 {
+        0
+    }
+    extern "C" fn number(_: u64) -> u64 {
+        0
+    }
+    extern "C" fn give(_: u64, _: u64) {}
+    // SAFETY: nobody saves a tensor, so they are never called.
+    unsafe {
+        storages::girih_set_storages(
+            Some(of_tensor),
+            Some(number),
+            Some(number),
+            Some(number),
+            Some(give),
+        );
+    }
+    start("stitch", more);
+    if besides > 0 {
+        black_box(alloc(besides, 0));
+    }
+    best(|| one_size(3 << 20))
 }
 
 /// A request that fits no hole and that a view of so many holes serves.

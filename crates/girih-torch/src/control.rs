@@ -24,6 +24,7 @@ pub use crate::heap::Saved;
 use crate::heaps;
 use crate::kept_plans;
 use crate::settings::Settings;
+use crate::swap::attention;
 
 /// Sets how the heaps behave, from a JSON object: see [`Settings::parse`].
 ///
@@ -209,6 +210,22 @@ pub fn drop_saved(device: i32, id: u64) -> Result<(), String> {
     heaps::existing(device)
         .map_or(Ok(()), |heap| heap.drop_saved(id))
         .map_err(|error| error.to_string())
+}
+
+/// From now on heaps call for the program with `call`, on any thread and under no lock of theirs: warnings are to be taken,
+/// or hooks to be set ([`wants_hooks`]). It must not wait for what is held while memory is asked for.
+pub fn set_call(call: fn()) {
+    attention::set(call);
+}
+
+/// True once a heap without a budget wants to know what autograd saves: its GPU is half full.
+pub fn wants_hooks() -> bool {
+    attention::wants_hooks()
+}
+
+/// The hooks are set: nobody is called for them any more.
+pub fn note_hooks() {
+    attention::note_hooks();
 }
 
 /// The process ends: frees do nothing from now on. To be called once CUDA is about to go.

@@ -1,11 +1,16 @@
 //! What a heap needs of its device besides memory: streams by the driver's handles, peers, other
 //! processes, and how often the driver was called.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use girih_cuda::{Backing, StreamHandle};
 use girih_runtime::sim::{Call, SimDevice};
-use girih_runtime::{Address, Copies, Device, DeviceError, Handle, MemoryInfo, Prices};
+use girih_runtime::{
+    Address, Copies, Device, DeviceError, Handle, HostAddress, MemoryInfo, Pinner, Prices,
+    TimeStamp,
+};
 use girih_trace::StreamId;
 
 use crate::cuda;
@@ -144,6 +149,9 @@ pub(crate) struct Simulated {
     base: Address,
     has_virtual_memory: bool,
     uuid: [u8; 16],
+    /// Streams for copies that were opened, and points in time that were taken.
+    lanes: u64,
+    stamps: u64,
 }
 
 impl Simulated {
@@ -154,6 +162,8 @@ impl Simulated {
             base: u64::from(ordinal) << 52,
             has_virtual_memory: settings.virtual_memory,
             uuid: u128::from(ordinal).to_be_bytes(),
+            lanes: 0,
+            stamps: 0,
         }
     }
 
@@ -207,6 +217,55 @@ impl HeapDevice for Simulated {
     fn memory_time(&self) -> Duration {
         Duration::from_secs_f64(self.device.totals().sum().microseconds / 1e6)
     }
+
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        Some(self)
+    }
+}
+
+/// Its memory has no contents, so nothing moves, and nothing takes time.
+impl Copies for Simulated {
+    fn open_lane(&mut self) -> Result<u64, DeviceError> {
+        self.lanes += 1;
+        // No handle of a program's stream.
+        Ok(u64::MAX - self.lanes)
+    }
+
+    fn copy_out(
+        &mut self,
+        _lane: StreamId,
+        _from: Address,
+        _to: HostAddress,
+        _size: u64,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn copy_in(
+        &mut self,
+        _lane: StreamId,
+        _from: HostAddress,
+        _to: Address,
+        _size: u64,
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn pinner(&mut self) -> Pinner {
+        let next = AtomicU64::new(1 << 40);
+        Arc::new(move |size| Ok(next.fetch_add(size, Ordering::Relaxed)))
+    }
+
+    fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
+        self.stamps += 1;
+        Ok(TimeStamp(self.stamps))
+    }
+
+    fn time_between(&mut self, _: TimeStamp, _: TimeStamp) -> Result<Option<f64>, DeviceError> {
+        Ok(None)
+    }
+
+    fn forget_time(&mut self, _stamp: TimeStamp) {}
 }
 
 impl Backing for Simulated {

@@ -31,6 +31,7 @@ use crate::error::{HeapError, Outcome, bug};
 use crate::lock::{Lock, Poisoned};
 use crate::settings::Settings;
 use crate::streams::StreamKey;
+use crate::swap::{LEAST, attention};
 
 /// The heap of one device. One lock around a policy and its device.
 pub struct Heap {
@@ -75,6 +76,9 @@ impl Heap {
             (0, 0) => state.allocate(size, stream, PoolId::DEFAULT),
             _ => state.allocate_in_pool(size, stream, pool),
         });
+        if size >= LEAST {
+            attention::make_due_call();
+        }
         match given {
             Ok(address) => Ok(address),
             Err(error) => self.go_on(error),

@@ -144,6 +144,17 @@ pub struct Settings {
     pub warnings: Vec<String>,
 }
 
+/// What goes to the host where nobody has given a budget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Swapping {
+    /// What would end in out of memory, in the modes that can.
+    #[default]
+    Edge,
+    /// Nothing.
+    Off,
+}
+
 /// The settings as they are written.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -162,6 +173,7 @@ struct Written {
     gmlake_limit: Option<u64>,
     gpu_budget: Option<u64>,
     host_budget: Option<u64>,
+    swap: Swapping,
     local_ranks: Option<u64>,
     sim: Option<Simulated>,
 }
@@ -191,6 +203,7 @@ impl Settings {
     /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
     /// | `gpu_budget` | bytes that the heap of a device may hold: what does not fit goes to the host, if `auto`, `plan` or `stitch` is the mode |
     /// | `host_budget` | bytes of the host for that, pinned; a half of what is available without it |
+    /// | `swap` | `edge` (the default): without a budget, saved tensors go to the host where a request would be refused; `off`: nothing goes |
     /// | `local_ranks` | processes of the job on this machine, which share what is available; 1 without it |
     /// | `sim` | `{"capacity": bytes}`: a simulated device in the place of each GPU; with `"virtual_memory": false` one that cannot map memory |
     ///
@@ -205,7 +218,13 @@ impl Settings {
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
         let Written { record_bytes, phantom_capacity, gmlake_limit, .. } = written;
-        let Written { sim, plans_by_gpu, gpu_budget, host_budget, local_ranks, .. } = written;
+        let Written { sim, plans_by_gpu, gpu_budget, host_budget, swap, local_ranks, .. } = written;
+        let budgets = SwapSettings {
+            gpu_budget,
+            host_budget,
+            is_off: swap == Swapping::Off,
+            local_ranks: local_ranks.unwrap_or(1),
+        };
         let (conf, is_for_girih) =
             conf.map_or_else(|| (torch_conf.unwrap_or_default(), false), |conf| (conf, true));
         let mut config = Config::default();
@@ -262,7 +281,7 @@ impl Settings {
             phantom_capacity,
             gmlake,
             sim,
-            swap: swap_settings(mode, gpu_budget, host_budget, local_ranks.unwrap_or(1))?,
+            swap: checked(mode, budgets)?,
             warnings,
         })
     }
@@ -329,24 +348,26 @@ fn gmlake_settings(mode: Mode, limit: Option<u64>) -> Result<gmlake::Config, Str
     }
 }
 
-/// What is swapped.
-fn swap_settings(
-    mode: Mode,
-    gpu_budget: Option<u64>,
-    host_budget: Option<u64>,
-    local_ranks: u64,
-) -> Result<SwapSettings, String> {
-    match gpu_budget {
-        None if host_budget.is_some() => Err("say with `gpu_budget` what the GPU may hold: \
-                                              `host_budget` alone says how much may be swapped"
-            .to_owned()),
-        Some(_) if !mode.stitches() => Err(format!(
-            "use the mode `auto`, `plan` or `stitch` with `gpu_budget`: in `{}` bytes that are let go of \
+/// What is swapped, if it makes sense.
+fn checked(mode: Mode, budgets: SwapSettings) -> Result<SwapSettings, String> {
+    let named = match budgets {
+        SwapSettings { gpu_budget: Some(_), .. } => "gpu_budget",
+        SwapSettings { host_budget: Some(_), .. } => "host_budget",
+        _ => return Ok(budgets),
+    };
+    if budgets.is_off {
+        return Err(format!(
+            "leave out `{named}` or `swap=off`: the one swaps, the other does not"
+        ));
+    }
+    if !mode.stitches() {
+        return Err(format!(
+            "use the mode `auto`, `plan` or `stitch` with `{named}`: in `{}` bytes that are let go of \
              come back in pieces",
             mode.name()
-        )),
-        _ => Ok(SwapSettings { gpu_budget, host_budget, local_ranks }),
+        ));
     }
+    Ok(budgets)
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ fn look(state: &mut State) -> Report {
         reserved_peak: stats.reserved_bytes.all().peak,
         device_free: info.free,
         device_total: info.total,
-        ooms: stats.num_ooms,
+        ooms: stats.num_ooms.saturating_sub(state.ooms_averted),
         ooms_by_limit: state.ooms_by_limit,
         oom_rejections: stats.num_oom_rejections,
         last_oom: state.last_oom.as_ref().map(Oom::of),

@@ -36,6 +36,7 @@ impl Heap {
             let limit = state.config.tie_order.limit_of(fraction, total);
             state.engine.policy_mut().set_limit(limit);
             state.fraction = fraction;
+            state.look_at_edge_again();
             Ok(())
         })
     }

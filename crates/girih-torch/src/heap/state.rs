@@ -23,7 +23,8 @@ use crate::recorder::Recorder;
 use crate::settings::{Mode, Release, Settings};
 use crate::sources::{Source, Sourced};
 use crate::streams::StreamKey;
-use crate::swap::Swap;
+use crate::swap::edge::Edge;
+use crate::swap::{LEAST, Swap};
 
 /// The inside of a heap.
 pub(crate) struct State {
@@ -55,6 +56,8 @@ pub(crate) struct State {
     until_look: u32,
     /// Requests that only the memory fraction refused.
     pub(crate) ooms_by_limit: u64,
+    /// Refusals of the policy that the program was not told of: tensors went, and the request was made again.
+    pub(crate) ooms_averted: u64,
     /// The last request that got nothing.
     pub(crate) last_oom: Option<OutOfMemory>,
     /// What a user should be told.
@@ -63,6 +66,8 @@ pub(crate) struct State {
     watches_fit: bool,
     /// What does not fit goes to the host. Taken out while it works.
     pub(super) swap: Option<Box<Swap>>,
+    /// When it begins to, without a budget.
+    pub(super) edge: Edge,
 }
 
 /// Warnings that are kept until somebody takes them.
@@ -116,10 +121,12 @@ impl State {
             plans_given_up: 0,
             until_look: LOOK_EVERY,
             ooms_by_limit: 0,
+            ooms_averted: 0,
             last_oom: None,
             warnings,
             watches_fit,
             swap: None,
+            edge: Edge::new(settings.swap, settings.mode.stitches()),
         };
         state.look_at_captures(false);
         state.open_swap(&settings);
@@ -206,6 +213,9 @@ impl State {
     #[inline]
     pub(super) fn allocate(&mut self, size: u64, stream: u64, pool: PoolId) -> Outcome<Address> {
         let request = Request { size, stream: self.stream(stream)?, pool };
+        if size >= LEAST && self.edge.is_due(self.bytes_in_use().saturating_add(size)) {
+            self.look_at_edge(request);
+        }
         if self.swap.is_some() {
             return self.allocate_with_swap(request);
         }
@@ -266,6 +276,9 @@ impl State {
     pub(super) fn mark(&mut self, kind: MarkKind, name: &str) -> Outcome<()> {
         if kind == MarkKind::Step {
             self.end_step_of_swap();
+        }
+        if let Some(swap) = &mut self.swap {
+            swap.mark(kind, name);
         }
         if let Some(recorder) = self.journal.recorder_mut() {
             recorder.mark(kind, name);

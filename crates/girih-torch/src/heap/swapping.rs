@@ -7,7 +7,7 @@ use super::{Heap, State};
 use crate::error::{Outcome, unknown};
 use crate::settings::Settings;
 use crate::swap::storages::{self, StorageId};
-use crate::swap::{RecordId, Swap, SwapReport};
+use crate::swap::{RecordId, Shape, Swap, SwapReport};
 
 /// A tensor that autograd saves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +20,8 @@ pub struct Saved {
     pub size: u64,
     /// What tensor it is, the same in every step.
     pub kind: u64,
+    /// Its shape, for who reads of it.
+    pub shape: Shape,
 }
 
 impl Heap {
@@ -61,13 +63,13 @@ impl Heap {
 }
 
 impl State {
-    /// Begins to swap, if the settings want it; says why not, if it cannot be.
+    /// Begins to swap within a budget, if the settings have one; says why not, if it cannot be.
     pub(super) fn open_swap(&mut self, settings: &Settings) {
         let Some(budget) = settings.swap.gpu_budget else { return };
         self.engine.policy_mut().set_limit(Some(budget));
         let opened = Swap::open(settings.swap, storages::of_the_process(), self);
         match opened {
-            Ok(swap) => self.swap = swap,
+            Ok(swap) => self.swap = Some(swap),
             Err(reason) => self.warn(format!(
                 "device {}: nothing is swapped, and requests above the budget are refused: {reason}",
                 self.ordinal
@@ -75,8 +77,49 @@ impl State {
         }
     }
 
+    /// Without a budget: looks how far the GPU is from being full, and begins to keep records if it is near.
+    #[cold]
+    pub(super) fn look_at_edge(&mut self, request: Request) {
+        // Not within a capture; what the driver refuses here, it refuses the request itself too.
+        if self.device.is_capturing(request.stream).unwrap_or(true) {
+            return;
+        }
+        let obtainable = self.obtainable();
+        // One that can never be served says nothing of the program's need.
+        if request.size > obtainable {
+            return;
+        }
+        if self.edge.look(self.bytes_in_use().saturating_add(request.size), obtainable) {
+            // Where it cannot be, the program runs as it would without: nobody has asked for it.
+            let settings = self.edge.settings();
+            self.swap = Swap::open(settings, storages::of_the_process(), self).ok();
+        }
+    }
+
+    /// What can be had was changed by the program.
+    pub(super) fn look_at_edge_again(&mut self) {
+        self.edge.look_again();
+        if let Some(swap) = &mut self.swap {
+            swap.look_again();
+        }
+    }
+
+    /// So many refusals of the policy are none to the program.
+    pub(crate) fn forgive_ooms(&mut self, refusals: u64) {
+        self.ooms_averted += refusals;
+        self.baseline.num_ooms += refusals;
+    }
+
+    /// Bytes that the heap can hold at most as things stand: its limit, or what it has and the device could give.
+    pub(crate) fn obtainable(&mut self) -> u64 {
+        let info = self.device.memory_info();
+        let policy = self.engine.policy();
+        let held = policy.stats().reserved_bytes.all().current;
+        policy.limit(info.total).unwrap_or(u64::MAX).min(held.saturating_add(info.free))
+    }
+
     /// Runs `work` with the swapping, which is taken out meanwhile. None if there is none.
-    fn with_swap<T>(
+    pub(crate) fn with_swap<T>(
         &mut self,
         work: impl FnOnce(&mut Swap, &mut State) -> Outcome<T>,
     ) -> Outcome<Option<T>> {

@@ -8,18 +8,13 @@ use super::table::RecordId;
 use crate::error::Outcome;
 use crate::heap::State;
 
-/// The part of the room that may be on its way back at a time.
-const COMING_PART: u64 = 8;
-/// The part of the room that is left to the requests of the program.
-const FREE_PART: u64 = 16;
-
 impl Swap {
     /// Fetches what backward will want after the record of that number.
     pub(super) fn fetch_ahead(&mut self, state: &mut State, number: u64) -> Outcome<()> {
         if self.steps.is_following() || self.table.bytes().1 == 0 {
             return Ok(());
         }
-        let (most, free) = (self.room / COMING_PART, self.room / FREE_PART);
+        let (most, free) = (self.room / self.tuning.coming_part, self.room / self.tuning.free_part);
         loop {
             let next: Option<(RecordId, u64)> = {
                 let mut away = self.table.away_before(number);

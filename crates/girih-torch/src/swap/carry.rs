@@ -16,6 +16,7 @@ use girih_trace::{PoolId, StreamId};
 use super::Swap;
 use super::host::NoSlot;
 use super::table::{Entry, RecordId};
+use super::waits::Way;
 use crate::device::HeapDevice;
 use crate::error::{HeapError, bug};
 use crate::heap::State;
@@ -167,7 +168,8 @@ impl Swap {
             }
             Call::AwaitOut => {
                 if let Some(end) = entry.out {
-                    device.wait_event(entry.stream, end)?;
+                    let stream = entry.stream;
+                    self.wait_for_copy(state, id, Way::Out, stream, end)?;
                 }
             }
             Call::FreeGpu if wish == Wish::Drop => entry.address = 0,
@@ -209,12 +211,15 @@ impl Swap {
             }
             Call::AwaitIn => {
                 if let Some(end) = entry.back {
-                    device.wait_event(user, end)?;
-                    if user != entry.stream {
-                        device.wait_event(entry.stream, end)?;
+                    let home = entry.stream;
+                    self.wait_for_copy(state, id, Way::In, user, end)?;
+                    let device = &mut *state.device;
+                    if user != home {
+                        device.wait_event(home, end)?;
                     }
                     // Whatever is copied to the place on the host later comes after what was read from it.
                     device.wait_event(out, end)?;
+                    let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
                     let back = entry.back.take();
                     replace(device, &mut entry.ready, back)?;
                 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! To pin takes a second for each GiB, most of it for the system to find the pages, so it is done before it is needed:
-//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user chose.
+//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user
+//! chose. Without a budget of the GPU nothing is pinned before it is nearly full.
 //! Only where a copy is about to go and nothing is free does somebody wait for that; it is counted.
 //!
 //! A slot is the smallest free range that fits. Ranges grow together where both are free, within a piece.
@@ -22,7 +23,7 @@ const GRAIN: u64 = 4096;
 /// Bytes that are pinned at once.
 const PIECE: u64 = 1 << 30;
 /// Free bytes below which more are pinned, unless a user said how much there should be.
-const AHEAD: u64 = 8 << 30;
+pub(super) const AHEAD: u64 = 8 << 30;
 /// Threads that pin.
 const PINNERS: usize = 4;
 
@@ -70,8 +71,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// At most `budget` bytes; all of it is wanted if it `is_chosen` by a user.
-    pub(crate) fn new(pinner: Pinner, budget: u64, is_chosen: bool) -> Host {
+    /// At most `budget` bytes, none of which is pinned yet.
+    pub(crate) fn new(pinner: Pinner, budget: u64) -> Host {
         Host {
             pinner,
             budget,
@@ -83,10 +84,15 @@ impl Host {
             by_size: BTreeSet::new(),
             coming: 0,
             come: channel(),
-            ahead: if is_chosen { u64::MAX } else { AHEAD },
+            ahead: 0,
             refused: None,
             late: 0,
         }
+    }
+
+    /// From now on so many free bytes are pinned ahead of need, within the budget.
+    pub(crate) fn hold_ready(&mut self, bytes: u64) {
+        self.ahead = bytes;
     }
 
     /// The most bytes that may be used. What is pinned already stays.
@@ -290,7 +296,9 @@ mod tests {
             }
             Ok(next.fetch_add(size, Ordering::Relaxed))
         });
-        Host::new(pinner, budget, false)
+        let mut host = Host::new(pinner, budget);
+        host.hold_ready(AHEAD);
+        host
     }
 
     #[test]

@@ -16,11 +16,15 @@
 //!
 //! `table` has the records, `host` their bytes on the host, `carry` makes the calls that a record's change of state
 //! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
-//! follows what was planned for it.
+//! follows what was planned for it. Without a budget, `edge` says when all this begins, and `attention` calls for the
+//! hooks that it needs.
 
 mod ahead;
+pub(crate) mod attention;
 mod carry;
+pub(crate) mod edge;
 mod host;
+mod report;
 mod room;
 mod schedule;
 mod settings;
@@ -29,23 +33,29 @@ pub mod storages;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tuning;
+mod waits;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use girih_runtime::{Address, AllocError, Request};
 use girih_swap::record::{Record, State as Place, Wish};
-use girih_trace::{PoolId, StreamId};
+use girih_trace::{MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
 use self::host::Host;
+pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
 use self::step::Steps;
 use self::storages::Storages;
 pub(crate) use self::table::RecordId;
 use self::table::{Entry, Table};
+use self::tuning::Tuning;
+pub use self::waits::Shape;
+use self::waits::Waits;
 use crate::error::{Outcome, unknown};
 use crate::heap::{Saved, State};
 use crate::units::short;
@@ -68,6 +78,8 @@ pub(crate) struct Counts {
     pub(crate) copies_in: u64,
     /// Tensors that went because a request needed their bytes at that moment.
     pub(crate) victims: u64,
+    /// Requests that the GPU refused, and that were served once tensors had gone.
+    pub(crate) averted: u64,
     /// Tensors that were copied in only when they were wanted.
     pub(crate) demanded: u64,
     /// Tensors that came too early and went again.
@@ -83,8 +95,15 @@ pub(crate) struct Counts {
 
 /// The swapping of one heap.
 pub(crate) struct Swap {
-    /// Bytes that may be in use on the GPU.
+    /// Bytes that may be in use on the GPU; [`u64::MAX`] as long as nobody knows.
     room: u64,
+    /// There is no budget: see [`edge`].
+    is_edge: bool,
+    /// Bytes in use from which on memory of the host is pinned.
+    pin_at: u64,
+    /// Requests until hooks are asked for again, and between that and the time after.
+    until_asked: u32,
+    ask_every: u32,
     storages: &'static dyn Storages,
     table: Table,
     host: Host,
@@ -98,7 +117,17 @@ pub(crate) struct Swap {
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
     steps: Steps,
+    waits: Waits,
+    tuning: Tuning,
     counts: Counts,
+}
+
+/// True if a refused request may be served once tensors have gone: it is no larger than all that can be had, and the
+/// program has not asked for the error before anything is given back (`throw_on_cudamalloc_oom`).
+#[cold]
+fn can_be_averted(state: &mut State, request: Request, error: &AllocError) -> bool {
+    matches!(error, AllocError::OutOfMemory { is_rejection: false, .. })
+        && request.size <= state.obtainable()
 }
 
 /// A small number for each thread.
@@ -117,7 +146,7 @@ fn thread_number() -> usize {
 }
 
 impl Swap {
-    /// The swapping that the settings ask for. None if they do not.
+    /// The swapping that the settings ask for: within a budget, or at the edge of out of memory.
     ///
     /// # Errors
     /// Why it cannot be, in words for a user.
@@ -125,8 +154,7 @@ impl Swap {
         settings: SwapSettings,
         storages: Option<&'static dyn Storages>,
         state: &mut State,
-    ) -> Result<Option<Box<Swap>>, String> {
-        let Some(gpu) = settings.gpu_budget else { return Ok(None) };
+    ) -> Result<Box<Swap>, String> {
         let Some(storages) = storages else {
             return Err("Girih runs without its shim, which knows the storages of tensors".into());
         };
@@ -141,11 +169,22 @@ impl Swap {
         let budget = settings
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
-        let mut host = Host::new(pinner, budget, settings.host_budget.is_some());
-        host.pin_ahead();
-        let room = settings::room(gpu);
-        Ok(Some(Box::new(Swap {
+        let mut host = Host::new(pinner, budget);
+        let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
+        let is_edge = settings.gpu_budget.is_none();
+        if is_edge {
+            attention::want_hooks();
+        } else {
+            // All of a budget that a user chose is wanted.
+            host.hold_ready(settings.host_budget.map_or(host::AHEAD, |_| u64::MAX));
+            host.pin_ahead();
+        }
+        Ok(Box::new(Swap {
             room,
+            is_edge,
+            pin_at: if is_edge { edge::pin_at(state.obtainable()) } else { u64::MAX },
+            until_asked: 2,
+            ask_every: 1,
             storages,
             table: Table::default(),
             host,
@@ -155,8 +194,10 @@ impl Swap {
             in_hand: [None; THREADS],
             is_backward: false,
             steps: Steps::new(room, budget),
+            waits: Waits::default(),
+            tuning: Tuning::default(),
             counts: Counts::default(),
-        })))
+        }))
     }
 
     /// Serves a request, and makes room for it before if there is too little.
@@ -165,6 +206,7 @@ impl Swap {
         if is_own {
             self.make_room(state, request)?;
         }
+        let mut refusals = 0;
         loop {
             match state.take(request) {
                 Ok(address) => {
@@ -172,12 +214,19 @@ impl Swap {
                         self.streams.insert(address, request.stream);
                     }
                     self.steps.saw_load(self.load(state));
+                    if refusals > 0 {
+                        state.forgive_ooms(refusals);
+                        self.note_averted(state);
+                    }
                     return Ok(address);
                 }
-                Err(error) if error.is_out_of_memory() && is_own => {
+                Err(error) if can_be_averted(state, request, &error) => {
+                    self.note_full(state);
                     if !self.make_more_room(state, request)? {
+                        state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }
+                    refusals += 1;
                 }
                 Err(error) => return Err(state.explain(request, error)),
             }
@@ -200,6 +249,10 @@ impl Swap {
         let (going, away, coming) = self.table.bytes();
         let (used, _) = self.host.used();
         let records = idle + held + going + coming;
+        if self.is_edge && records + away == 0 {
+            // Swapping has no part in it.
+            return state.explain(request, error);
+        }
         let others = state.bytes_in_use().saturating_sub(records);
         let lines = [
             format!(
@@ -210,11 +263,19 @@ impl Swap {
             format!("  {:>14}  saved tensors that could go, if the host had room", short(idle)),
             format!("  {:>14}  saved tensors that the program holds too", short(held)),
             format!(
-                "  {:>14}  not saved for backward: weights, states, temporaries",
-                short(others)
+                "  {:>14}  {}",
+                short(others),
+                if self.is_edge {
+                    "weights, states, temporaries, and what was saved before half of the GPU was in use"
+                } else {
+                    "not saved for backward: weights, states, temporaries"
+                }
             ),
             if self.host.budget() < used + request.size {
                 "  - give the host more: host_budget".to_owned()
+            } else if self.is_edge {
+                "  - a smaller batch; or gpu_budget, which has tensors go from the first on"
+                    .to_owned()
             } else {
                 "  - give the GPU more: gpu_budget; or a smaller batch".to_owned()
             },
@@ -240,7 +301,7 @@ impl Swap {
         saved: Saved,
         stream: StreamId,
     ) -> Outcome<Option<RecordId>> {
-        let Saved { storage, address, size, kind } = saved;
+        let Saved { storage, address, size, kind, shape } = saved;
         self.let_go_of_hand();
         self.is_backward = false;
         let known = self.table.find(storage);
@@ -283,6 +344,10 @@ impl Swap {
                 stream: home,
                 saves: 1,
                 number: self.table.next_number(),
+                shape,
+                // The operator that begins with it.
+                saved_at: self.steps.next_operator(),
+                module: self.waits.module(),
                 ready: Some(ready),
                 out: None,
                 back: None,
@@ -342,13 +407,20 @@ impl Swap {
             Place::Going => self.counts.kept += 1,
             _ => {}
         }
+        let mut refusals = 0;
         loop {
             match self.carry_for(state, id, Wish::Use, stream) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    state.forgive_ooms(refusals);
+                    return Ok(());
+                }
                 Err(Fail::Gpu(error)) => {
+                    self.note_full(state);
                     if !self.make_more_room(state, request)? {
+                        state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }
+                    refusals += 1;
                 }
                 Err(fail) => return Err(fail.into()),
             }
@@ -398,29 +470,16 @@ impl Swap {
         }
     }
 
-    /// What it did, and how things stand.
-    pub(crate) fn report(&self) -> SwapReport {
-        let (going, away, coming) = self.table.bytes();
-        let (host, host_peak) = self.host.used();
-        SwapReport {
-            gpu_room: self.room,
-            host_budget: self.host.budget(),
-            host_used: host,
-            host_peak,
-            host_pinned: self.host.pinned(),
-            pinned_late: self.host.late(),
-            records: self.table.len() as u64,
-            going,
-            away,
-            coming,
-            counts: self.counts,
-            policies: self.steps.policies() as u64,
-            policy_changes: self.steps.changes(),
-            planning_seconds: self.steps.planning_seconds(),
-            step_us: self.steps.planned_us()[0],
-            step_us_swapped: self.steps.planned_us()[1],
-            step_us_bound: self.steps.planned_us()[2],
-        }
+    /// Other numbers than the usual ones.
+    #[cfg(test)]
+    fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+        self.steps.tune(tuning);
+    }
+
+    /// The program has come to a point.
+    pub(crate) fn mark(&mut self, kind: MarkKind, name: &str) {
+        self.waits.mark(kind, name);
     }
 
     /// Walks everything.
@@ -436,54 +495,5 @@ impl Swap {
             return Err(format!("records have {slots} bytes of the host, {:?}", self.host.used()));
         }
         Ok(())
-    }
-}
-
-/// What `girih.stats()` says of swapping. Bytes and counts.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub(crate) struct SwapReport {
-    gpu_room: u64,
-    host_budget: u64,
-    host_used: u64,
-    host_peak: u64,
-    host_pinned: u64,
-    pinned_late: u64,
-    records: u64,
-    going: u64,
-    away: u64,
-    coming: u64,
-    #[serde(flatten)]
-    counts: Counts,
-    policies: u64,
-    policy_changes: u64,
-    planning_seconds: f64,
-    /// Microseconds of the step that was planned last: without swapping, as it was planned, and as no schedule can
-    /// beat.
-    step_us: f64,
-    step_us_swapped: f64,
-    step_us_bound: f64,
-}
-
-#[cfg(test)]
-impl SwapReport {
-    pub(crate) fn copies_out(&self) -> u64 {
-        self.counts.copies_out
-    }
-
-    pub(crate) fn demanded(&self) -> u64 {
-        self.counts.demanded
-    }
-
-    pub(crate) fn victims(&self) -> u64 {
-        self.counts.victims
-    }
-
-    pub(crate) fn policies(&self) -> u64 {
-        self.policies
-    }
-
-    /// True if no record, and no byte of the host, is in use.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        self.records == 0 && self.host_used == 0 && self.going + self.away + self.coming == 0
     }
 }

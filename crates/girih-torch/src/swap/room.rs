@@ -1,6 +1,7 @@
 //! Who goes when memory runs short.
 //!
-//! In this order, until the request fits: what is on its way out, for the end of whose copies the stream waits; then
+//! In this order, until the request fits: what is free in the heap, stitched or given back if need be, which is the
+//! policy's business; what is on its way out, for the end of whose copies the stream waits; then
 //! the best of the saved tensors that lie idle; then what came back and is not wanted yet, which needs no copy.
 //!
 //! The best is the one that was saved first, as long as nothing better is known: backward wants it last.
@@ -9,20 +10,18 @@ use girih_runtime::Request;
 use girih_swap::record::{State as Place, Wish};
 
 use super::table::{Entry, RecordId};
-use super::{Fail, Swap};
+use super::{Fail, LEAST, Swap};
 use crate::error::Outcome;
 use crate::heap::State;
-
-/// Records that are looked at for one that may go, and nobody else has.
-const LOOKED_AT: usize = 256;
-/// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody has
-/// planned.
-const AHEAD_PART: u64 = 16;
 
 impl Swap {
     /// Makes room for a request, if more would be in use than may be.
     pub(super) fn make_room(&mut self, state: &mut State, request: Request) -> Outcome<()> {
-        if state.bytes_in_use().saturating_add(request.size) <= self.room {
+        let in_use = state.bytes_in_use().saturating_add(request.size);
+        if self.is_edge && request.size >= LEAST {
+            self.watch_edge(in_use);
+        }
+        if in_use <= self.room {
             return self.go_ahead(state, request);
         }
         if state.device.is_capturing(request.stream)? {
@@ -57,21 +56,33 @@ impl Swap {
             self.carry(state, id, Wish::Release)?;
             return Ok(true);
         }
-        let mut candidates: Vec<RecordId> = self.table.here().take(LOOKED_AT).collect();
-        self.steps.order_victims(&mut candidates);
-        for id in candidates {
-            if !self.is_idle(id) {
-                self.counts.shared += 1;
-                continue;
+        let (mut first, mut is_host_full) = (0, false);
+        while !is_host_full {
+            // If all of these are others' too, those behind them may still do.
+            let here = self.table.here().skip(first).take(self.tuning.looked_at);
+            let mut candidates: Vec<RecordId> = here.collect();
+            if candidates.is_empty() {
+                break;
             }
-            match self.carry(state, id, Wish::Release) {
-                Ok(()) => {
-                    self.steps.is_idle_now(id);
-                    self.counts.victims += 1;
-                    return Ok(true);
+            first += candidates.len();
+            self.steps.order_victims(&mut candidates);
+            for id in candidates {
+                if !self.is_idle(id) {
+                    self.counts.shared += 1;
+                    continue;
                 }
-                Err(Fail::Host(_)) => self.counts.host_full += 1,
-                Err(fail) => return Err(fail.into()),
+                match self.carry(state, id, Wish::Release) {
+                    Ok(()) => {
+                        self.steps.is_idle_now(id);
+                        self.counts.victims += 1;
+                        return Ok(true);
+                    }
+                    Err(Fail::Host(_)) => {
+                        self.counts.host_full += 1;
+                        is_host_full = true;
+                    }
+                    Err(fail) => return Err(fail.into()),
+                }
             }
         }
         let unused = self.table.coming().find(|&id| self.is_idle(id));
@@ -97,7 +108,7 @@ impl Swap {
     /// In a forward pass of which there is no plan, copies begin before their bytes are needed: else the request that
     /// needs them would wait for all of the copy.
     fn go_ahead(&mut self, state: &mut State, request: Request) -> Outcome<()> {
-        let ahead = self.room / AHEAD_PART;
+        let ahead = self.room / self.tuning.ahead_part;
         let in_use = state.bytes_in_use().saturating_add(request.size);
         let (going, ..) = self.table.bytes();
         let is_near = in_use > self.room - ahead && going < ahead;
@@ -107,7 +118,7 @@ impl Swap {
         if state.device.is_capturing(request.stream)? {
             return Ok(());
         }
-        let first = self.table.here().take(LOOKED_AT).find(|&id| self.is_idle(id));
+        let first = self.table.here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
         match self.carry(state, id, Wish::Leave) {
             Ok(()) => {
@@ -134,7 +145,11 @@ impl Swap {
         }
         match self.carry(state, id, Wish::Fetch) {
             Ok(()) => Ok(true),
-            Err(Fail::Gpu(_)) => Ok(false),
+            Err(Fail::Gpu(_)) => {
+                // Nobody has asked for it yet.
+                state.forgive_ooms(1);
+                Ok(false)
+            }
             Err(fail) => Err(fail.into()),
         }
     }

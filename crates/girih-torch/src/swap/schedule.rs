@@ -102,5 +102,6 @@ impl Swap {
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
+        self.waits.read_all(copies);
     }
 }

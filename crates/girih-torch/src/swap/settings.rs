@@ -5,10 +5,12 @@ use std::fs;
 /// What a user asked for. Bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapSettings {
-    /// On the GPU, all that the heap holds; without it nothing is swapped.
+    /// On the GPU, all that the heap holds; without it nothing goes but what would end in out of memory.
     pub gpu_budget: Option<u64>,
     /// On the host, pinned; without it, this process's share of a half of what the machine has available.
     pub host_budget: Option<u64>,
+    /// Nothing goes whatever happens.
+    pub is_off: bool,
     /// Processes of the job on this machine.
     pub local_ranks: u64,
 }

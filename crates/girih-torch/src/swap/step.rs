@@ -5,8 +5,8 @@
 //! becomes a [`girih_swap::Step`], which is planned on a thread of its own ([`plan`]); the schedule holds for every
 //! step that does the same (`schedule`).
 //!
-//! The time is taken on the GPU, at [`STAMPS`] points of a step, and read a step later, when the work is done: nobody
-//! waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
+//! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done:
+//! nobody waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
 //! seen count, and a step is planned again when they have become shorter.
 
 use std::collections::BTreeSet;
@@ -21,13 +21,9 @@ use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulat
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::table::RecordId;
+use super::tuning::Tuning;
 use crate::control::timed;
 
-/// Points of a step at which the time is taken.
-pub(super) const STAMPS: usize = 128;
-/// How often a sequence is planned, and what part of the time of the last plan is shorter.
-const PLANS_MAX: u32 = 4;
-const SHORTER: f64 = 0.98;
 /// Operators of a step at most: a longer one is not planned.
 const OPERATORS_MAX: usize = 1 << 17;
 
@@ -109,6 +105,7 @@ struct Times {
 
 /// The steps of a run.
 pub(crate) struct Steps {
+    tuning: Tuning,
     room: u64,
     host: u64,
     now: Observation,
@@ -142,6 +139,7 @@ pub(crate) struct Steps {
 impl Steps {
     pub(super) fn new(room: u64, host: u64) -> Steps {
         Steps {
+            tuning: Tuning::default(),
             room,
             host,
             now: Observation::default(),
@@ -164,6 +162,18 @@ impl Steps {
         }
     }
 
+    /// So many bytes may be in use from now on. What was planned was for another room.
+    pub(super) fn set_room(&mut self, room: u64) {
+        self.room = room;
+        self.times.clear();
+        self.sequences = Sequences::default();
+        self.policies.clear();
+        (self.cursor, self.place, self.job) = (None, None, None);
+        self.live.clear();
+        self.late.clear();
+        self.wanted.clear();
+    }
+
     /// So many bytes are in use or away.
     pub(super) fn saw_load(&mut self, load: u64) {
         if let Some(most) = self.now.load.last_mut() {
@@ -179,9 +189,9 @@ impl Steps {
             self.now.load.push(load);
         }
         self.advance(key);
-        at.is_multiple_of((self.length / STAMPS).max(1))
+        at.is_multiple_of((self.length / self.tuning.stamps).max(1))
             && at < OPERATORS_MAX
-            && self.now.stamps.len() < 2 * STAMPS
+            && self.now.stamps.len() < 2 * self.tuning.stamps
     }
 
     fn advance(&mut self, key: u64) {
@@ -207,6 +217,16 @@ impl Steps {
                 self.live.insert(there, seen.id);
             }
         }
+    }
+
+    /// The number of the operator that runs now, from the beginning of the step.
+    pub(super) fn operator(&self) -> u32 {
+        self.now.keys.len().saturating_sub(1) as u32
+    }
+
+    /// The number of the operator that begins next.
+    pub(super) fn next_operator(&self) -> u32 {
+        self.now.keys.len() as u32
     }
 
     /// The operator that begins now saves a record of so many bytes.
@@ -346,7 +366,10 @@ impl Steps {
         });
         times.us.iter_mut().zip(us).for_each(|(least, us)| *least = least.min(*us));
         let sum: f64 = times.us.iter().sum();
-        if self.job.is_some() || times.plans >= PLANS_MAX || sum > times.planned * SHORTER {
+        if self.job.is_some()
+            || times.plans >= self.tuning.plans_max
+            || sum > times.planned * self.tuning.shorter
+        {
             return;
         }
         (times.plans, times.planned) = (times.plans + 1, sum);
@@ -375,18 +398,34 @@ impl Steps {
     fn collect(&mut self) {
         let Some(job) = &self.job else { return };
         match job.try_recv() {
-            Ok((keys, policy, seconds)) => {
-                self.seconds += seconds;
-                self.last_us = policy.us;
-                let number = self.sequences.learn(&keys);
-                let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
-                self.policies.resize_with(count, Policy::default);
-                self.policies[number] = policy;
-            }
+            Ok(planned) => self.take_up(planned),
             Err(std::sync::mpsc::TryRecvError::Empty) => return,
             Err(std::sync::mpsc::TryRecvError::Disconnected) => {}
         }
         self.job = None;
+    }
+
+    fn take_up(&mut self, (keys, policy, seconds): (Vec<u64>, Policy, f64)) {
+        self.seconds += seconds;
+        self.last_us = policy.us;
+        let number = self.sequences.learn(&keys);
+        let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
+        self.policies.resize_with(count, Policy::default);
+        self.policies[number] = policy;
+    }
+
+    /// Other numbers than the usual ones.
+    #[cfg(test)]
+    pub(super) fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+    }
+
+    /// Waits for the thread that plans.
+    #[cfg(test)]
+    pub(super) fn finish_planning(&mut self) {
+        if let Some(planned) = self.job.take().and_then(|job| job.recv().ok()) {
+            self.take_up(planned);
+        }
     }
 
     pub(super) fn policies(&self) -> usize {
@@ -452,6 +491,7 @@ mod tests {
     #[test]
     fn a_program_without_steps_is_not_watched_for_ever() {
         let mut steps = Steps::new(1 << 30, 1 << 30);
+        let stamps = steps.tuning.stamps;
         for number in 0..3 * OPERATORS_MAX as u64 {
             if steps.begin(of_save(number % 5), number) {
                 steps.note_time(TimeStamp(number));
@@ -463,11 +503,11 @@ mod tests {
         let seen = &steps.now;
         assert!(seen.keys.len() <= OPERATORS_MAX && seen.load.len() <= OPERATORS_MAX);
         assert!(seen.seen.len() <= OPERATORS_MAX && seen.by_record.len() <= OPERATORS_MAX);
-        assert!(seen.stamps.len() <= 2 * STAMPS, "{} points in time", seen.stamps.len());
+        assert!(seen.stamps.len() <= 2 * stamps, "{} points in time", seen.stamps.len());
         assert!(steps.shared.is_empty() && steps.live.is_empty());
         let mut forgotten = Vec::new();
         steps.end(|_, _| None, &mut forgotten);
         assert_eq!(steps.now.keys.len(), 0, "the next step begins anew");
-        assert_eq!(forgotten.len(), 2 * STAMPS, "and its points in time are given back");
+        assert_eq!(forgotten.len(), 2 * stamps, "and its points in time are given back");
     }
 }

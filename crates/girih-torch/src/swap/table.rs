@@ -5,6 +5,7 @@
 //! reverse.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use girih_runtime::{Address, StreamEvent};
 use girih_swap::record::{Record, State};
@@ -13,6 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::host::Slot;
 use super::storages::StorageId;
+use super::waits::Shape;
 
 /// A record of the table. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -36,6 +38,10 @@ pub(crate) struct Entry {
     pub(crate) saves: u64,
     /// When it was saved first: the number of the save.
     pub(crate) number: u64,
+    /// What a user knows it by: its shape, the operator of its step that saved it, and the module.
+    pub(crate) shape: Shape,
+    pub(crate) saved_at: u32,
+    pub(crate) module: Option<Arc<str>>,
     /// Its bytes are written once this has come.
     pub(crate) ready: Option<StreamEvent>,
     /// The end of its copy out, and in.

@@ -4,9 +4,12 @@
 //! missing among the events (a copy that begins too early, bytes that are given away while they are read, a place on
 //! the host that is written too soon) is seen as wrong bytes; and by its clocks, in whatever order the streams ran.
 
+mod ablation;
 mod adversary;
 mod clocks;
+mod edge;
 mod program;
+mod timed;
 
 use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};
@@ -23,12 +26,23 @@ fn settings(host: u64) -> crate::Settings {
 }
 
 fn run(seed: u64, steps: u32, host: u64, fault: Option<u64>) -> program::Outcome {
+    run_with(64 * MIB, &settings(host), seed, steps, fault)
+}
+
+/// Steps of a program on a GPU of so many bytes, of whose calls one may fail.
+fn run_with(
+    gpu: u64,
+    settings: &crate::Settings,
+    seed: u64,
+    steps: u32,
+    fault: Option<u64>,
+) -> program::Outcome {
     Program::prepare();
-    let (device, world) = Adversary::new(64 * MIB, seed);
+    let (device, world) = Adversary::new(gpu, seed);
     if let Some(call) = fault {
         world.fail(call);
     }
-    let heap = crate::Heap::over(Box::new(device), 0, &settings(host));
+    let heap = crate::Heap::over(Box::new(device), 0, settings);
     let mut program = Program::new(heap, world, Seed(seed));
     for _ in 0..steps {
         program.step();
@@ -43,9 +57,10 @@ fn what_comes_back_is_what_went_whatever_the_streams_do() {
         let outcome = run(seed, 4, 256 * MIB, None);
         assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}");
         assert_eq!(outcome.refused, 0, "seed {seed}: everything fits on both sides");
-        out += outcome.report.copies_out();
-        demanded += outcome.report.demanded();
-        victims += outcome.report.victims();
+        let report = outcome.report.expect("it swaps");
+        out += report.copies_out();
+        demanded += report.demanded();
+        victims += report.victims();
     }
     assert!(out > 1000 && victims > 100, "{out} copies, {victims} victims");
     assert!(demanded > 0, "some were not fetched before they were wanted");
@@ -90,12 +105,12 @@ fn a_step_that_repeats_is_planned_and_then_nothing_is_fetched_too_late() {
     for _ in 0..20 {
         program.regular_step();
     }
-    let planned = program.report();
+    let planned = program.report().expect("it swaps");
     assert!(planned.policies() > 0, "{planned:?}");
     for _ in 0..10 {
         program.regular_step();
     }
-    let later = program.report();
+    let later = program.report().expect("it swaps");
     assert_eq!(later.demanded(), planned.demanded(), "{later:?}");
     assert_eq!(later.victims(), planned.victims(), "{later:?}");
     assert!(later.copies_out() > planned.copies_out());
@@ -119,6 +134,33 @@ fn run_small(turns: Turns, fault: Option<u64>) -> (program::Outcome, Option<Turn
 }
 
 #[test]
+fn whoever_is_waited_for_is_named_with_what_it_is() {
+    let (mut ways, mut measured) = (std::collections::BTreeSet::new(), 0.0);
+    for seed in 0..20 {
+        let outcome = run(seed, 4, 256 * MIB, None);
+        let report = outcome.report.expect("it swaps");
+        let json = serde_json::to_value(&report).expect("numbers and texts");
+        let named = json["waited_for"].as_array().expect("a list");
+        let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+        assert!(named.len() <= 5);
+        assert!(named.is_sorted_by(|one, other| number(&one["us"]) >= number(&other["us"])));
+        let together: f64 = named.iter().map(|one| number(&one["us"])).sum();
+        assert!(together <= number(&json["waited_us"]) + 1e-6, "{json}");
+        for one in named {
+            let shape: f64 = one["shape"].as_array().expect("a list").iter().map(number).product();
+            assert_eq!(shape, number(&one["size"]), "{one}");
+            assert!(number(&one["measured"]) <= number(&one["waits"]), "{one}");
+            assert!(number(&one["waited_at"]) >= number(&one["saved_at"]), "{one}");
+            assert_eq!(one["module"], "block", "{one}");
+            ways.insert(one["way"].as_str().expect("a word").to_owned());
+        }
+        measured += number(&json["waited_us"]);
+    }
+    assert_eq!(ways.into_iter().collect::<Vec<_>>(), ["in", "out"]);
+    assert!(measured > 0.0, "the device tells the time");
+}
+
+#[test]
 fn a_small_program_is_right_whatever_the_host_sees_of_the_streams() {
     let (mut turns, mut runs, mut out) = (Some(Turns::default()), 0, 0);
     while let Some(now) = turns {
@@ -126,7 +168,7 @@ fn a_small_program_is_right_whatever_the_host_sees_of_the_streams() {
         let (outcome, following) = run_small(now, None);
         assert_eq!(outcome.wrong, Vec::<String>::new(), "{said}");
         assert_eq!(outcome.refused, 0, "{said}");
-        out += outcome.report.copies_out();
+        out += outcome.report.expect("it swaps").copies_out();
         (turns, runs) = (following, runs + 1);
     }
     assert!(runs >= 1 << 10, "{runs} runs");
@@ -142,7 +184,7 @@ fn what_came_for_one_stream_is_in_order_for_its_own_too() {
     let mut program = Program::new(heap, world, Seed(1));
     program.fetch_for_another();
     let outcome = program.end();
-    assert!(outcome.report.copies_out() > 0, "one had to go: {:?}", outcome.report);
+    assert!(outcome.report.is_some_and(|report| report.copies_out() > 0), "one had to go");
     assert_eq!(outcome.wrong, Vec::<String>::new());
 }
 

@@ -10,8 +10,8 @@ use girih_trace::generate::{Chance, Rng};
 
 use super::adversary::{UNIT, World};
 use crate::heap::{Heap, Saved};
-use crate::swap::SwapReport;
 use crate::swap::storages::{self, StorageId, Storages};
+use crate::swap::{Shape, SwapReport};
 
 /// Which program.
 #[derive(Clone, Copy)]
@@ -19,9 +19,9 @@ pub(super) struct Seed(pub(super) u64);
 
 /// Owners and address of every storage of this process: tests run beside each other, with storages of their own.
 static STORAGES: Mutex<Option<HashMap<u64, (u64, Address)>>> = Mutex::new(None);
-static NEXT: AtomicU64 = AtomicU64::new(1);
+pub(super) static NEXT: AtomicU64 = AtomicU64::new(1);
 
-fn with<T>(body: impl FnOnce(&mut HashMap<u64, (u64, Address)>) -> T) -> T {
+pub(super) fn with<T>(body: impl FnOnce(&mut HashMap<u64, (u64, Address)>) -> T) -> T {
     let mut held = STORAGES.lock().unwrap_or_else(PoisonError::into_inner);
     body(held.get_or_insert_default())
 }
@@ -55,6 +55,8 @@ struct Tensor {
     storage: u64,
     size: u64,
     tag: u64,
+    /// The stream that it was asked for on.
+    stream: u64,
     /// Its saves: the ids of records, 0 without.
     saves: Vec<u64>,
     /// The program has it too.
@@ -68,7 +70,11 @@ pub(super) struct Outcome {
     pub(super) refused: u32,
     /// The error of the last of them.
     pub(super) said: Option<String>,
-    pub(super) report: SwapReport,
+    /// None if nothing was ever near the edge.
+    pub(super) report: Option<SwapReport>,
+    /// Requests that were refused, as the heap counts them, and what a user was told.
+    pub(super) ooms: u64,
+    pub(super) told: usize,
     pub(super) fault_came: bool,
 }
 
@@ -110,8 +116,8 @@ impl Program {
         }
     }
 
-    pub(super) fn report(&self) -> SwapReport {
-        self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
+    pub(super) fn report(&self) -> Option<SwapReport> {
+        self.heap.with(|state| Ok(state.swap_report())).expect("it works")
     }
 
     fn go_on(&mut self) {
@@ -137,15 +143,23 @@ impl Program {
 
     /// An operator that saves what it makes, and needs some memory besides.
     fn forward(&mut self, size: u64, kind: u64, is_odd: bool) {
+        let _ = self.heap.mark(MarkKind::ForwardIn, "block");
+        self.forward_inside(size, kind, is_odd);
+        let _ = self.heap.mark(MarkKind::ForwardOut, "block");
+    }
+
+    fn forward_inside(&mut self, size: u64, kind: u64, is_odd: bool) {
         let stream = STREAMS[usize::from(is_odd && self.rng.below(8) == 0)];
         let Some((address, tag)) = self.tensor(size, stream) else { return };
         let storage = NEXT.fetch_add(1, Ordering::Relaxed);
         with(|all| all.insert(storage, (1, address)));
-        let mut tensor = Tensor { storage, size, tag, saves: Vec::new(), is_held: true };
+        let saves = Vec::new();
+        let mut tensor = Tensor { storage, size, tag, stream, saves, is_held: true };
         let times = if is_odd && self.rng.below(5) == 0 { 2 } else { 1 };
         for _ in 0..times {
             with(|all| all.get_mut(&storage).expect("it lives").0 += 1);
-            let saved = Saved { storage: StorageId(storage), address, size, kind };
+            let shape = Shape::of(&[size / UNIT, UNIT]);
+            let saved = Saved { storage: StorageId(storage), address, size, kind, shape };
             // A refusal leaves the tensor without a record.
             let id = self.heap.save(saved, stream).unwrap_or(0);
             tensor.saves.push(id);
@@ -220,7 +234,9 @@ impl Program {
                 with(|all| all.get_mut(&tensor.storage).expect("it lives").0 += 1);
                 let (size, kind) = (tensor.size, tensor.size);
                 let address = with(|all| all[&tensor.storage].1);
-                let saved = Saved { storage: StorageId(tensor.storage), address, size, kind };
+                let shape = Shape::default();
+                let saved =
+                    Saved { storage: StorageId(tensor.storage), address, size, kind, shape };
                 if let Ok(again) = self.heap.save(saved, stream) {
                     assert_eq!(again, id, "views of a storage share a record");
                     let is_there = with(|all| all[&tensor.storage].1 != 0);
@@ -236,6 +252,10 @@ impl Program {
                     continue;
                 }
                 let address = with(|all| all[&tensor.storage].1);
+                if id == 0 && stream != tensor.stream {
+                    // Of what has no record the program says itself who uses it.
+                    let _ = self.heap.record_stream(address, 0, stream);
+                }
                 let whose = format!("saved tensor of storage {}", tensor.storage);
                 if address == 0 {
                     self.wrong.push(format!("{whose} has no bytes when it is used"));
@@ -334,6 +354,21 @@ impl Program {
         }
     }
 
+    pub(super) fn set_memory_fraction(&self, fraction: f64) {
+        let free =
+            self.heap.empty_cache((0, 0)).and_then(|()| self.heap.set_memory_fraction(fraction));
+        assert!(free.is_ok());
+    }
+
+    /// Asks for so many bytes, when some tensors are saved that could go. How swapping stands then.
+    pub(super) fn ask_too_much(&mut self, size: u64) -> SwapReport {
+        for kind in 0..6 {
+            self.forward(UNIT * 32, kind, false);
+        }
+        self.temporary_of(size, STREAMS[0]);
+        self.report().expect("more than half is in use")
+    }
+
     /// Everything is given up.
     pub(super) fn end(mut self) -> Outcome {
         while !self.tensors.is_empty() {
@@ -344,12 +379,14 @@ impl Program {
         let mut wrong = self.wrong;
         wrong.extend(self.world.wrong());
         let fault_came = self.world.fault_came();
-        if !report.is_at_rest() {
+        if report.as_ref().is_some_and(|report| !report.is_at_rest()) {
             wrong.push(format!("something is left: {report:?}"));
         }
         if let Err(reason) = self.heap.check() {
             wrong.push(reason);
         }
-        Outcome { wrong, refused: self.refused, said: self.said, report, fault_came }
+        let ooms = self.heap.stats().expect("it works").num_ooms as u64;
+        let told = self.heap.with(|state| Ok(state.warnings.len())).expect("it works");
+        Outcome { wrong, refused: self.refused, said: self.said, report, ooms, told, fault_came }
     }
 }

@@ -1,0 +1,106 @@
+//! What swapping says of itself.
+
+use serde::Serialize;
+
+use super::waits::WaitedFor;
+use super::{Counts, Swap};
+
+impl Swap {
+    /// What it did, and how things stand.
+    pub(crate) fn report(&self) -> SwapReport {
+        let (going, away, coming) = self.table.bytes();
+        let (host, host_peak) = self.host.used();
+        SwapReport {
+            at_the_edge: self.is_edge,
+            gpu_room: (self.room != u64::MAX).then_some(self.room),
+            host_budget: self.host.budget(),
+            host_used: host,
+            host_peak,
+            host_pinned: self.host.pinned(),
+            pinned_late: self.host.late(),
+            records: self.table.len() as u64,
+            going,
+            away,
+            coming,
+            counts: self.counts,
+            waits: self.waits.count,
+            waited_us: self.waits.us,
+            waited_for: self.waits.worst(),
+            policies: self.steps.policies() as u64,
+            policy_changes: self.steps.changes(),
+            planning_seconds: self.steps.planning_seconds(),
+            step_us: self.steps.planned_us()[0],
+            step_us_swapped: self.steps.planned_us()[1],
+            step_us_bound: self.steps.planned_us()[2],
+        }
+    }
+}
+
+/// What `girih.stats()` says of swapping. Bytes and counts.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct SwapReport {
+    /// There is no budget: nothing goes before the GPU is full.
+    at_the_edge: bool,
+    /// Bytes that may be in use; none as long as nobody knows.
+    gpu_room: Option<u64>,
+    host_budget: u64,
+    host_used: u64,
+    host_peak: u64,
+    host_pinned: u64,
+    pinned_late: u64,
+    records: u64,
+    going: u64,
+    away: u64,
+    coming: u64,
+    #[serde(flatten)]
+    counts: Counts,
+    /// How often a stream of the computation was queued to wait for a copy that was not over, how long such waits took
+    /// (microseconds; of those that are over), and for whom the longest.
+    waits: u64,
+    waited_us: f64,
+    waited_for: Vec<WaitedFor>,
+    policies: u64,
+    policy_changes: u64,
+    planning_seconds: f64,
+    /// Microseconds of the step that was planned last: without swapping, as it was planned, and as no schedule can
+    /// beat.
+    step_us: f64,
+    step_us_swapped: f64,
+    step_us_bound: f64,
+}
+
+#[cfg(test)]
+impl SwapReport {
+    pub(crate) fn copies_out(&self) -> u64 {
+        self.counts.copies_out
+    }
+
+    pub(crate) fn demanded(&self) -> u64 {
+        self.counts.demanded
+    }
+
+    pub(crate) fn planning_seconds(&self) -> f64 {
+        self.planning_seconds
+    }
+
+    pub(crate) fn victims(&self) -> u64 {
+        self.counts.victims
+    }
+
+    pub(crate) fn averted(&self) -> u64 {
+        self.counts.averted
+    }
+
+    pub(crate) fn host_pinned(&self) -> u64 {
+        self.host_pinned
+    }
+
+    pub(crate) fn policies(&self) -> u64 {
+        self.policies
+    }
+
+    /// True if no record, and no byte of the host, is in use.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.records == 0 && self.host_used == 0 && self.going + self.away + self.coming == 0
+    }
+}

@@ -1,0 +1,40 @@
+//! The numbers that the executor was given, with their reasons.
+//!
+//! What each is worth is measured on steps of recordings, on a device whose streams have clocks: `tests/ablation.rs`,
+//! whose table is in `bench/results/swap.md`.
+
+/// How the executor behaves where nobody has planned, and when it has a step planned.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Tuning {
+    /// The part of the room that is kept free by copies that go before they are needed, in a forward pass that nobody
+    /// has planned: the request that needs the bytes would wait for all of the copy. On a host that is ahead of its GPU
+    /// all the time none would be best by two percent; one that is not has nothing queued when the bytes are needed.
+    pub(crate) ahead_part: u64,
+    /// The part of the room that may be on its way back at a time, where nobody has planned: what comes too early has
+    /// to go again, and what comes too late is waited for. Recordings disagree by a third in both directions.
+    pub(crate) coming_part: u64,
+    /// The part of the room that such fetches leave to the requests of the program.
+    pub(crate) free_part: u64,
+    /// Records that are looked at together for one that may go: they are put in order, and asked for their owners.
+    pub(crate) looked_at: usize,
+    /// Points of a step at which the time is taken. Each is an event of the device.
+    pub(crate) stamps: usize,
+    /// How often a sequence is planned, and what part of the time of the last plan is shorter. A plan takes a core for
+    /// some seconds.
+    pub(crate) plans_max: u32,
+    pub(crate) shorter: f64,
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning {
+            ahead_part: 32,
+            coming_part: 8,
+            free_part: 8,
+            looked_at: 256,
+            stamps: 128,
+            plans_max: 4,
+            shorter: 0.98,
+        }
+    }
+}
