@@ -24,7 +24,7 @@
 //!
 //! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
 //! shelves of the free ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
-//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they may take (`pace`), who used which bytes last (`users`), frees
+//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they and waits may take (`pace`), who used which bytes last (`users`), frees
 //! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
 //! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
 //! statistics.
@@ -114,14 +114,16 @@ pub struct Options {
     pub page_max: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
-    /// Views may take one nanosecond of the run in so many.
+    /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
-    /// And so many milliseconds at its beginning.
+    /// And views so many milliseconds at its beginning.
     pub time_free_ms: u64,
-    /// Of the most that was ever in use, one byte in so many may be held beyond all that where views take longer.
+    /// Of the most that was ever in use, one byte in so many may be held beyond all that where they take longer.
     pub bought: u64,
     /// All of it, if they took so many milliseconds too much.
     pub bought_in_ms: u64,
+    /// Of the device, one byte in so many stays free where time is bought.
+    pub room: u64,
 }
 
 impl Default for Options {
@@ -137,6 +139,7 @@ impl Default for Options {
             time_free_ms: 3000,
             bought: 10,
             bought_in_ms: 100,
+            room: 8,
         }
     }
 }
@@ -309,7 +312,7 @@ impl Lake {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
         match self.heap.best_fit(home, size) {
-            Some((id, place)) if self.is_ready(env, &search, id).unwrap_or(false) => {
+            Some((id, place)) if self.serves(env, &search, id) => {
                 let block = self.heap.take(id, place, size);
                 Ok(self.give(env, block, &request))
             }
@@ -335,7 +338,7 @@ impl Wrapper for Lake {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.note_mark(mark.kind);
-        self.pace.pass(&self.options, mark.time_us);
+        self.note_time(env, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)
     }
 

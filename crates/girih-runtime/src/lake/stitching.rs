@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use girih_trace::StreamId;
 
 use super::block::Block;
-use super::growth::Growth;
+use super::growth::{Growth, Joins};
 use super::views::Part;
 use super::{Lake, Search, pooled};
 use crate::device::{DeviceError, Prices};
@@ -125,10 +125,13 @@ impl Lake {
             && self.maps_twice
             && !self.is_capturing()
             && !env.device.is_capturing(search.home.stream).unwrap_or(true);
+        if let Ok(Some(taken)) = self.take_in_debt(env, search, may_stitch) {
+            return Ok(Some(taken));
+        }
         if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
             return Ok(Some(taken));
         }
-        let growth = self.choose_growth(search, true);
+        let growth = self.choose_growth(search, Joins::Any);
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
@@ -137,7 +140,7 @@ impl Lake {
 
     /// The smallest hole of the request's home that fits. None if there is none, or if it cannot be had now, in
     /// a capture.
-    fn take_hole(
+    pub(super) fn take_hole(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -149,7 +152,7 @@ impl Lake {
     }
 
     /// Grows, if no more than `allowed` bytes are held then, and not more than the limit.
-    fn grow_within(
+    pub(super) fn grow_within(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -193,7 +196,7 @@ impl Lake {
         {
             return Ok(Some(self.use_view(search, view)));
         }
-        let growth = self.choose_growth(search, true);
+        let growth = self.choose_growth(search, Joins::Any);
         if !self.stitching_is_cheaper(search, growth, env.device.prices())
             && let Some(block) = self.grow_within(env, search, growth, self.allowed(search))?
         {
@@ -204,18 +207,12 @@ impl Lake {
         {
             return Ok(Some(block));
         }
-        if let Some(allowed) = self.allowed_in_debt(env, search) {
-            let growth = self.choose_growth(search, true);
-            if let Some(block) = self.grow_within(env, search, growth, allowed)? {
-                return Ok(Some(block));
-            }
-        }
         self.lend_all_places();
         self.stitch(env, search)
     }
 
     /// True if what is held is enough for a view, and to map that takes less time than to grow.
-    fn stitching_is_cheaper(&self, search: &Search, growth: Growth, prices: Prices) -> bool {
+    pub(super) fn stitching_is_cheaper(&self, search: &Search, growth: Growth, prices: Prices) -> bool {
         let (parts, missing) = self.gather(search);
         let new = self.count_pages(search, growth).saturating_mul(prices.new_page_ns);
         let mapped = if parts.len() > 1 { self.pages_under(&parts).0.len() as u64 } else { 0 };
@@ -252,7 +249,7 @@ impl Lake {
             }
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
-            let growth = self.choose_growth(&lacking, false);
+            let growth = self.choose_growth(&lacking, Joins::Nothing);
             if !self.beside.allows(env, growth.missing) {
                 return Ok(None);
             }

@@ -245,7 +245,7 @@ impl Lake {
         self.beside.stats.num_stitches += 1;
         // It will be unmapped too, which takes half as long.
         let each = env.device.prices().mapped_again_ns;
-        self.pace.spend((each + each / 2).saturating_mul(handles.len() as u64));
+        self.pace.map((each + each / 2).saturating_mul(handles.len() as u64));
         Ok(self.views.insert(View {
             reserved: Part { address: base, size },
             mapped: size,
