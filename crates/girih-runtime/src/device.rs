@@ -181,11 +181,12 @@ pub trait Device {
         self.wait_event(stream, event)
     }
 
-    /// Nanoseconds that streams stood still in measured waits, but for those that are not over yet and those that
-    /// were told of before. Waits for nothing. 0 of a device that measures none.
+    /// Nanoseconds that streams stood still in measured waits, each counted for `most` at most. Those that are not over
+    /// yet and those that were told of before are left out. Waits for nothing. 0 of a device that measures none.
     ///
     /// A stream that stands still does not always hold up the run: this is the most that the waits may have cost.
-    fn take_stalls(&mut self) -> u64 {
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        let _ = most;
         0
     }
 
@@ -247,10 +248,10 @@ macro_rules! streams_of {
             fn synchronize_stream(stream: ::girih_trace::StreamId) -> ();
         });
 
-        fn take_stalls(&mut self) -> u64 {
+        fn take_stalls(&mut self, most: u64) -> u64 {
             #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
             use $crate::Device as _;
-            self.$field.take_stalls()
+            self.$field.take_stalls(most)
         }
     };
 }

@@ -115,8 +115,7 @@ impl Lake {
         if joins == Joins::Nothing && unmapped < search.size {
             return None;
         }
-        let has_hole =
-            joins != Joins::Nothing && prev != NIL && self.heap.blocks[prev].is_free();
+        let has_hole = joins != Joins::Nothing && prev != NIL && self.heap.blocks[prev].is_free();
         let start = if has_hole { prev } else { id };
         let missing = self.missing_in(start, search.size)?;
         let may_wait = joins != Joins::Clean && !self.is_capturing();

@@ -116,6 +116,8 @@ pub struct Options {
     pub view_pages_max: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
+    /// A wait counts for so many microseconds at most, however long the stream stands still.
+    pub stall_max_us: u64,
     /// And views so many milliseconds at its beginning.
     pub time_free_ms: u64,
     /// Of the most that was ever in use, one byte in so many may be held beyond all that where they take longer.
@@ -136,6 +138,7 @@ impl Default for Options {
             page_max: 16 << 20,
             view_pages_max: 1 << 16,
             time_share: 333,
+            stall_max_us: 300,
             time_free_ms: 3000,
             bought: 10,
             bought_in_ms: 100,

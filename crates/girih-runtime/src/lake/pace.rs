@@ -17,8 +17,10 @@
 //! stays: larger holes need fewer views, and a stream with holes of its own need not wait for another. So the debt is
 //! paid off. Where no time is known, nothing is ever owed.
 //!
-//! What waits take is measured by the device ([`Device::take_stalls`](crate::Device::take_stalls)). Those for the places
-//! of a plan count as all others; they are made even so, for a plan that is followed in part alone costs more.
+//! What waits take is measured by the device ([`Device::take_stalls`](crate::Device::take_stalls)), and each counts for
+//! [`Options::stall_max_us`] at most: a stream that stands still for long mostly has nothing else to do, and its work is
+//! wanted later. Those for the places of a plan count as all others; they are made even so, for a plan that is
+//! followed in part alone costs more.
 
 use girih_trace::StreamId;
 
@@ -104,7 +106,8 @@ impl Lake {
     /// the time until now.
     pub(super) fn note_time(&mut self, env: &mut Env<'_>, time_us: i64) {
         if !self.is_capturing() {
-            self.pace.stall(env.device.take_stalls());
+            let most = self.options.stall_max_us.saturating_mul(1000);
+            self.pace.stall(env.device.take_stalls(most));
         }
         self.pace.pass(&self.options, time_us);
     }
@@ -116,9 +119,8 @@ impl Lake {
         self.pace.is_in_debt() && self.order.must_wait(latest, reader)
     }
 
-    /// In debt, a block on no shelf for which nobody waits and no view is made: a free one, or new pages as far as
-    /// the debt buys them; where it buys none, the hole of its home that fits, after a wait. None if there is no debt,
-    /// or no such block.
+    /// In debt, a block on no shelf for which nobody waits: a free one, or new pages as far as the debt buys them;
+    /// where it buys none, the hole of its home that fits, after a wait. None if there is no debt, or no such block.
     pub(super) fn take_in_debt(
         &mut self,
         env: &mut Env<'_>,
@@ -148,8 +150,8 @@ impl Lake {
                 return Ok(Some(block));
             }
         }
-        let growth = self.choose_growth(search, Joins::Clean);
         let allowed = self.allowed_in_debt(env, search);
+        let growth = self.choose_growth(search, Joins::Clean);
         if let Some(block) = self.grow_within(env, search, growth, allowed)? {
             return Ok(Some(block));
         }
@@ -176,6 +178,14 @@ impl Lake {
         let kept = total / self.options.room.max(1);
         let room = self.held.saturating_add(free.saturating_sub(kept));
         allowed.saturating_add(bought as u64).min(room.max(allowed))
+    }
+}
+
+#[cfg(test)]
+impl Lake {
+    /// What may be held for a request; None if there is no debt.
+    pub(super) fn may_hold_in_debt(&self, env: &mut Env<'_>, search: &Search) -> Option<u64> {
+        self.pace.is_in_debt().then(|| self.allowed_in_debt(env, search))
     }
 }
 
@@ -246,7 +256,8 @@ mod tests {
                         earned += nanoseconds / 1000 * 1000 / time_share;
                     }
                 }
-                let beyond = (mapped.saturating_sub(free(&options)) + stalled).saturating_sub(earned);
+                let beyond =
+                    (mapped.saturating_sub(free(&options)) + stalled).saturating_sub(earned);
                 if pace.is_timed {
                     assert!(pace.debt() >= beyond, "{} owed of {beyond}", pace.debt());
                     assert!(pace.debt() <= mapped + stalled);

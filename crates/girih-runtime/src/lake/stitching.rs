@@ -24,7 +24,6 @@ use std::cmp::Reverse;
 
 use girih_trace::StreamId;
 
-use super::block::Block;
 use super::growth::{Growth, Joins};
 use super::views::Part;
 use super::{Lake, Search, pooled};
@@ -35,6 +34,7 @@ use crate::wrapper::Wrapper;
 /// A free block that could lend.
 #[derive(Clone, Copy)]
 struct Hole {
+    block: BlockId,
     /// Its stream is not that of the request.
     is_foreign: bool,
     /// Its bytes.
@@ -212,7 +212,12 @@ impl Lake {
     }
 
     /// True if what is held is enough for a view, and to map that takes less time than to grow.
-    pub(super) fn stitching_is_cheaper(&self, search: &Search, growth: Growth, prices: Prices) -> bool {
+    pub(super) fn stitching_is_cheaper(
+        &self,
+        search: &Search,
+        growth: Growth,
+        prices: Prices,
+    ) -> bool {
         let (parts, missing) = self.gather(search);
         let new = self.count_pages(search, growth).saturating_mul(prices.new_page_ns);
         let mapped = if parts.len() > 1 { self.pages_under(&parts).0.len() as u64 } else { 0 };
@@ -280,7 +285,8 @@ impl Lake {
     }
 
     /// Parts of holes for a request, in the order of a view, and the bytes that they lack. Those of its
-    /// own stream if they are enough, which need no wait; or one hole of another; or of all.
+    /// own stream if they are enough, which need no wait; or one hole of another, one that needs no wait
+    /// before all others; or of all.
     fn gather(&self, search: &Search) -> (Vec<Part>, u64) {
         let holes = self.holes(search);
         let own = holes.partition_point(|hole| !hole.is_foreign);
@@ -289,19 +295,23 @@ impl Lake {
             return (parts, missing);
         }
         let enough = holes[own..].iter().filter(|hole| hole.all.size >= search.size);
-        match enough.min_by_key(|hole| (hole.all.size, hole.all.address)) {
-            Some(hole) => (vec![hole.all.first(search.size)], 0),
+        let first = |hole: &Hole| hole.all.first(search.size);
+        let must_wait =
+            |hole: &Hole| self.latest_use_of(first(hole), hole.block, search.home.stream) > 0;
+        let best = enough.min_by_key(|hole| (must_wait(hole), hole.all.size, hole.all.address));
+        match best {
+            Some(hole) => (vec![first(hole)], 0),
             None => collect(holes, search.size),
         }
     }
 
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
     fn holes(&self, search: &Search) -> Vec<Hole> {
-        let free = self.heap.free_blocks().map(|id| &self.heap.blocks[id]);
+        let free = self.heap.free_blocks();
         let mut holes: Vec<_> = free
-            .filter_map(|block| {
-                let hole = self.hole(block, search.home.stream)?;
-                Some(((hole.is_foreign, Reverse(hole.whole), block.address), hole))
+            .filter_map(|id| {
+                let hole = self.hole(id, search.home.stream)?;
+                Some(((hole.is_foreign, Reverse(hole.whole), hole.all.address), hole))
             })
             .collect();
         holes.sort_unstable_by_key(|(key, _)| *key);
@@ -309,7 +319,8 @@ impl Lake {
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
-    fn hole(&self, block: &Block, reader: StreamId) -> Option<Hole> {
+    fn hole(&self, id: BlockId, reader: StreamId) -> Option<Hole> {
+        let block = &self.heap.blocks[id];
         let whole = self.segment_of(block).whole_pages(block.address, block.size);
         let up_to_page =
             Part { address: block.address, size: whole.end.saturating_sub(block.address) };
@@ -318,7 +329,7 @@ impl Lake {
         let all = Part { address: block.address, size: block.size };
         let is_foreign = block.home.stream != reader;
         let whole = whole.end.saturating_sub(whole.start);
-        let hole = Hole { is_foreign, all, up_to_page, from_page, whole };
+        let hole = Hole { block: id, is_foreign, all, up_to_page, from_page, whole };
         (up_to_page.size + from_page.size > 0).then_some(hole)
     }
 }

@@ -39,7 +39,7 @@ pub struct SimDevice {
     faults: fault::Faults,
     /// Nanoseconds of a stall.
     stall_ns: u64,
-    /// Nanoseconds of stalls that nobody was told of.
+    /// Stalls that nobody was told of.
     stalls: u64,
 }
 
@@ -363,12 +363,12 @@ impl Device for SimDevice {
     /// Each wait takes what the list says, whatever the streams do.
     fn wait_measured(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
         self.wait_event(stream, event)?;
-        self.stalls = self.stalls.saturating_add(self.stall_ns);
+        self.stalls += 1;
         Ok(())
     }
 
-    fn take_stalls(&mut self) -> u64 {
-        std::mem::take(&mut self.stalls)
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        std::mem::take(&mut self.stalls).saturating_mul(self.stall_ns.min(most))
     }
 
     fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {

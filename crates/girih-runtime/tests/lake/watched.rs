@@ -74,8 +74,8 @@ impl Device for Watched<'_> {
         self.device.prices()
     }
 
-    fn take_stalls(&mut self) -> u64 {
-        self.device.take_stalls()
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        self.device.take_stalls(most)
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
