@@ -38,7 +38,7 @@ impl Lake {
     /// must come after: a view that needs no wait, then the smallest, then the one that was used last.
     pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Stamp)> {
         let mut free = ByAddress::default();
-        let fitting = self.views.for_size(search.size).filter_map(|place| {
+        let fitting = self.views.for_size(search.size, self.options.wider).filter_map(|place| {
             let latest = self.latest_use_of_view(search, place, &mut free)?;
             Some((place, latest))
         });

@@ -54,6 +54,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use girih_plan::Plan;
+use girih_plan::plan::TIGHT;
 use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
@@ -112,11 +113,14 @@ pub struct Options {
     pub request_pages: u64,
     /// The largest page, in bytes.
     pub page_max: u64,
+    /// A view may serve a request that is so many times smaller.
+    pub wider: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
-    /// A wait counts for so many microseconds at most, however long the stream stands still.
+    /// A wait counts for so many microseconds at most, however long the stream stands still: in five launches of
+    /// FSDP2 on two H200s a wait made a step 80 to 300 microseconds longer, 170 on average.
     pub stall_max_us: u64,
     /// And views so many milliseconds at its beginning.
     pub time_free_ms: u64,
@@ -126,6 +130,19 @@ pub struct Options {
     pub bought_in_ms: u64,
     /// Of the device, one byte in so many stays free where time is bought.
     pub room: u64,
+    /// In debt, so many holes are looked at for one that needs no wait: what lies behind many smaller ones would
+    /// only be cut.
+    pub looked_at: u64,
+    /// Idle places of a plan are lent that it does not want within so many requests, within an eighth of them, or
+    /// within an eighth of those.
+    pub ahead: u64,
+    /// After so many requests in a row that had no place nobody knows what the plan will want.
+    pub lost: u64,
+    /// A plan is given up once one byte in so many more is held than the bound says.
+    pub strain: u64,
+    /// A plan is trusted with its places if they are what was in use at once, to one byte in so many
+    /// ([`Plan::is_tight`]); else with what was in use.
+    pub tight: u64,
 }
 
 impl Default for Options {
@@ -136,13 +153,19 @@ impl Default for Options {
             pages: 4096,
             request_pages: 32,
             page_max: 16 << 20,
+            wider: 2,
             view_pages_max: 1 << 16,
             time_share: 333,
-            stall_max_us: 300,
+            stall_max_us: 150,
             time_free_ms: 3000,
             bought: 10,
             bought_in_ms: 100,
             room: 8,
+            looked_at: 64,
+            ahead: 4096,
+            lost: 64,
+            strain: 50,
+            tight: TIGHT,
         }
     }
 }

@@ -30,9 +30,6 @@ use crate::device::{DeviceError, MemoryInfo};
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
-/// Holes that are looked at for one that needs no wait: what is found behind many smaller ones would only be cut.
-const LOOKED_AT: usize = 64;
-
 /// The account of time. Nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -161,7 +158,8 @@ impl Lake {
 
     /// The smallest hole of the request's home that fits and needs no wait.
     fn take_clean_hole(&mut self, search: &Search) -> Option<BlockId> {
-        let fitting = self.heap.fitting(search.home, search.size).take(LOOKED_AT);
+        let looked_at = self.options.looked_at as usize;
+        let fitting = self.heap.fitting(search.home, search.size).take(looked_at);
         let id = { fitting }.find(|&id| self.is_clean(search, id))?;
         self.heap.remove_free(id);
         Some(self.heap.take_low_end(id, search.size))
