@@ -119,8 +119,8 @@ pub struct Options {
     pub view_pages_max: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
-    /// A wait counts for so many microseconds at most, however long the stream stands still: in five launches of
-    /// FSDP2 on two H200s a wait made a step 80 to 300 microseconds longer, 170 on average.
+    /// A wait counts for so many microseconds at most, however long the stream stands still: about what it made a
+    /// step of FSDP2 longer, on two H200s (`bench/results/lake.md`).
     pub stall_max_us: u64,
     /// And views so many milliseconds at its beginning.
     pub time_free_ms: u64,
