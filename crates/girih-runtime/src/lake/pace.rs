@@ -88,7 +88,7 @@ impl Pace {
     }
 
     #[inline]
-    fn is_in_debt(&self) -> bool {
+    pub(super) fn is_in_debt(&self) -> bool {
         self.debt() > 0
     }
 }
@@ -117,21 +117,22 @@ impl Lake {
     }
 
     /// In debt, a block on no shelf for which nobody waits: a free one, or new pages as far as the debt buys them;
-    /// where it buys none, the hole of its home that fits, after a wait. None if there is no debt, or no such block.
+    /// where it buys none, the hole of its home that fits, after a wait. None if there is no such block.
+    #[cold]
     pub(super) fn take_in_debt(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
         may_stitch: bool,
     ) -> Result<Option<BlockId>, DeviceError> {
-        if !self.pace.is_in_debt() || self.is_capturing() {
+        if self.is_capturing() {
             return Ok(None);
         }
         if let Some(block) = self.take_clean_hole(search) {
             return Ok(Some(block));
         }
         if may_stitch {
-            if let Some((view, 0)) = self.find_view(search) {
+            if let Some((view, 0)) = self.find_view_in_debt(search) {
                 return Ok(Some(self.use_view(search, view)));
             }
             let growth = self.choose_growth(search, Joins::Clean);
@@ -154,6 +155,12 @@ impl Lake {
         }
         // The one that was passed over.
         self.take_hole(env, search)
+    }
+
+    /// [`Lake::find_view`], apart, so that the usual way of a request stays one function.
+    #[inline(never)]
+    fn find_view_in_debt(&self, search: &Search) -> Option<(u32, Stamp)> {
+        self.find_view(search)
     }
 
     /// The smallest hole of the request's home that fits and needs no wait.

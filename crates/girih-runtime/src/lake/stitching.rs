@@ -125,7 +125,9 @@ impl Lake {
             && self.maps_twice
             && !self.is_capturing()
             && !env.device.is_capturing(search.home.stream).unwrap_or(true);
-        if let Ok(Some(taken)) = self.take_in_debt(env, search, may_stitch) {
+        if self.pace.is_in_debt()
+            && let Ok(Some(taken)) = self.take_in_debt(env, search, may_stitch)
+        {
             return Ok(Some(taken));
         }
         if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
