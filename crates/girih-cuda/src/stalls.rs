@@ -16,7 +16,7 @@ use girih_trace::StreamId;
 use crate::context::Scope;
 use crate::device::CudaDevice;
 
-/// Waits whose time is taken at once: those of a step of FSDP2, and of the next, which the host is ahead.
+/// Waits whose time is taken at once: the 70 of a step of FSDP2, and those of the next, by which the host may be ahead.
 const UNDER_WAY_MAX: usize = 160;
 
 /// The waits of a device.

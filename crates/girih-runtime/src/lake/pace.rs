@@ -33,7 +33,7 @@ use crate::policy::{BlockId, Env};
 /// The account of time. Nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// What views may still take of the time at the beginning.
+    /// What views may still take of the time at the beginning; waits have nothing of it.
     free: u64,
     /// What is left of the shares; below 0, what was taken too much.
     credit: i64,
