@@ -24,6 +24,7 @@ use crate::events::EventPool;
 use crate::ipc::Sharing;
 use crate::order::Other;
 use crate::peers::Peer;
+use crate::stalls::Stalls;
 use crate::streams::StreamTable;
 use crate::times::{Times, Work};
 
@@ -109,6 +110,7 @@ pub struct CudaDevice {
     pub(crate) calls: Calls,
     times: Times,
     pub(crate) copies: CopyBooks,
+    pub(crate) stalls: Stalls,
 }
 
 impl CudaDevice {
@@ -165,6 +167,7 @@ impl CudaDevice {
             calls: Calls::default(),
             times: Times::default(),
             copies: CopyBooks::default(),
+            stalls: Stalls::default(),
         })
     }
 
@@ -474,6 +477,14 @@ impl Device for CudaDevice {
             self.checked(self.driver.wait_event(stream, event))?;
         }
         Ok(())
+    }
+
+    fn wait_measured(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        self.waits_timed(stream, event)
+    }
+
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        self.stalls_told(most)
     }
 
     fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {

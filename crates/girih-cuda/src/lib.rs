@@ -7,6 +7,7 @@
 //! ```text
 //!  policy ──► Device ──► CudaDevice ── books: what is allocated, created, mapped; refuses misuse
 //!                          │           order: events, fences, streams; peers, counters
+//!                          │           stalls: how long streams wait for each other
 //!                          │           ipc: memory of other processes
 //!                          │           copies: to and from pinned memory of the host
 //!                          ▼
@@ -34,6 +35,7 @@ pub mod ipc;
 mod order;
 mod peers;
 mod phantom;
+mod stalls;
 mod streams;
 #[cfg(test)]
 mod tests;

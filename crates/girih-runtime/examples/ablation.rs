@@ -3,25 +3,34 @@
 //! ```sh
 //! cargo run --release -p girih-runtime --example ablation -- corpus/*.girih corpus/*.pickle.gz
 //! cargo run --release -p girih-runtime --example ablation -- pages=8192,page_max=8388608 corpus/*.girih
+//! cargo run --release -p girih-runtime --example ablation -- iterations=48 corpus/fsdp2_R_r0.pickle.gz
 //! ```
 //!
-//! Prints two tables in Markdown. Of the lake: the least and the mean efficiency of `stitch` over the recordings, the
-//! simulated cost of all calls of the device, and the cost of the dearest iteration after the fourth of each
-//! recording, both added up. Of the judge: the least and the mean efficiency of a first and of a second launch of
-//! `auto`, and in how many runs the first kept a plan and the second followed it.
+//! Prints tables in Markdown. Of the lake: the least and the mean efficiency of `stitch` over the recordings, the
+//! simulated cost of all calls of the device, the cost of the dearest iteration after the fourth of each recording,
+//! and the waits of streams for each other in the last whole iteration, these three added up. Of the lake with a plan:
+//! the least and the mean efficiency of `planned`, with a plan of the whole recording, and of a second launch of `auto`.
+//! Of the judge: the same of a first and of a second launch of `auto`, and in how many runs the first kept a plan
+//! and the second followed it.
 //!
-//! With settings there is one row for each group of them, beside that of the usual ones.
+//! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
+//! `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
+//! the constants of time.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::error::Error;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
+use girih_plan::{Budget, Plan, profile, solve};
 use girih_runtime::auto;
 use girih_runtime::lake::Options;
+use girih_runtime::sim::Call;
 use girih_runtime::simulate::{Allocator, Setup, launch, simulate};
 use girih_trace::compress::Limits;
+use girih_trace::parts::prolonged;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace, marks, open};
 
 /// Iterations in which a run comes to rest.
@@ -36,7 +45,7 @@ struct Run {
 }
 
 impl Run {
-    fn read(path: &Path) -> Result<Run, Box<dyn Error>> {
+    fn read(path: &Path, iterations: usize) -> Result<Run, Box<dyn Error>> {
         let recording = open::detect_and_read(File::open(path)?, Limits::default())?;
         let longest = recording.traces.into_iter().max_by_key(|trace| trace.events.len());
         let mut trace = longest.ok_or("no device has events")?;
@@ -48,7 +57,12 @@ impl Run {
                 marks::apply(&mut trace, &bytes)?;
             }
         }
-        let lives = Lifetimes::of(&trace);
+        let mut lives = Lifetimes::of(&trace);
+        let found = Iterations::of(&trace, &lives);
+        if let Some(longer) = prolonged(&trace, &lives, &found, iterations) {
+            (trace, lives) = longer;
+            go_on(&mut trace);
+        }
         let iterations = Iterations::of(&trace, &lives);
         let starts = iterations.list.iter().map(|iteration| Tick(iteration.ticks.start)).collect();
         let setup = Setup { iterations: starts, ..Setup::default() };
@@ -56,9 +70,26 @@ impl Run {
     }
 }
 
+/// Lets time rise where iterations were repeated: from one to the next as much passes as between two marks.
+fn go_on(trace: &mut Trace) {
+    let recorded = trace.marks.windows(2).take_while(|pair| pair[0].time_us <= pair[1].time_us);
+    let (mut count, mut passed) = (0, 0);
+    recorded.for_each(|pair| {
+        (count, passed) = (count + 1, passed + pair[1].time_us - pair[0].time_us);
+    });
+    let (mut later, mut last) = (0, i64::MIN);
+    for mark in &mut trace.marks {
+        if mark.time_us.saturating_add(later) < last {
+            later = last - mark.time_us + passed / count.max(1);
+        }
+        mark.time_us = mark.time_us.saturating_add(later);
+        last = mark.time_us;
+    }
+}
+
 /// A row of the table: what `stitch` makes of all recordings.
 fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
-    let (mut efficiencies, mut cost, mut late) = (Vec::new(), 0.0, 0.0);
+    let (mut efficiencies, mut cost, mut late, mut waits) = (Vec::new(), 0.0, 0.0, 0);
     for run in runs {
         let setup = Setup { lake, ..run.setup.clone() };
         let simulation = simulate(&run.trace, &run.lives, Allocator::Stitch, &setup)?;
@@ -66,9 +97,49 @@ fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
         cost += simulation.calls.sum().microseconds / 1e3;
         let costs = simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3);
         late += costs.skip(EARLY).fold(0.0, f64::max);
+        // The last may be cut short.
+        let whole = simulation.iterations.iter().rev().nth(1);
+        waits += whole.map_or(0, |calls| calls.of(Call::WaitEvent).calls);
     }
     let (least, mean) = least_and_mean(&efficiencies);
-    println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {late:.0} |");
+    println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {late:.0} | {waits} |");
+    Ok(())
+}
+
+/// The plans of a recording: of all of it, and the one that a first launch keeps.
+struct Plans {
+    whole: Arc<Plan>,
+    kept: Option<Arc<Plan>>,
+}
+
+impl Plans {
+    fn of(run: &Run) -> Result<Plans, Box<dyn Error>> {
+        let Run { trace, lives, iterations, setup } = run;
+        let whole = profile::plan(trace, lives, iterations, |problem| {
+            solve(problem, Budget::interactive(problem.buffers.len()))
+        })?;
+        let kept = launch::first(trace, lives, iterations, setup)?;
+        Ok(Plans { whole: Arc::new(whole), kept })
+    }
+}
+
+/// A row of the table of plans: what `planned` and a second launch of `auto` make of all recordings.
+fn planned(what: &str, runs: &[Run], plans: &[Plans], lake: Options) -> Result<(), Box<dyn Error>> {
+    let (mut whole, mut again, mut refused) = (Vec::new(), Vec::new(), 0);
+    for (run, plans) in runs.iter().zip(plans) {
+        let Run { trace, lives, setup, .. } = run;
+        let plan = Some(Arc::clone(&plans.whole));
+        let setup = Setup { lake, plan, kept: plans.kept.clone(), ..setup.clone() };
+        let simulation = simulate(trace, lives, Allocator::Planned, &setup)?;
+        whole.push(simulation.efficiency());
+        refused += simulation.following.map_or(0, |following| following.refused_bytes >> 20);
+        again.push(simulate(trace, lives, Allocator::Again, &setup)?.efficiency());
+    }
+    let ((least, mean), (least_again, mean_again)) =
+        (least_and_mean(&whole), least_and_mean(&again));
+    println!(
+        "| {what} | {least:.4} | {mean:.4} | {least_again:.4} | {mean_again:.4} | {refused} |"
+    );
     Ok(())
 }
 
@@ -85,7 +156,9 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
         let setup = Setup { judge, ..setup.clone() };
         let plan = launch::first(trace, lives, iterations, &setup)?;
         kept += usize::from(plan.is_some());
-        followed += usize::from(plan.as_ref().is_some_and(|plan| plan.is_reliable()));
+        followed += usize::from(
+            plan.as_ref().is_some_and(|plan| plan.is_reliable_to(judge.tight, judge.varies)),
+        );
         let setup = Setup { kept: plan, ..setup };
         first.push(simulate(trace, lives, Allocator::Auto, &setup)?.efficiency());
         second.push(simulate(trace, lives, Allocator::Again, &setup)?.efficiency());
@@ -101,18 +174,42 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 10] = [
+const KNOBS: [(&str, Knob); 18] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("pages", |options| &mut options.pages),
     ("request_pages", |options| &mut options.request_pages),
     ("page_max", |options| &mut options.page_max),
+    ("wider", |options| &mut options.wider),
     ("view_pages_max", |options| &mut options.view_pages_max),
     ("time_share", |options| &mut options.time_share),
+    ("stall_max_us", |options| &mut options.stall_max_us),
     ("time_free_ms", |options| &mut options.time_free_ms),
     ("bought", |options| &mut options.bought),
     ("bought_in_ms", |options| &mut options.bought_in_ms),
+    ("room", |options| &mut options.room),
+    ("looked_at", |options| &mut options.looked_at),
+    ("ahead", |options| &mut options.ahead),
+    ("lost", |options| &mut options.lost),
+    ("strain", |options| &mut options.strain),
+    ("tight", |options| &mut options.tight),
 ];
+
+/// Those of time, which matter where time passes.
+const OF_TIME: [&str; 7] =
+    ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room", "looked_at"];
+
+/// Those that matter with a plan alone.
+const OF_PLANS: [&str; 4] = ["ahead", "lost", "strain", "tight"];
+
+/// The usual options with a constant at half or at twice its value, and what to call them.
+fn varied(name: &str, knob: Knob, double: bool) -> (String, Options) {
+    let mut options = Options::default();
+    let value = knob(&mut options);
+    *value = if double { *value * 2 } else { *value / 2 };
+    let what = format!("`{name}` {}", *value);
+    (what, options)
+}
 
 /// The usual options with those of `settings`: `NAME=VALUE`, separated by commas.
 fn parse(settings: &str) -> Result<Options, Box<dyn Error>> {
@@ -127,34 +224,57 @@ fn parse(settings: &str) -> Result<Options, Box<dyn Error>> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (settings, paths): (Vec<_>, Vec<_>) =
+    let (mut settings, paths): (Vec<_>, Vec<_>) =
         std::env::args().skip(1).partition(|arg| arg.contains('='));
-    let runs =
-        paths.iter().map(|path| Run::read(Path::new(path))).collect::<Result<Vec<_>, _>>()?;
+    let iterations = settings.iter().find_map(|setting| setting.strip_prefix("iterations="));
+    let iterations: usize = iterations.map_or(Ok(0), str::parse)?;
+    settings.retain(|setting| !setting.starts_with("iterations="));
+    let runs = paths.iter().map(|path| Run::read(Path::new(path), iterations));
+    let runs = runs.collect::<Result<Vec<_>, _>>()?;
     println!("{} recordings\n", runs.len());
-    println!("| what | least efficiency | mean | cost, ms | late iterations, ms |");
-    println!("|:--|--:|--:|--:|--:|");
+    println!("| what | least efficiency | mean | cost, ms | late iterations, ms | waits |");
+    println!("|:--|--:|--:|--:|--:|--:|");
     let usual = Options::default();
     row("as it is", &runs, usual)?;
     for group in &settings {
         row(&format!("`{group}`"), &runs, parse(group)?)?;
     }
-    if !settings.is_empty() {
-        return Ok(());
-    }
-    for (name, knob) in KNOBS {
-        for double in [false, true] {
-            let mut options = usual;
-            let value = knob(&mut options);
-            *value = if double { *value * 2 } else { *value / 2 };
-            let what = format!("`{name}` {}", *value);
+    let has_settings = !settings.is_empty();
+    for (name, knob) in KNOBS.into_iter().filter(|_| !has_settings) {
+        let is_asked = iterations == 0 || OF_TIME.contains(&name);
+        for double in [false, true].into_iter().filter(|_| is_asked && !OF_PLANS.contains(&name)) {
+            let (what, options) = varied(name, knob, double);
             row(&what, &runs, options)?;
         }
     }
+    if iterations > 0 {
+        return Ok(());
+    }
+    println!("\n| what | planned, least | mean | again, least | mean | refused, MiB |");
+    println!("|:--|--:|--:|--:|--:|--:|");
+    let plans = runs.iter().map(Plans::of).collect::<Result<Vec<_>, _>>()?;
+    planned("as it is", &runs, &plans, usual)?;
+    for group in &settings {
+        planned(&format!("`{group}`"), &runs, &plans, parse(group)?)?;
+    }
+    if has_settings {
+        return Ok(());
+    }
+    for (name, knob) in KNOBS.into_iter().filter(|(name, _)| OF_PLANS.contains(name)) {
+        for double in [false, true] {
+            let (what, options) = varied(name, knob, double);
+            planned(&what, &runs, &plans, options)?;
+        }
+    }
+    judged(&runs)
+}
+
+/// The table of the judge.
+fn judged(runs: &[Run]) -> Result<(), Box<dyn Error>> {
     println!("\n| what | first, least | mean | second, least | mean | kept | followed |");
     println!("|:--|--:|--:|--:|--:|--:|--:|");
     let usual = auto::Options::default();
-    launches("as it is", &runs, usual)?;
+    launches("as it is", runs, usual)?;
     for double in [false, true] {
         let of = |value: u64| if double { value * 2 } else { value / 2 };
         let of_few = |value: u32| of(value.into()) as u32;
@@ -169,10 +289,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
             ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
             ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),
+            ("tight", auto::Options { tight: of(usual.tight), ..usual }),
+            ("varies", auto::Options { varies: of(usual.varies), ..usual }),
+            (
+                "variants_max",
+                auto::Options { variants_max: of(usual.variants_max as u64) as usize, ..usual },
+            ),
         ];
         for (name, options) in changed {
             let what = format!("`{name}`, {}", if double { "twice" } else { "half" });
-            launches(&what, &runs, options)?;
+            launches(&what, runs, options)?;
         }
     }
     Ok(())

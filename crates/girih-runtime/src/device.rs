@@ -175,6 +175,21 @@ pub trait Device {
     /// Makes later work of `stream` wait for the event, on the device (`cuStreamWaitEvent`).
     fn wait_event(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError>;
 
+    /// The same, and a device that can tell measures how long the stream stands still for it:
+    /// [`Device::take_stalls`] says so later.
+    fn wait_measured(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        self.wait_event(stream, event)
+    }
+
+    /// Nanoseconds that streams stood still in measured waits, each counted for `most` at most. Those that are not over
+    /// yet and those that were told of before are left out. Waits for nothing. 0 of a device that measures none.
+    ///
+    /// A stream that stands still does not always hold up the run: this is the most that the waits may have cost.
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        let _ = most;
+        0
+    }
+
     /// Waits on the host until the work before the event is done (`cuEventSynchronize`).
     fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError>;
 
@@ -227,9 +242,16 @@ macro_rules! streams_of {
             ) -> ::std::vec::Vec<$crate::GraphNode>;
             fn query_event(event: $crate::StreamEvent) -> bool;
             fn wait_event(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();
+            fn wait_measured(stream: ::girih_trace::StreamId, event: $crate::StreamEvent) -> ();
             fn synchronize_event(event: $crate::StreamEvent) -> ();
             fn destroy_event(event: $crate::StreamEvent) -> ();
             fn synchronize_stream(stream: ::girih_trace::StreamId) -> ();
         });
+
+        fn take_stalls(&mut self, most: u64) -> u64 {
+            #[allow(unused_imports, reason = "the caller may have the trait in scope already")]
+            use $crate::Device as _;
+            self.$field.take_stalls(most)
+        }
     };
 }

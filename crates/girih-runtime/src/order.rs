@@ -123,7 +123,7 @@ impl Order {
             return Ok(false);
         }
         let Some(fence) = self.fence_over(device, limbo, freed)? else { return Ok(false) };
-        device.wait_event(reader, fence.event)?;
+        device.wait_measured(reader, fence.event)?;
         self.waits += 1;
         match self.waited.binary_search_by_key(&reader, |entry| entry.0) {
             Ok(at) => self.waited[at].1 = self.waited[at].1.max(fence.covers),

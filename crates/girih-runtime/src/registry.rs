@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use girih_plan::Plan;
 
+use crate::auto;
 use crate::caching::{Caching, Config};
 use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
@@ -66,7 +67,8 @@ impl Parts<'_> {
 
     /// The lake with the plan that an earlier launch has kept, if that is one to rely on.
     fn lake_again(&self) -> Lake {
-        match self.setup.kept.as_ref().filter(|plan| plan.is_reliable()) {
+        let auto::Options { tight, varies, .. } = self.setup.judge;
+        match self.setup.kept.as_ref().filter(|plan| plan.is_reliable_to(tight, varies)) {
             Some(plan) => self.lake().with_plan(Arc::clone(plan)),
             None => self.lake(),
         }

@@ -8,6 +8,7 @@ mod fences;
 mod phantom;
 mod policies;
 mod sharing;
+mod stalls;
 
 use crate::device::CudaDevice;
 use crate::fake;

@@ -42,6 +42,22 @@ use crate::streams::keep_apart;
 /// Stands for a request that has no place in the steady iteration.
 const NO_PLACE: u32 = u32::MAX;
 
+/// What a plan may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// What differs in size may share a room; else each request has a place of its own.
+    pub rooms: bool,
+    /// Kinds of iterations besides the steady one: what a plan of all of them costs to make, to keep and to follow
+    /// grows with them.
+    pub variants_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { rooms: true, variants_max: 15 }
+    }
+}
+
 /// Makes a plan of a trace. `solve` is the planner: it is asked once, for the steady iteration, or
 /// for the whole trace if nothing in it repeats.
 ///
@@ -54,7 +70,7 @@ pub fn plan(
     iterations: &Iterations,
     solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
 ) -> Result<Plan, ProblemError> {
-    plan_as(trace, lives, iterations, true, solve)
+    plan_as(trace, lives, iterations, Options::default(), solve)
 }
 
 /// The same with a place for each request, and no rooms: what rooms are worth.
@@ -67,19 +83,24 @@ pub fn plan_without_rooms(
     iterations: &Iterations,
     solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
 ) -> Result<Plan, ProblemError> {
-    plan_as(trace, lives, iterations, false, solve)
+    let options = Options { rooms: false, ..Options::default() };
+    plan_as(trace, lives, iterations, options, solve)
 }
 
-fn plan_as(
+/// The same with other options.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_as(
     trace: &Trace,
     lives: &Lifetimes,
     iterations: &Iterations,
-    has_rooms: bool,
+    options: Options,
     solve: impl FnOnce(&Problem) -> Result<Outcome, ProblemError>,
 ) -> Result<Plan, ProblemError> {
     check_total(lives)?;
     let mut profile = Profile::new(trace, lives, iterations);
-    profile.has_rooms = has_rooms;
+    profile.options = options;
     let mut plan = match profile.steady {
         Some(steady) => profile.with_steady(steady, solve),
         None => profile.without_steady(solve),
@@ -121,8 +142,7 @@ struct Profile<'a> {
     /// Which iterations are steady ones; the others between the first and the last are of other kinds, or come
     /// once.
     is_member: Vec<bool>,
-    /// What differs in size may share a room.
-    has_rooms: bool,
+    options: Options,
 }
 
 /// The first iteration that is of some kind and after which nothing more is made that stays, as far as that ends
@@ -165,7 +185,7 @@ impl<'a> Profile<'a> {
             next_place: vec![0; count + 1],
             steady,
             is_member,
-            has_rooms: true,
+            options: Options::default(),
         };
         profile.align();
         profile
@@ -233,7 +253,7 @@ impl<'a> Profile<'a> {
         }));
         let (mut ring, rounds) = unroll(envelope);
         let mut interludes = self.interludes(steady);
-        let drafts = if self.has_rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
+        let drafts = if self.options.rooms { self.rooms(steady, &mut ring) } else { Vec::new() };
         let problem = joint_problem(&ring, &drafts, &interludes);
         let between = interludes.iter_mut().flat_map(|interlude| &mut interlude.entries);
         let mut planned: Vec<&mut Entry> =

@@ -28,9 +28,8 @@ use crate::fill::Fill;
 use crate::plan::{Entry, Place, Role, Sequence, granted};
 use crate::problem::Buffer;
 
-/// Kinds of iterations besides the steady one, and their entries together: what a plan of all of them costs to
-/// make, to keep and to follow grows with both.
-const VARIANTS_MAX: usize = 15;
+/// Entries of all kinds of iterations besides the steady one: what a plan of all of them costs to make, to keep and to
+/// follow grows with them.
 const ENTRIES_MAX: usize = 1 << 17;
 
 /// Bytes that a round of the ring leaves to the next.
@@ -66,7 +65,7 @@ impl Profile<'_> {
             let Some(run) = others.first() else { continue };
             count += 1;
             total += run.len() * rounds as usize;
-            if count > VARIANTS_MAX || total > ENTRIES_MAX {
+            if count > self.options.variants_max || total > ENTRIES_MAX {
                 break;
             }
             let mut envelope = self.envelope_of(&others);

@@ -29,7 +29,8 @@
 
 use std::sync::Arc;
 
-use girih_plan::Plan;
+use girih_plan::plan::{TIGHT, VARIES};
+use girih_plan::{Plan, profile};
 use girih_trace::MarkKind;
 
 use super::Switch;
@@ -54,6 +55,12 @@ pub struct Options {
     pub held_back_max: u64,
     /// Without marks: requests before a recording is tried for the first time.
     pub first_try: u64,
+    /// A plan is followed if its places are what was in use at once, to one byte in so many ([`Plan::is_tight`]).
+    pub tight: u64,
+    /// And if its iterations differ in sizes by one byte in so many at most ([`Plan::varies`]).
+    pub varies: u64,
+    /// Kinds of iterations besides the steady one that a plan may have.
+    pub variants_max: usize,
 }
 
 impl Default for Options {
@@ -66,6 +73,9 @@ impl Default for Options {
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
+            tight: TIGHT,
+            varies: VARIES,
+            variants_max: profile::Options::default().variants_max,
         }
     }
 }
@@ -168,6 +178,16 @@ impl Judge {
             recorded_from: 0,
             found: None,
         }
+    }
+
+    /// True if a plan is to be followed, as far as it tells itself.
+    pub(super) fn relies_on(&self, plan: &Plan) -> bool {
+        plan.is_reliable_to(self.options.tight, self.options.varies)
+    }
+
+    /// Kinds of iterations besides the steady one that a plan may have.
+    pub(super) fn variants_max(&self) -> usize {
+        self.options.variants_max
     }
 
     /// True if a mark of this kind begins an iteration: steps, and where none are marked, the

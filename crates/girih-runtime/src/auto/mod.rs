@@ -125,7 +125,7 @@ impl Auto {
             return None;
         }
         (self.is_wanted, self.is_out) = (false, true);
-        Some(Job { recording: self.recorder.recording() })
+        Some(Job { recording: self.recorder.recording(), variants_max: self.judge.variants_max() })
     }
 
     /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A plan in
@@ -223,7 +223,8 @@ impl Auto {
     /// Follows the next plan, if there is one that has room. Else it waits until it has.
     fn take_up(&mut self, env: &mut Env<'_>) {
         let Some((plan, _)) = &self.next else { return };
-        if self.lake.is_capturing() || !plan.is_reliable() || !self.lake.has_room_for(plan) {
+        if self.lake.is_capturing() || !self.judge.relies_on(plan) || !self.lake.has_room_for(plan)
+        {
             return;
         }
         let Some((plan, _)) = self.next.take() else { return };

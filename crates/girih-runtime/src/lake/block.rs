@@ -191,6 +191,16 @@ impl Heap {
         shelf.get(cursor).map(|entry| (entry.block, cursor))
     }
 
+    /// The free blocks of a home that have `size` bytes, the smallest first.
+    pub(super) fn fitting(&self, home: Home, size: u64) -> impl Iterator<Item = BlockId> {
+        let shelf = &self.shelves[home.shelf as usize].1;
+        let first = shelf.lower_bound(size);
+        let places = std::iter::successors(Some(first), |&place| {
+            shelf.get(place).map(|_| shelf.next(place))
+        });
+        places.map_while(|place| shelf.get(place)).map(|entry| entry.block)
+    }
+
     /// Every free block.
     pub(super) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.shelves.iter().flat_map(|(_, shelf)| shelf.iter()).map(|entry| entry.block)

@@ -28,15 +28,6 @@ use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::{AllocError, BlockId, Env, Request};
 
-/// Idle cells are lent that the plan does not want within so many requests, or within so many, or so many.
-const AHEAD: [usize; 3] = [4096, 512, 64];
-
-/// A plan is given up once one byte in so many more is held than the bound says.
-const STRAIN: u64 = 50;
-
-/// After so many misses in a row nobody knows what the plan will want.
-const LOST: u32 = 64;
-
 /// How well plans were followed: what happened while there was one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Following {
@@ -99,7 +90,7 @@ pub(super) struct Followed {
     places: Places,
     window: Window,
     /// Misses in a row.
-    lost: u32,
+    lost: u64,
     /// All idle places were ceded, and are still.
     has_lent_all: bool,
 }
@@ -153,7 +144,7 @@ impl Lake {
     pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
         let Some(followed) = &self.followed else { return };
         let bearable = self.allowed(search).max(followed.window.foreseen);
-        let bearable = bearable.saturating_add(bearable / STRAIN);
+        let bearable = bearable.saturating_add(bearable / self.options.strain.max(1));
         if self.held.saturating_add(missing) > bearable {
             self.unfollow();
             self.given_up += 1;
@@ -233,7 +224,11 @@ impl Lake {
 
     /// Bytes that a plan of so many bytes of places is trusted with while it is followed from the first request on.
     fn foreseen(&self, plan: &Plan, bytes: u64) -> u64 {
-        self.with_slack(if plan.is_tight() { bytes } else { plan.in_use.min(bytes) })
+        self.with_slack(if plan.is_tight_to(self.options.tight) {
+            bytes
+        } else {
+            plan.in_use.min(bytes)
+        })
     }
 
     /// The first block of the segment of a home.
@@ -393,11 +388,12 @@ impl Lake {
     pub(super) fn lend_places(&mut self, size: u64) -> bool {
         let Some(mut followed) = self.followed.take() else { return false };
         let Followed { follower, places, window, lost, .. } = &mut *followed;
-        let has_lent = *lost < LOST && {
-            let ahead = follower.ahead().take(AHEAD[0]).map(|entry| places.get(entry));
+        let furthest = self.options.ahead as usize;
+        let has_lent = *lost < self.options.lost && {
+            let ahead = follower.ahead().take(furthest).map(|entry| places.get(entry));
             let ahead: Vec<Option<Span>> =
                 ahead.map(|place| (place.bytes > 0).then_some(place.span)).collect();
-            AHEAD.iter().any(|&count| {
+            [furthest, furthest / 8, furthest / 64].into_iter().any(|count| {
                 self.cede_for(window, size, ahead.iter().take(count).copied().flatten())
             })
         };
@@ -417,7 +413,7 @@ impl Lake {
     /// Claims what was ceded and nobody has taken, unless the plan has lost its way.
     pub(super) fn take_back_places(&mut self) {
         let Some(mut followed) = self.followed.take() else { return };
-        if std::mem::take(&mut followed.has_lent_all) && followed.lost < LOST {
+        if std::mem::take(&mut followed.has_lent_all) && followed.lost < self.options.lost {
             self.gather_in(&mut followed.window);
         }
         self.followed = Some(followed);

@@ -15,6 +15,17 @@ use crate::chain::NIL;
 use crate::device::{Address, DeviceError};
 use crate::policy::{BlockId, Env};
 
+/// What is free before the unmapped and may be part of what a request is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Joins {
+    /// Nothing: new pages alone.
+    Nothing,
+    /// What needs no wait.
+    Clean,
+    /// All.
+    Any,
+}
+
 /// Where new pages could be mapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
@@ -75,15 +86,14 @@ impl Lake {
     }
 
     /// The way to grow that maps the fewest bytes, outside of the window of a plan if that is possible.
-    /// `with_holes` says whether what is free before the unmapped is used too.
-    pub(super) fn choose_growth(&self, search: &Search, with_holes: bool) -> Growth {
+    pub(super) fn choose_growth(&self, search: &Search, joins: Joins) -> Growth {
         let size = search.size;
         let window = self.window();
         let runs = self.unmapped_of(search).flat_map(|id| {
             let block = self.heap.blocks[id];
             let all = Part { address: block.address, size: block.size };
             let in_window = window.as_ref().map_or(0, |window| window.common(&all));
-            let whole = self.run_from(search, id, with_holes).map(|growth| (in_window > 0, growth));
+            let whole = self.run_from(search, id, joins).map(|growth| (in_window > 0, growth));
             let end = window.filter(|_| in_window > 0).map(|window| window.end() - block.address);
             let skipped = end.map(|bytes| bytes.next_multiple_of(self.granule));
             let behind = skipped.filter(|&bytes| bytes + size <= block.size).map(|skipped| {
@@ -100,15 +110,16 @@ impl Lake {
     }
 
     /// The run of free and unmapped blocks that an unmapped one is in, if it is long enough.
-    fn run_from(&self, search: &Search, id: BlockId, with_holes: bool) -> Option<Growth> {
+    fn run_from(&self, search: &Search, id: BlockId, joins: Joins) -> Option<Growth> {
         let Block { prev, size: unmapped, .. } = self.heap.blocks[id];
-        if !with_holes && unmapped < search.size {
+        if joins == Joins::Nothing && unmapped < search.size {
             return None;
         }
-        let joins = with_holes && prev != NIL && self.heap.blocks[prev].is_free();
-        let start = if joins { prev } else { id };
+        let has_hole = joins != Joins::Nothing && prev != NIL && self.heap.blocks[prev].is_free();
+        let start = if has_hole { prev } else { id };
         let missing = self.missing_in(start, search.size)?;
-        let is_usable = !self.is_capturing() || self.is_clean(search, start);
+        let may_wait = joins != Joins::Clean && !self.is_capturing();
+        let is_usable = may_wait || self.is_clean(search, start);
         let growth = Growth { missing, start: Some(start), skipped: 0, size: search.size };
         is_usable.then_some(growth)
     }

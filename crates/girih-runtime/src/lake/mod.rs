@@ -24,7 +24,7 @@
 //!
 //! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
 //! shelves of the free ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
-//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they may take (`pace`), who used which bytes last (`users`), frees
+//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they and waits may take (`pace`), who used which bytes last (`users`), frees
 //! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
 //! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
 //! statistics.
@@ -54,6 +54,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use girih_plan::Plan;
+use girih_plan::plan::TIGHT;
 use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
@@ -112,16 +113,36 @@ pub struct Options {
     pub request_pages: u64,
     /// The largest page, in bytes.
     pub page_max: u64,
+    /// A view may serve a request that is so many times smaller.
+    pub wider: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
-    /// Views may take one nanosecond of the run in so many.
+    /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
-    /// And so many milliseconds at its beginning.
+    /// A wait counts for so many microseconds at most, however long the stream stands still: about what it made a
+    /// step of FSDP2 longer, on two H200s (`bench/results/lake.md`).
+    pub stall_max_us: u64,
+    /// And views so many milliseconds at its beginning.
     pub time_free_ms: u64,
-    /// Of the most that was ever in use, one byte in so many may be held beyond all that where views take longer.
+    /// Of the most that was ever in use, one byte in so many may be held beyond all that where they take longer.
     pub bought: u64,
     /// All of it, if they took so many milliseconds too much.
     pub bought_in_ms: u64,
+    /// Of the device, one byte in so many stays free where time is bought.
+    pub room: u64,
+    /// In debt, so many holes are looked at for one that needs no wait: what lies behind many smaller ones would
+    /// only be cut.
+    pub looked_at: u64,
+    /// Idle places of a plan are lent that it does not want within so many requests, within an eighth of them, or
+    /// within an eighth of those.
+    pub ahead: u64,
+    /// After so many requests in a row that had no place nobody knows what the plan will want.
+    pub lost: u64,
+    /// A plan is given up once one byte in so many more is held than the bound says.
+    pub strain: u64,
+    /// A plan is trusted with its places if they are what was in use at once, to one byte in so many
+    /// ([`Plan::is_tight`]); else with what was in use.
+    pub tight: u64,
 }
 
 impl Default for Options {
@@ -132,11 +153,19 @@ impl Default for Options {
             pages: 4096,
             request_pages: 32,
             page_max: 16 << 20,
+            wider: 2,
             view_pages_max: 1 << 16,
             time_share: 333,
+            stall_max_us: 150,
             time_free_ms: 3000,
             bought: 10,
             bought_in_ms: 100,
+            room: 8,
+            looked_at: 64,
+            ahead: 4096,
+            lost: 64,
+            strain: 50,
+            tight: TIGHT,
         }
     }
 }
@@ -309,7 +338,7 @@ impl Lake {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
         match self.heap.best_fit(home, size) {
-            Some((id, place)) if self.is_ready(env, &search, id).unwrap_or(false) => {
+            Some((id, place)) if self.serves(env, &search, id) => {
                 let block = self.heap.take(id, place, size);
                 Ok(self.give(env, block, &request))
             }
@@ -335,7 +364,7 @@ impl Wrapper for Lake {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.note_mark(mark.kind);
-        self.pace.pass(&self.options, mark.time_us);
+        self.note_time(env, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)
     }
 

@@ -1,31 +1,41 @@
-//! How much time views may take, and what is held instead of more of them.
+//! How much time views and waits may take, and what is held instead of more of them.
 //!
-//! Every page of a view costs the driver some tens of microseconds. In a run that comes to rest that is over after a few
-//! steps; in one whose sizes always vary it never is. So views have a share of the run's time, told by its marks, and
-//! some time at the beginning that is free. What they take beyond is a debt:
+//! Every page of a view costs the driver some tens of microseconds, and every wait of one stream for another takes away
+//! some of what they could have done side by side. In a run that comes to rest views are over after a few steps; in one
+//! whose sizes always vary they never are. Waits recur: the same hole of another stream is taken in every step. So both
+//! have a share of the run's time, told by its marks, and views some time at the beginning that is free. What they take
+//! beyond is a debt:
 //!
 //! ```text
-//!  credit   free ─╮
-//!                 ╰──╮  ╭─ the share of each step
-//!            0  ─────┼──╯──╮─────────────────────
-//!                          ╰──╮   debt: growth is allowed instead of a view, the more the deeper
+//!  credit    ╭─ the share of each step
+//!       0  ──┼──╯──╮─────────────────────── views draw on the free time first, waits on the share alone
+//!                  ╰──╮   debt: growth is allowed instead of a view or a wait, the more the deeper
 //! ```
 //!
-//! In debt a request may be given new pages where a view would have been made, up to a tenth of the most that was in
-//! use, as long as the device has room. What is bought that way stays, and larger holes need fewer views: the debt is
+//! In debt a request is given what it need not wait for, and new pages where a view would have been made or a stream
+//! would have waited, up to a tenth of the most that was in use, as long as the device has room. What is bought that way
+//! stays: larger holes need fewer views, and a stream with holes of its own need not wait for another. So the debt is
 //! paid off. Where no time is known, nothing is ever owed.
+//!
+//! What waits take is measured by the device ([`Device::take_stalls`](crate::Device::take_stalls)), and each counts for
+//! [`Options::stall_max_us`] at most: a stream that stands still for long mostly has nothing else to do, and its work is
+//! wanted later. Those for the places of a plan count as all others; they are made even so, for a plan that is
+//! followed in part alone costs more.
 
+use girih_trace::StreamId;
+
+use super::growth::Joins;
 use super::{Lake, Options, Search};
-use crate::device::MemoryInfo;
-use crate::policy::Env;
-
-/// Of a device, one byte in so many stays free when time is bought.
-const ROOM: u64 = 8;
+use crate::device::{DeviceError, MemoryInfo};
+use crate::order::Stamp;
+use crate::policy::{BlockId, Env};
 
 /// The account of time. Nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// What views may still take; below 0, what they took too much.
+    /// What views may still take of the time at the beginning; waits have nothing of it.
+    free: u64,
+    /// What is left of the shares; below 0, what was taken too much.
     credit: i64,
     /// Microseconds, of the last mark.
     last: Option<i64>,
@@ -36,7 +46,7 @@ pub(super) struct Pace {
 impl Pace {
     /// An account at the beginning of a run.
     pub(super) fn new(options: &Options) -> Pace {
-        Pace { credit: free(options), last: None, is_timed: false }
+        Pace { free: free(options), credit: 0, last: None, is_timed: false }
     }
 
     /// A mark of the program, so many microseconds after some moment.
@@ -44,43 +54,143 @@ impl Pace {
         if let Some(last) = self.last
             && let Ok(passed @ 1..) = u64::try_from(time_us.saturating_sub(last))
         {
-            let share = (passed.saturating_mul(1000) / options.time_share).min(i64::MAX as u64);
+            let share = passed.saturating_mul(1000) / options.time_share.max(1);
             // A long pause earns no more than the beginning.
-            self.credit = self.credit.saturating_add(share as i64).min(free(options));
+            let most = i64::try_from(free(options)).unwrap_or(i64::MAX);
+            let share = i64::try_from(share).unwrap_or(i64::MAX);
+            self.credit = self.credit.saturating_add(share).min(most);
             self.is_timed = true;
         }
         self.last = Some(time_us);
     }
 
     /// Views took so long.
-    pub(super) fn spend(&mut self, nanoseconds: u64) {
+    pub(super) fn map(&mut self, nanoseconds: u64) {
+        let of_free = nanoseconds.min(self.free);
+        self.free -= of_free;
+        self.spend(nanoseconds - of_free);
+    }
+
+    /// Streams stood still for so long.
+    fn stall(&mut self, nanoseconds: u64) {
+        self.spend(nanoseconds);
+    }
+
+    fn spend(&mut self, nanoseconds: u64) {
         let nanoseconds = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.credit = self.credit.saturating_sub(nanoseconds);
     }
 
-    /// What views took too much.
+    /// What was taken too much.
+    #[inline]
     fn debt(&self) -> u64 {
         if self.is_timed { self.credit.min(0).unsigned_abs() } else { 0 }
+    }
+
+    #[inline]
+    pub(super) fn is_in_debt(&self) -> bool {
+        self.debt() > 0
     }
 }
 
 /// The time that is free at the beginning.
-fn free(options: &Options) -> i64 {
-    i64::try_from(options.time_free_ms.saturating_mul(1_000_000)).unwrap_or(i64::MAX)
+fn free(options: &Options) -> u64 {
+    options.time_free_ms.saturating_mul(1_000_000)
 }
 
 impl Lake {
-    /// Bytes that may be held for a request before holes are stitched, with those that the debt buys. None if there
-    /// is no debt.
-    pub(super) fn allowed_in_debt(&self, env: &mut Env<'_>, search: &Search) -> Option<u64> {
-        let debt = Some(self.pace.debt()).filter(|&debt| debt > 0)?;
+    /// A mark of the program, so many microseconds after some moment. What streams stood still for until now is of
+    /// the time until now.
+    pub(super) fn note_time(&mut self, env: &mut Env<'_>, time_us: i64) {
+        if !self.is_capturing() {
+            let most = self.options.stall_max_us.saturating_mul(1000);
+            self.pace.stall(env.device.take_stalls(most));
+        }
+        self.pace.pass(&self.options, time_us);
+    }
+
+    /// True if too much time was taken, and `reader` would have to wait for those who used bytes that were freed as
+    /// `latest`.
+    #[inline]
+    pub(super) fn shuns(&self, latest: Stamp, reader: StreamId) -> bool {
+        self.pace.is_in_debt() && self.order.must_wait(latest, reader)
+    }
+
+    /// In debt, a block on no shelf for which nobody waits: a free one, or new pages as far as the debt buys them;
+    /// where it buys none, the hole of its home that fits, after a wait. None if there is no such block.
+    #[cold]
+    pub(super) fn take_in_debt(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        may_stitch: bool,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        if self.is_capturing() {
+            return Ok(None);
+        }
+        if let Some(block) = self.take_clean_hole(search) {
+            return Ok(Some(block));
+        }
+        if may_stitch {
+            if let Some((view, 0)) = self.find_view_in_debt(search) {
+                return Ok(Some(self.use_view(search, view)));
+            }
+            let growth = self.choose_growth(search, Joins::Clean);
+            let allowed = self.allowed(search);
+            if !self.stitching_is_cheaper(search, growth, env.device.prices())
+                && let Some(block) = self.grow_within(env, search, growth, allowed)?
+            {
+                return Ok(Some(block));
+            }
+            if self.lend_places(search.size)
+                && let Some(block) = self.take_clean_hole(search)
+            {
+                return Ok(Some(block));
+            }
+        }
+        let allowed = self.allowed_in_debt(env, search);
+        let growth = self.choose_growth(search, Joins::Clean);
+        if let Some(block) = self.grow_within(env, search, growth, allowed)? {
+            return Ok(Some(block));
+        }
+        // The one that was passed over.
+        self.take_hole(env, search)
+    }
+
+    /// [`Lake::find_view`], apart, so that the usual way of a request stays one function.
+    #[inline(never)]
+    fn find_view_in_debt(&self, search: &Search) -> Option<(u32, Stamp)> {
+        self.find_view(search)
+    }
+
+    /// The smallest hole of the request's home that fits and needs no wait.
+    fn take_clean_hole(&mut self, search: &Search) -> Option<BlockId> {
+        let looked_at = self.options.looked_at as usize;
+        let fitting = self.heap.fitting(search.home, search.size).take(looked_at);
+        let id = { fitting }.find(|&id| self.is_clean(search, id))?;
+        self.heap.remove_free(id);
+        Some(self.heap.take_low_end(id, search.size))
+    }
+
+    /// Bytes that may be held for a request, with those that the debt buys.
+    fn allowed_in_debt(&self, env: &mut Env<'_>, search: &Search) -> u64 {
         let allowed = self.allowed(search);
         let most = self.most_in_use / self.options.bought.max(1);
         let whole = self.options.bought_in_ms.saturating_mul(1_000_000).max(1);
-        let bought = u128::from(most) * u128::from(debt.min(whole)) / u128::from(whole);
+        let debt = self.pace.debt().min(whole);
+        let bought = u128::from(most) * u128::from(debt) / u128::from(whole);
         let MemoryInfo { free, total } = env.device.memory_info();
-        let room = self.held.saturating_add(free.saturating_sub(total / ROOM));
-        Some(allowed.saturating_add(bought as u64).min(room.max(allowed)))
+        let kept = total / self.options.room.max(1);
+        let room = self.held.saturating_add(free.saturating_sub(kept));
+        allowed.saturating_add(bought as u64).min(room.max(allowed))
+    }
+}
+
+#[cfg(test)]
+impl Lake {
+    /// What may be held for a request; None if there is no debt.
+    pub(super) fn may_hold_in_debt(&self, env: &mut Env<'_>, search: &Search) -> Option<u64> {
+        self.pace.is_in_debt().then(|| self.allowed_in_debt(env, search))
     }
 }
 
@@ -96,15 +206,71 @@ mod tests {
         let mut pace = Pace::new(&options);
         pace.pass(&options, 0);
         pace.pass(&options, 100_000);
-        pace.spend(5 * MS);
-        assert_eq!(pace.debt(), 3 * MS, "the share of the time before was beyond what is kept");
+        pace.map(6 * MS);
+        assert_eq!(pace.debt(), 3 * MS, "two are free and one is the share");
         pace.pass(&options, 300_000);
         assert_eq!(pace.debt(), MS);
         pace.pass(&options, 3_600_000_000);
-        pace.spend(2 * MS);
+        pace.map(2 * MS);
         assert_eq!(pace.debt(), 0, "an hour earns no more than the beginning");
-        pace.spend(1);
+        pace.map(1);
         assert_eq!(pace.debt(), 1);
+    }
+
+    #[test]
+    fn of_the_free_time_nothing_is_for_waits() {
+        let options = Options { time_share: 100, time_free_ms: 3000, ..Options::default() };
+        let mut pace = Pace::new(&options);
+        pace.stall(5 * MS);
+        pace.pass(&options, 0);
+        assert_eq!(pace.debt(), 0, "no time is known yet");
+        pace.pass(&options, 100_000);
+        assert_eq!(pace.debt(), 4 * MS, "views have 3 s, waits the share");
+        pace.map(3000 * MS);
+        assert_eq!(pace.debt(), 4 * MS);
+        pace.map(MS);
+        assert_eq!(pace.debt(), 5 * MS, "one account");
+    }
+
+    /// Whatever is taken and when: what is owed is what was taken beyond the shares, the free time for views alone,
+    /// and nothing that was earned is kept beyond the limit.
+    #[test]
+    fn the_debt_is_what_was_taken_beyond_what_was_earned() {
+        arbtest::arbtest(|u| {
+            let time_share = u.int_in_range(1..=1000)?;
+            let options =
+                Options { time_share, time_free_ms: u.int_in_range(0..=50)?, ..Options::default() };
+            let mut pace = Pace::new(&options);
+            let (mut mapped, mut stalled, mut earned) = (0u64, 0u64, 0u64);
+            let mut time = 0;
+            pace.pass(&options, time);
+            for _ in 0..u.int_in_range(0..=40)? {
+                let nanoseconds = u.int_in_range(0..=20 * MS)?;
+                match u.int_in_range(0..=2)? {
+                    0 => {
+                        pace.map(nanoseconds);
+                        mapped += nanoseconds;
+                    }
+                    1 => {
+                        pace.stall(nanoseconds);
+                        stalled += nanoseconds;
+                    }
+                    _ => {
+                        time += (nanoseconds / 1000) as i64;
+                        pace.pass(&options, time);
+                        earned += nanoseconds / 1000 * 1000 / time_share;
+                    }
+                }
+                let beyond =
+                    (mapped.saturating_sub(free(&options)) + stalled).saturating_sub(earned);
+                if pace.is_timed {
+                    assert!(pace.debt() >= beyond, "{} owed of {beyond}", pace.debt());
+                    assert!(pace.debt() <= mapped + stalled);
+                }
+                assert!(pace.credit <= i64::try_from(free(&options)).unwrap());
+            }
+            Ok(())
+        });
     }
 
     #[test]
@@ -113,7 +279,8 @@ mod tests {
         let mut pace = Pace::new(&options);
         for time in [i64::MAX, 0, i64::MIN, i64::MIN] {
             pace.pass(&options, time);
-            pace.spend(u64::MAX);
+            pace.map(u64::MAX);
+            pace.stall(u64::MAX);
             assert_eq!(pace.debt(), 0);
         }
         pace.pass(&options, i64::MAX);

@@ -24,8 +24,7 @@ use std::cmp::Reverse;
 
 use girih_trace::StreamId;
 
-use super::block::Block;
-use super::growth::Growth;
+use super::growth::{Growth, Joins};
 use super::views::Part;
 use super::{Lake, Search, pooled};
 use crate::device::{DeviceError, Prices};
@@ -35,6 +34,7 @@ use crate::wrapper::Wrapper;
 /// A free block that could lend.
 #[derive(Clone, Copy)]
 struct Hole {
+    block: BlockId,
     /// Its stream is not that of the request.
     is_foreign: bool,
     /// Its bytes.
@@ -125,10 +125,15 @@ impl Lake {
             && self.maps_twice
             && !self.is_capturing()
             && !env.device.is_capturing(search.home.stream).unwrap_or(true);
+        if self.pace.is_in_debt()
+            && let Ok(Some(taken)) = self.take_in_debt(env, search, may_stitch)
+        {
+            return Ok(Some(taken));
+        }
         if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
             return Ok(Some(taken));
         }
-        let growth = self.choose_growth(search, true);
+        let growth = self.choose_growth(search, Joins::Any);
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
@@ -137,7 +142,7 @@ impl Lake {
 
     /// The smallest hole of the request's home that fits. None if there is none, or if it cannot be had now, in
     /// a capture.
-    fn take_hole(
+    pub(super) fn take_hole(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -149,7 +154,7 @@ impl Lake {
     }
 
     /// Grows, if no more than `allowed` bytes are held then, and not more than the limit.
-    fn grow_within(
+    pub(super) fn grow_within(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -193,7 +198,7 @@ impl Lake {
         {
             return Ok(Some(self.use_view(search, view)));
         }
-        let growth = self.choose_growth(search, true);
+        let growth = self.choose_growth(search, Joins::Any);
         if !self.stitching_is_cheaper(search, growth, env.device.prices())
             && let Some(block) = self.grow_within(env, search, growth, self.allowed(search))?
         {
@@ -204,18 +209,17 @@ impl Lake {
         {
             return Ok(Some(block));
         }
-        if let Some(allowed) = self.allowed_in_debt(env, search) {
-            let growth = self.choose_growth(search, true);
-            if let Some(block) = self.grow_within(env, search, growth, allowed)? {
-                return Ok(Some(block));
-            }
-        }
         self.lend_all_places();
         self.stitch(env, search)
     }
 
     /// True if what is held is enough for a view, and to map that takes less time than to grow.
-    fn stitching_is_cheaper(&self, search: &Search, growth: Growth, prices: Prices) -> bool {
+    pub(super) fn stitching_is_cheaper(
+        &self,
+        search: &Search,
+        growth: Growth,
+        prices: Prices,
+    ) -> bool {
         let (parts, missing) = self.gather(search);
         let new = self.count_pages(search, growth).saturating_mul(prices.new_page_ns);
         let mapped = if parts.len() > 1 { self.pages_under(&parts).0.len() as u64 } else { 0 };
@@ -252,7 +256,7 @@ impl Lake {
             }
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
-            let growth = self.choose_growth(&lacking, false);
+            let growth = self.choose_growth(&lacking, Joins::Nothing);
             if !self.beside.allows(env, growth.missing) {
                 return Ok(None);
             }
@@ -283,7 +287,8 @@ impl Lake {
     }
 
     /// Parts of holes for a request, in the order of a view, and the bytes that they lack. Those of its
-    /// own stream if they are enough, which need no wait; or one hole of another; or of all.
+    /// own stream if they are enough, which need no wait; or one hole of another, one that needs no wait
+    /// before all others; or of all.
     fn gather(&self, search: &Search) -> (Vec<Part>, u64) {
         let holes = self.holes(search);
         let own = holes.partition_point(|hole| !hole.is_foreign);
@@ -292,19 +297,23 @@ impl Lake {
             return (parts, missing);
         }
         let enough = holes[own..].iter().filter(|hole| hole.all.size >= search.size);
-        match enough.min_by_key(|hole| (hole.all.size, hole.all.address)) {
-            Some(hole) => (vec![hole.all.first(search.size)], 0),
+        let first = |hole: &Hole| hole.all.first(search.size);
+        let must_wait =
+            |hole: &Hole| self.latest_use_of(first(hole), hole.block, search.home.stream) > 0;
+        let best = enough.min_by_key(|hole| (must_wait(hole), hole.all.size, hole.all.address));
+        match best {
+            Some(hole) => (vec![first(hole)], 0),
             None => collect(holes, search.size),
         }
     }
 
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
     fn holes(&self, search: &Search) -> Vec<Hole> {
-        let free = self.heap.free_blocks().map(|id| &self.heap.blocks[id]);
+        let free = self.heap.free_blocks();
         let mut holes: Vec<_> = free
-            .filter_map(|block| {
-                let hole = self.hole(block, search.home.stream)?;
-                Some(((hole.is_foreign, Reverse(hole.whole), block.address), hole))
+            .filter_map(|id| {
+                let hole = self.hole(id, search.home.stream)?;
+                Some(((hole.is_foreign, Reverse(hole.whole), hole.all.address), hole))
             })
             .collect();
         holes.sort_unstable_by_key(|(key, _)| *key);
@@ -312,7 +321,8 @@ impl Lake {
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
-    fn hole(&self, block: &Block, reader: StreamId) -> Option<Hole> {
+    fn hole(&self, id: BlockId, reader: StreamId) -> Option<Hole> {
+        let block = &self.heap.blocks[id];
         let whole = self.segment_of(block).whole_pages(block.address, block.size);
         let up_to_page =
             Part { address: block.address, size: whole.end.saturating_sub(block.address) };
@@ -321,7 +331,7 @@ impl Lake {
         let all = Part { address: block.address, size: block.size };
         let is_foreign = block.home.stream != reader;
         let whole = whole.end.saturating_sub(whole.start);
-        let hole = Hole { is_foreign, all, up_to_page, from_page, whole };
+        let hole = Hole { block: id, is_foreign, all, up_to_page, from_page, whole };
         (up_to_page.size + from_page.size > 0).then_some(hole)
     }
 }

@@ -8,6 +8,7 @@ use crate::sim::{Call, Fault, FaultKind, LiveObjects, SimDevice};
 use crate::stats::Stats;
 
 mod given_up;
+mod waits;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

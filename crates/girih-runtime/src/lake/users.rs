@@ -130,6 +130,17 @@ impl Stains {
 }
 
 impl Lake {
+    /// True if a free block serves a request at once: [`Lake::is_ready`], but for a wait that would take more than
+    /// waits may.
+    #[inline]
+    pub(super) fn serves(&mut self, env: &mut Env<'_>, search: &Search, id: BlockId) -> bool {
+        if self.stains.is_empty() {
+            return true;
+        }
+        let is_shunned = self.shuns(self.latest_use(search, id), search.home.stream);
+        !is_shunned && self.is_ready(env, search, id).unwrap_or(false)
+    }
+
     /// Makes a free block ready for a request: its stream waits for those that may still use the bytes.
     /// False during a capture, which may not wait for what lies outside of it.
     #[inline]

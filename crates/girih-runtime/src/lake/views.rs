@@ -20,8 +20,6 @@ use crate::device::{Address, DeviceError, Handle};
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
-/// A view may serve a request that is so many times smaller.
-const WIDER: u64 = 2;
 /// Bytes of addresses that all views together may have: a quarter of the 128 TiB of a process on x86. An
 /// expandable segment reserves 9/8 of the device, 159 GiB of an H200.
 const ADDRESSES_MAX: u64 = 32 << 40;
@@ -137,11 +135,12 @@ pub(super) struct Views {
 
 impl Views {
     /// The places of the views that may serve a request of a size: those of exactly that size; where
-    /// there is none, those of up to twice as much. Lengths that vary come with ever new sizes, and find
+    /// there is none, those of up to `wider` times as much. Lengths that vary come with ever new sizes, and find
     /// a wider view; sizes that repeat would only be in the way of each other there.
-    pub(super) fn for_size(&self, size: u64) -> impl Iterator<Item = u32> {
+    pub(super) fn for_size(&self, size: u64, wider: u64) -> impl Iterator<Item = u32> {
         let exact = self.by_size.get(&size);
-        let wider = || self.by_size.range(size..=size.saturating_mul(WIDER));
+        let most = size.saturating_mul(wider.max(1));
+        let wider = || self.by_size.range(size..=most);
         let wider = exact.is_none().then(wider).into_iter().flatten();
         exact.into_iter().chain(wider.map(|(_, places)| places)).flatten().copied()
     }
@@ -245,7 +244,7 @@ impl Lake {
         self.beside.stats.num_stitches += 1;
         // It will be unmapped too, which takes half as long.
         let each = env.device.prices().mapped_again_ns;
-        self.pace.spend((each + each / 2).saturating_mul(handles.len() as u64));
+        self.pace.map((each + each / 2).saturating_mul(handles.len() as u64));
         Ok(self.views.insert(View {
             reserved: Part { address: base, size },
             mapped: size,

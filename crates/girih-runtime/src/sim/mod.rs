@@ -37,6 +37,10 @@ pub struct SimDevice {
     order: Order,
     totals: CallTotals,
     faults: fault::Faults,
+    /// Nanoseconds of a stall.
+    stall_ns: u64,
+    /// Stalls that nobody was told of.
+    stalls: u64,
 }
 
 impl SimDevice {
@@ -59,7 +63,15 @@ impl SimDevice {
             order: Order::default(),
             totals: CallTotals::default(),
             faults: fault::Faults::default(),
+            stall_ns: cost::STALL_NS,
+            stalls: 0,
         }
+    }
+
+    /// A stream stands still for so many nanoseconds in each wait that is measured from now on, instead of
+    /// [`cost::STALL_NS`].
+    pub fn set_stall(&mut self, nanoseconds: u64) {
+        self.stall_ns = nanoseconds;
     }
 
     /// A handle can be mapped at one address at a time from now on: see [`Device::maps_twice`].
@@ -346,6 +358,17 @@ impl Device for SimDevice {
         self.order.wait(stream, event)?;
         self.totals.add(Call::WaitEvent, 0, 1);
         Ok(())
+    }
+
+    /// Each wait takes what the list says, whatever the streams do.
+    fn wait_measured(&mut self, stream: StreamId, event: StreamEvent) -> Result<(), DeviceError> {
+        self.wait_event(stream, event)?;
+        self.stalls += 1;
+        Ok(())
+    }
+
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        std::mem::take(&mut self.stalls).saturating_mul(self.stall_ns.min(most))
     }
 
     fn synchronize_event(&mut self, event: StreamEvent) -> Result<(), DeviceError> {

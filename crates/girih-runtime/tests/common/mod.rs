@@ -10,7 +10,8 @@ const REPEATED: u64 = 1 << 62;
 /// The trace up to the end of its last whole steady iteration, with this one repeated so many
 /// times.
 ///
-/// A block that crosses into the next iteration is freed there where the recorded one was.
+/// A block that crosses into the next iteration is freed there where the recorded one was. Time goes on: an iteration
+/// takes what the model did, up to the mark behind it.
 pub(crate) fn repeated(trace: &Trace, times: usize) -> Trace {
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
@@ -31,8 +32,14 @@ pub(crate) fn repeated(trace: &Trace, times: usize) -> Trace {
     let mut before: Vec<u64> =
         out.iter().map(|&index| lives.requests[index as usize].address).collect();
     let mut address = REPEATED;
+    let of_model = trace.marks.iter().filter(|mark| ticks.contains(&mark.before));
+    let begun = of_model.map(|mark| mark.time_us).min().unwrap_or(0);
+    let behind = trace.marks.iter().find(|mark| mark.before >= ticks.end);
+    let behind = behind.or(trace.marks.last()).map_or(0, |mark| mark.time_us);
+    let mut later_us = 0;
     for _ in 0..times {
         let start = repeated.events.len() as u32;
+        later_us += behind - begun;
         let mut addresses: HashMap<u32, u64> = HashMap::new();
         for tick in ticks.clone() {
             let (event, request) = (trace.events[tick as usize], lives.request_of[tick as usize]);
@@ -55,8 +62,11 @@ pub(crate) fn repeated(trace: &Trace, times: usize) -> Trace {
         }
         before = out.iter().filter_map(|index| addresses.get(index).copied()).collect();
         let marks = trace.marks.iter().filter(|mark| ticks.contains(&mark.before));
-        let moved =
-            marks.map(|mark| Mark { before: mark.before - ticks.start + start, ..mark.clone() });
+        let moved = marks.map(|mark| Mark {
+            before: mark.before - ticks.start + start,
+            time_us: mark.time_us + later_us,
+            ..mark.clone()
+        });
         repeated.marks.extend(moved);
     }
     repeated

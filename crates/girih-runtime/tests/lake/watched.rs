@@ -52,6 +52,7 @@ impl Device for Watched<'_> {
         graph_dependencies(node: GraphNode) -> Vec<GraphNode>;
         query_event(event: StreamEvent) -> bool;
         wait_event(stream: StreamId, event: StreamEvent) -> ();
+        wait_measured(stream: StreamId, event: StreamEvent) -> ();
         synchronize_event(event: StreamEvent) -> ();
         destroy_event(event: StreamEvent) -> ();
         synchronize_stream(stream: StreamId) -> ();
@@ -71,6 +72,10 @@ impl Device for Watched<'_> {
 
     fn prices(&self) -> Prices {
         self.device.prices()
+    }
+
+    fn take_stalls(&mut self, most: u64) -> u64 {
+        self.device.take_stalls(most)
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {
