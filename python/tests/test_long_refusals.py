@@ -1,7 +1,10 @@
 """What cannot be split is left alone or refused, with the reason, and never wrong."""
 
+import ctypes
+
 import pytest
 
+np = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from long_layers import WIDTH, Attention, Chunked, Model, assert_same, check, gradients, ids  # noqa: E402
@@ -285,6 +288,89 @@ def test_a_product_that_is_changed_in_place_is_computed_again():
         gradients(model, ids())
     report = girih.long_context_report(model)["layers"]
     assert all(it["kept_whole"] == [] and it["split"] == 2 for it in report)
+
+
+class Unseen(nn.Module):
+    """Changes in place what products and attention gave, and no operator tells of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.attention = nn.Linear(WIDTH, WIDTH), Attention()
+
+    def forward(self, x):
+        y = self.linear(x)
+        scale(y)
+        q = torch.sin(y).unflatten(-1, (4, -1)).transpose(1, 2)
+        z = nn.functional.scaled_dot_product_attention(q, q, q)
+        scale(z)
+        return x + y * torch.cos(z.transpose(1, 2).flatten(2))
+
+
+def scale(tensor):
+    array = np.lib.stride_tricks.as_strided(
+        np.ctypeslib.as_array(
+            ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_float)), (tensor.numel(),)
+        ),
+        (tensor.numel(),),
+    )
+    array *= 1.5
+
+
+@pytest.mark.parametrize("alpha", [0, "products", 0.5])
+def test_what_is_changed_in_place_by_a_kernel_of_its_own_is_kept_as_it_was(alpha):
+    model = Model(make=Unseen)
+    expected = gradients(model, ids(tokens=600))
+    girih.long_context(model, alpha=alpha)
+    for _ in range(5):
+        assert_same(expected, gradients(model, ids(tokens=600)))
+
+
+class Restless(nn.Module):
+    """Does something else each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x):
+        self.calls += 1
+        y = torch.tanh(self.linear(x))
+        return torch.sin(y * self.calls)
+
+
+def test_a_layer_that_is_another_each_time_is_left_alone():
+    model = Model(make=Restless)
+    girih.long_context(model, alpha=0)
+    gradients(model, ids())
+    report = girih.long_context_report(model)["layers"]
+    assert all("gives something else a second time" in it["reason"] for it in report)
+    gradients(model, ids())
+    assert [it["calls"] for it in girih.long_context_report(model)["layers"]] == [1] * len(report)
+
+
+class Late(nn.Module):
+    """Three modules that do something else each time, one found after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Restless() for _ in range(3))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + part(x)
+        return torch.sin(x)
+
+
+def test_what_comes_after_a_difference_is_compared_before_it_is_cut():
+    model = Model(layers=1, make=Late)
+    girih.long_context(model, alpha=0)
+    seen = []
+    for _ in range(5):
+        gradients(model, ids())
+        (layer,) = girih.long_context_report(model)["layers"]
+        seen.append((layer["checks"], len(layer["kept_whole"])))
+    # Each pass finds the next of them; the first that finds nothing more is believed.
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 3), (4, 3)]
 
 
 def test_without_memory_to_compare_a_pass_is_kept_whole_and_the_next_is_tried_again(monkeypatch):

@@ -407,6 +407,7 @@ class Call:
             return layouts, None, None
         state = generator_state(self.device)
         replay = Replay(self, first, free, take)
+        replay.replayer.is_learning = True
         try:
             replay.run()
         except torch.OutOfMemoryError:

@@ -292,7 +292,13 @@ class Layer:
             self.lengths.add(length)
         if len(self.plans) >= PLANS_MAX:
             self.plans.clear()
-        self.plans[key] = [layouts[index] for index in free] if call.first else []
+        if call.first:
+            self.plans[key] = [layouts[index] for index in free]
+        elif differs is None:
+            self.plans[key] = []
+        else:
+            # What comes after the difference was not compared: the next pass is.
+            self.plans.pop(key, None)
         return layouts
 
     def _planned(self, call: Call, plan: list[Layout | None]) -> list[Layout | None]:
@@ -321,6 +327,8 @@ class Layer:
         self.seen.reason = f"{module or 'the layer itself'} {does}{why}: it is kept whole"
         if module:
             (self.known.mixing if call.first else self.known.opaque).add(module)
+        elif call.first == 0:
+            self._refuse(f"it gives something else a second time{why}")
         elif error is not None:
             self._refuse(f"it cannot run over a part of its tokens: {error}")
 

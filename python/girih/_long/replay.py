@@ -199,6 +199,9 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         """Nothing that comes is needed."""
         self.is_aside = False
         """What runs now is not of the layer."""
+        self.is_learning = False
+        """The layer is not known yet: it is answered with copies. A kernel that no operator tells
+        of may change them in place, and what is kept would be another then."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -252,6 +255,8 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return output
         # Autograd gives what it is answered a history: never to the tensor that is kept.
         output = output.detach()
+        if self.is_learning:
+            output = output.clone()
         if self.first == 0:
             return output
         return close_up(narrow(output, tokens, self.first, like), output)
