@@ -260,13 +260,13 @@ def cross_entropy(
     Hugging Face's causal models; here it is for loops that compute their loss themselves.
 
     Args:
-        logits: `[rows, classes]`, of a floating type of 32 bits or fewer.
+        logits: `[rows, classes]`, of a floating type.
         target: `[rows]`, the class of each row.
         ignore_index: rows of this target do not count.
         reduction: `mean` or `sum`.
 
     Raises:
-        ValueError: for another reduction, shapes that do not go together, or another type.
+        ValueError: for another reduction, shapes that do not go together, or no floating type.
     """
     from girih._long import loss
 

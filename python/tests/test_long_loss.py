@@ -22,7 +22,7 @@ def both(logits, target, **kwargs):
 
 
 @pytest.mark.parametrize("classes", [1, 7, 1025, 4096])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("tile_bytes", [1, 1 << 17, 1 << 30])
 def test_loss_and_gradient_are_equal_to_the_bit(classes, dtype, tile_bytes, monkeypatch):
     monkeypatch.setattr(tiles, "TILE_BYTES", tile_bytes)
@@ -72,8 +72,8 @@ def test_only_a_tile_is_there_in_32_bits(monkeypatch):
 def test_what_it_does_not_do_is_refused(logits, target, kwargs, words):
     with pytest.raises(ValueError, match=words):
         girih.cross_entropy(torch.zeros(logits), torch.zeros(target, dtype=torch.long), **kwargs)
-    with pytest.raises(ValueError, match="32 bits or fewer"):
-        girih.cross_entropy(torch.zeros(2, 3).double(), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ValueError, match="of a floating type"):
+        girih.cross_entropy(torch.zeros(2, 3).long(), torch.zeros(2, dtype=torch.long))
 
 
 def test_a_target_that_is_no_class_is_an_error():

@@ -32,13 +32,13 @@ def cross_entropy(
     """`torch.nn.functional.cross_entropy(logits.float(), target)`, in tiles.
 
     Args:
-        logits: `[rows, classes]`, of a floating type of 32 bits or fewer.
+        logits: `[rows, classes]`, of a floating type.
         target: `[rows]`, the class of each row.
         ignore_index: rows of this target do not count.
         reduction: `mean` or `sum`.
 
     Raises:
-        ValueError: for another reduction, or shapes that do not go together.
+        ValueError: for another reduction, shapes that do not go together, or no floating type.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"use the reduction mean or sum: not {reduction}")
@@ -47,8 +47,8 @@ def cross_entropy(
             f"give logits of [rows, classes] and as many targets: not {list(logits.shape)} and "
             f"{list(target.shape)}"
         )
-    if not logits.is_floating_point() or logits.element_size() > 4:
-        raise ValueError(f"give logits in 32 bits or fewer: not {logits.dtype}")
+    if not logits.is_floating_point():
+        raise ValueError(f"give logits of a floating type: not {logits.dtype}")
     return _CrossEntropy.apply(logits, target, ignore_index, REDUCTIONS[reduction])
 
 
