@@ -14,7 +14,7 @@ from girih._errors import GirihError
 from girih._long.find import layers_of
 from girih._long.layer import Known, Layer
 from girih._long.loss import Loss
-from girih._long.part import PRODUCTS, Alpha, is_alpha
+from girih._long.part import Alpha, is_alpha
 from girih._long.share import Filling, Fixed, Share
 
 # What a model was given to. It dies with the model.
@@ -132,7 +132,7 @@ def _share(
     parts = [alpha] if isinstance(alpha, (int, float, str)) else list(alpha)
     if not all(is_alpha(part) for part in parts):
         raise GirihError(
-            f"give alpha as a part, 0 (nothing is kept) to 1 (all is), or as {PRODUCTS!r}: not "
+            'give alpha as a part, 0 (nothing is kept) to 1 (all is), or as "products": not '
             f"{alpha}"
         )
     if not isinstance(alpha, (int, float, str)) and len(parts) != layers:
