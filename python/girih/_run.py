@@ -239,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
         const=True,
         type=_parts,
         metavar="=ALPHA",
-        help="computes again what layers save of their tokens but for a part: what fits, or ALPHA",
+        help="computes again what layers save but for what fits, or but for ALPHA: a part of the "
+        "tokens, 0 to 1, or products, or one of these for each layer, as 0,0.5,1",
     )
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")

@@ -223,6 +223,12 @@ impl HeapDevice for Simulated {
     }
 }
 
+/// Addresses of the host one after another, behind which there is nothing.
+pub(crate) fn addresses_alone() -> Pinner {
+    let next = AtomicU64::new(1 << 40);
+    Arc::new(move |size| Ok(next.fetch_add(size, Ordering::Relaxed)))
+}
+
 /// Its memory has no contents, so nothing moves, and nothing takes time.
 impl Copies for Simulated {
     fn open_lane(&mut self) -> Result<u64, DeviceError> {
@@ -252,8 +258,7 @@ impl Copies for Simulated {
     }
 
     fn pinner(&mut self) -> Pinner {
-        let next = AtomicU64::new(1 << 40);
-        Arc::new(move |size| Ok(next.fetch_add(size, Ordering::Relaxed)))
+        addresses_alone()
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {

@@ -275,7 +275,7 @@ class Layer:
         if plan is not None and not is_new and calls & (calls - 1):
             return self._planned(call, plan)
         learnt = self._learn(call)
-        if learnt is not None:
+        if learnt is not None and call.first == 0:
             self.notes[key] = max(self.notes.get(key, 0), call.notes_answered)
         if learnt is None and plan is not None:
             return self._planned(call, plan)
@@ -333,6 +333,11 @@ class Layer:
             self._refuse(f"it cannot run over a part of its tokens: {error}")
 
     def _key(self, call: Call) -> tuple[Any, ...]:
+        autocast = call.autocast["enabled"], call.autocast["dtype"]
+        if call.first == 0:
+            # All of it, whatever its shapes.
+            return autocast, self.module.training, call.keeps_products
+
         def sizes(shape: tuple[int, ...]) -> tuple[Any, ...]:
             return tuple(
                 (size // call.tokens,) if size % call.tokens == 0 else size for size in shape
@@ -341,10 +346,6 @@ class Layer:
         # What an opaque module saves may be more or less from pass to pass, and is kept whole.
         free = (save for save in call.saves if not save.is_fixed)
         saves = tuple((save.tensor.dtype, sizes(save.shape)) for save in free)
-        autocast = call.autocast["enabled"], call.autocast["dtype"]
-        if call.first == 0:
-            # All of it, whatever its shapes.
-            return autocast, self.module.training, call.keeps_products
         notes = tuple(note.name for note in call.notes)
         return saves, autocast, notes, self.module.training
 

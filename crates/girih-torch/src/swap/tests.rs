@@ -4,6 +4,46 @@
 //! missing among the events (a copy that begins too early, bytes that are given away while they are read, a place on
 //! the host that is written too soon) is seen as wrong bytes; and by its clocks, in whatever order the streams ran.
 
+/// What a device does with others, and with other processes: it has none.
+macro_rules! alone {
+    () => {
+        fn enable_peer(&mut self, _peer: i32) -> crate::error::Outcome<()> {
+            Ok(())
+        }
+
+        fn export(
+            &mut self,
+            _address: girih_runtime::Address,
+            _size: u64,
+        ) -> crate::error::Outcome<crate::device::Exported> {
+            Err(crate::error::unsupported("not here"))
+        }
+
+        fn import(&mut self, _description: &[u8]) -> crate::error::Outcome<girih_runtime::Address> {
+            Err(crate::error::unsupported("not here"))
+        }
+
+        fn begin_close(
+            &mut self,
+            _address: girih_runtime::Address,
+        ) -> crate::error::Outcome<crate::device::Closing> {
+            Ok(crate::device::Closing::Unknown)
+        }
+
+        fn finish_close(
+            &mut self,
+            _address: girih_runtime::Address,
+            _closing: u64,
+        ) -> crate::error::Outcome<()> {
+            Ok(())
+        }
+
+        fn calls(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+    };
+}
+
 mod ablation;
 mod adversary;
 mod clocks;

@@ -14,8 +14,7 @@ use girih_trace::StreamId;
 use girih_trace::generate::{Chance, Rng};
 
 use super::clocks::{Clocks, Use};
-use crate::device::{Closing, Exported, HeapDevice, Simulated};
-use crate::error::{Outcome, unsupported};
+use crate::device::{HeapDevice, Simulated, addresses_alone};
 use crate::settings;
 
 /// Bytes that contents are kept of.
@@ -488,8 +487,7 @@ impl Copies for Adversary {
     }
 
     fn pinner(&mut self) -> Pinner {
-        let next = std::sync::atomic::AtomicU64::new(1 << 40);
-        Arc::new(move |size| Ok(next.fetch_add(size, std::sync::atomic::Ordering::Relaxed)))
+        addresses_alone()
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
@@ -511,29 +509,7 @@ impl HeapDevice for Adversary {
         self.world.with(|inner| _ = inner.streams.entry(stream.handle).or_default());
     }
 
-    fn enable_peer(&mut self, _peer: i32) -> Outcome<()> {
-        Ok(())
-    }
-
-    fn export(&mut self, _address: Address, _size: u64) -> Outcome<Exported> {
-        Err(unsupported("not here"))
-    }
-
-    fn import(&mut self, _description: &[u8]) -> Outcome<Address> {
-        Err(unsupported("not here"))
-    }
-
-    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
-        Ok(Closing::Unknown)
-    }
-
-    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
-        Ok(())
-    }
-
-    fn calls(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
+    alone!();
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(self)

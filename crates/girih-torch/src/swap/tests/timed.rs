@@ -4,7 +4,6 @@
 //! A stream's clock is where its work ends that was queued so far; an event is a time; a wait moves a clock forward.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use girih_cuda::StreamHandle;
@@ -14,8 +13,7 @@ use girih_runtime::{
 };
 use girih_trace::StreamId;
 
-use crate::device::{Closing, Exported, HeapDevice, Simulated};
-use crate::error::{Outcome, unsupported};
+use crate::device::{HeapDevice, Simulated, addresses_alone};
 use crate::settings;
 
 /// Bytes a microsecond in each direction while the other is busy too: half of what an H200 does both ways.
@@ -188,8 +186,7 @@ impl Copies for Timed {
     }
 
     fn pinner(&mut self) -> Pinner {
-        let next = AtomicU64::new(1 << 40);
-        Arc::new(move |size| Ok(next.fetch_add(size, Ordering::Relaxed)))
+        addresses_alone()
     }
 
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {
@@ -211,29 +208,7 @@ impl HeapDevice for Timed {
         self.streams.insert(id, stream.handle);
     }
 
-    fn enable_peer(&mut self, _peer: i32) -> Outcome<()> {
-        Ok(())
-    }
-
-    fn export(&mut self, _address: Address, _size: u64) -> Outcome<Exported> {
-        Err(unsupported("not here"))
-    }
-
-    fn import(&mut self, _description: &[u8]) -> Outcome<Address> {
-        Err(unsupported("not here"))
-    }
-
-    fn begin_close(&mut self, _address: Address) -> Outcome<Closing> {
-        Ok(Closing::Unknown)
-    }
-
-    fn finish_close(&mut self, _address: Address, _closing: u64) -> Outcome<()> {
-        Ok(())
-    }
-
-    fn calls(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
+    alone!();
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(self)
