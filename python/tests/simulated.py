@@ -62,10 +62,10 @@ class Gpu:
         self.next = 1
         self.busy = 0
         self.waiting: list[Callable[[], None]] = []
-        self.native = ctypes.CDLL(_native.__file__)
-        self.native.girih_free.argtypes = [ctypes.c_void_p]
-        self.native.girih_last_error.restype = ctypes.c_char_p
-        self.native.girih_alloc.argtypes = [
+        self.symbols = ctypes.CDLL(_native.__file__)
+        self.symbols.girih_free.argtypes = [ctypes.c_void_p]
+        self.symbols.girih_last_error.restype = ctypes.c_char_p
+        self.symbols.girih_alloc.argtypes = [
             ctypes.c_int32,
             ctypes.c_uint64,
             ctypes.c_uint64,
@@ -75,7 +75,7 @@ class Gpu:
         settings = {"mode": "stitch", "sim": {"capacity": mebibytes * MIB}} | options
         _native.configure(json.dumps(settings))
         self._lend()
-        assert self.native.girih_init(1) == 0
+        assert self.symbols.girih_init(1) == 0
         sys.modules["torch"] = self.torch = self._torch()
         call = _native.when_called
         _native.when_called = lambda function: call(lambda: self.come(function))
@@ -99,7 +99,7 @@ class Gpu:
             _ADDRESS(take),
             _GIVE(give),
         )
-        self.native.girih_set_storages(*self.functions)
+        self.symbols.girih_set_storages(*self.functions)
 
     def _torch(self) -> types.ModuleType:
         torch = types.ModuleType("torch")
@@ -146,8 +146,8 @@ class Gpu:
         address = ctypes.c_void_p()
         size = int(mebibytes * MIB)
         with self.working():
-            status = self.native.girih_alloc(0, size, 0, _Pool(0, 0), ctypes.byref(address))
-            text = self.native.girih_last_error().decode()
+            status = self.symbols.girih_alloc(0, size, 0, _Pool(0, 0), ctypes.byref(address))
+            text = self.symbols.girih_last_error().decode()
         if status == 1:
             raise OutOfMemoryError(text)
         assert status == 0, text
@@ -155,7 +155,7 @@ class Gpu:
 
     def free(self, address: int) -> None:
         with self.working():
-            assert self.native.girih_free(address) == 0
+            assert self.symbols.girih_free(address) == 0
 
     def stats(self) -> dict[str, Any]:
         """What the heap says of itself."""
