@@ -156,7 +156,7 @@ def split_and_swapped() -> None:
     torch.cuda.reset_peak_memory_stats()
     expected = digests()
     budget = torch.cuda.max_memory_allocated() // 2
-    command = ["-m", "girih", "run", "--no-plan-dir", f"--gpu-budget={budget}", __file__]
+    command = ["-m", "girih", "run", "--no-plan-dir", f"--gpu-budget={budget}B", __file__]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)}
     done = subprocess.run(
         [sys.executable, *command],

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import resource
 from typing import Any
@@ -134,6 +135,13 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
+    parser.add_argument(
+        "--constant",
+        action="append",
+        default=[],
+        metavar="MODULE:NAME=NUMBER",
+        help="another value of one of Girih's constants, for ablations",
+    )
     return parser.parse_args()
 
 
@@ -141,6 +149,11 @@ def main() -> None:
     """Trains, and prints what was measured."""
     arguments = parse()
     deterministic(arguments.exact)
+    for constant in arguments.constant:
+        module, _, setting = constant.partition(":")
+        name, _, value = setting.partition("=")
+        place = importlib.import_module(module)
+        setattr(place, name, type(getattr(place, name))(value))
     torch.manual_seed(0)
     tokens = arguments.batch * arguments.length
     measure = Measure(arguments.way, arguments.settled, tokens)

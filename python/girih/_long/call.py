@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from girih._long.compare import compare
-from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of
+from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
 from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
 from girih._long.replay import (
@@ -20,10 +20,12 @@ from girih._long.replay import (
     Note,
     Recorder,
     Replay,
+    ReplayError,
     Take,
     generator_state,
     set_generator_state,
 )
+from girih._long.trace import Group, OutOfStep, Shape, Trace
 
 
 @dataclasses.dataclass
@@ -88,6 +90,8 @@ class Call:
         """What of each storage autograd has not asked for yet."""
         self.used: set[Storage] = set()
         """Those that this backward pass has done with."""
+        self.trace: Trace | None = None
+        """Where what it saves comes from, as far as that is known."""
 
     # ---- the forward pass
 
@@ -173,14 +177,7 @@ class Call:
     def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
         self.drop_products()
-        bases: dict[tuple[Any, ...], int] = {}
-        for leaf in self.leaves:
-            if isinstance(leaf, Packed):
-                bases.setdefault(place(leaf.tensor), KEPT_ANYWAY)
-        for note in self.notes:
-            for output in tree_flatten(note.outputs)[0]:
-                if isinstance(output, Packed):
-                    bases.setdefault(place(output.tensor), KEPT_ANYWAY)
+        bases = dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
         for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
             self._cut(index, save, layout, bases)
         self.is_cut = self.bytes_cut > 0
@@ -189,6 +186,13 @@ class Call:
             save.tensor = None
         for packed in self._all_packed():
             packed.tensor = None
+
+    def _kept_anyway(self) -> set[tuple[Any, ...]]:
+        """Where inputs are, and what attention, products and opaque modules gave."""
+        given = [it for it in self.leaves if isinstance(it, Packed)]
+        for note in self.notes:
+            given += [it for it in tree_flatten(note.outputs)[0] if isinstance(it, Packed)]
+        return {place(it.tensor) for it in given}
 
     def _cut(
         self, index: int, save: Save, layout: Layout | None, bases: dict[tuple[Any, ...], int]
@@ -207,8 +211,7 @@ class Call:
             save.whole = self._packed(tensor, save.version)
             return
         save.offset = tensor.storage_offset()
-        start = tensor.data_ptr() - save.offset * tensor.element_size()
-        save.storage = (start, tensor.dtype, tensor.device)
+        save.storage = storage_of(tensor)
         low, high = self.extents.get(save.storage, (save.offset, 0))
         high = max(high, save.offset + span(save.shape, save.stride))
         self.extents[save.storage] = (min(low, save.offset), high)
@@ -248,8 +251,9 @@ class Call:
         detached, needs = tensor.detach(), bool(tensor.requires_grad)
         version = detached._version if version is None else version
         if self.pack_around is None or detached._version != version:
-            return Packed(detached, None, version, needs, detached)
-        return Packed(self.pack_around(detached), self.unpack_around, version, needs, detached)
+            return Packed(detached, None, version, needs, Shape.of(detached), detached)
+        value, like = self.pack_around(detached), Shape.of(detached)
+        return Packed(value, self.unpack_around, version, needs, like, detached)
 
     def _is_of_the_module(self, tensor: Any) -> bool:
         start = address(tensor)
@@ -281,53 +285,62 @@ class Call:
         return base.as_strided(save.shape, save.stride, base.storage_offset() + save.offset - low)
 
     def _put_together(self, storage: Storage) -> None:
-        """All that autograd has not asked for yet; a part of it where there is no memory for all.
+        """What autograd has not asked for yet of those that come from the same operators.
 
-        A pass asks for what was saved last first. A part that ends before the end of the layer is
-        there after a shorter replay.
+        Where it is not known where they come from, that is all; where there is no memory for it, a
+        part. A pass asks for what was saved last first: a part that ends before the end of the
+        layer is there after a shorter replay.
         """
         if storage in self.used:
             # Another backward pass.
             self.used.clear()
         while True:
-            group = self._group(storage)
+            storages, group = self._group(storage)
             try:
-                self._put_together_group(group)
+                self._put_together_group(storages, group)
                 return
+            except OutOfStep:
+                # This pass went another way than the one that was traced.
+                self.layer.forget(self)
+                self.trace = None
+                continue
             except torch.OutOfMemoryError:
-                if len(group) == 1:
+                if len(storages) == 1:
                     raise
             # Not within `except`, which holds on to all that the replay had made. The layer will
             # not fit the next time either.
             self.layer.parts *= 2
 
-    def _group(self, storage: Storage) -> list[Storage]:
+    def _group(self, storage: Storage) -> tuple[list[Storage], Group | None]:
         places: dict[Storage, int] = {}
         for index, save in enumerate(self.saves):
             if save.layout is not None:
                 places.setdefault(save.storage, index)
+        group = None if self.trace is None else self.trace.group_of(places[storage])
+        if group is not None:
+            places = {it: index for it, index in places.items() if index in group.places}
         most = -(-len(places) // self.layer.parts)
         known = self.used | self.put_together.keys()
         left = [it for it in places if it != storage and it not in known]
         # Those that were saved before it, from the last on; then the others.
         left.sort(key=lambda it: (places[it] > places[storage], -places[it]))
-        return [storage, *left][:most]
+        return [storage, *left][:most], group
 
-    def _put_together_group(self, group: list[Storage]) -> None:
+    def _put_together_group(self, storages: list[Storage], group: Group | None) -> None:
         cut = set()
-        for storage in group:
+        for storage in storages:
             self.wanted[storage] = set()
         for index, save in enumerate(self.saves):
-            if save.whole is None and save.storage in group:
+            if save.whole is None and save.storage in storages:
                 self.wanted[save.storage].add(index)
                 if save.layout is not None:
                     cut.add(index)
         self.replays += 1
         try:
-            self.replay(self.first, cut, self._take)
+            self.replay(self.first, cut, self._take, group)
         except BaseException:
             # What is there of it would be taken for all of it.
-            for storage in group:
+            for storage in storages:
                 self.put_together.pop(storage, None)
             raise
         finally:
@@ -360,14 +373,28 @@ class Call:
         is_whole = is_dense(rows) and rows.numel() == elements
         return is_whole and rows.shape == save.shape and rows.stride() == save.stride
 
-    def replay(self, first: int, wanted: set[int], take: Take) -> Replay:
+    def replay(
+        self,
+        first: int,
+        wanted: set[int],
+        take: Take,
+        group: Group | None = None,
+        *,
+        is_proof: bool = False,
+    ) -> Replay:
         """Runs the layer over the tokens from `first` on, and hands over what it saves of `wanted`.
 
+        Of a `group` of the trace only what that comes from; with `is_proof` all else is no number.
+
         Raises:
+            OutOfStep: if the trace is of another way through the layer.
             ReplayError: if it does something else than in the forward pass.
         """
         state = generator_state(self.device)
         replay = Replay(self, first, wanted, take)
+        if group is not None:
+            assert self.trace is not None
+            replay.only(self.trace, group, is_proof=is_proof)
         try:
             replay.run()
         finally:
@@ -408,6 +435,7 @@ class Call:
         state = generator_state(self.device)
         replay = Replay(self, first, free, take)
         replay.replayer.is_learning = True
+        replay.replayer.learns = trace = Trace()
         try:
             replay.run()
         except torch.OutOfMemoryError:
@@ -420,7 +448,43 @@ class Call:
         finally:
             set_generator_state(self.device, state)
         self.notes_answered = replay.replayer.at
+        if not differs and trace.is_usable:
+            trace.close()
+            self._prove(first, layouts, trace)
         return layouts, next(iter(differs), None), None
+
+    def _prove(self, first: int, layouts: list[Layout | None], trace: Trace) -> None:
+        """Has each group put together alone, where all else is no number, and compares again."""
+        storages: dict[Storage, list[int]] = {}
+        sizes: dict[Storage, int] = {}
+        kept = self._kept_anyway()
+        for index, layout in enumerate(layouts):
+            tensor = self.saves[index].tensor
+            if layout is not None and place(tensor) not in kept:
+                at = storage_of(tensor)
+                storages.setdefault(at, []).append(index)
+                sizes[at] = max(sizes.get(at, 0), tensor.nbytes)
+        groups = trace.grouped(storages, sizes)
+        if len(groups) < 2:
+            return
+        is_same = True
+
+        def take(index: int, rows: Any) -> bool:
+            nonlocal is_same
+            is_same &= compare(self.saves[index].tensor, rows, self.tokens, first)[1]
+            return is_same
+
+        self.trace = trace
+        try:
+            for group in groups:
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    self.replay(first, set(group.places), take, group, is_proof=True)
+                    if is_same:
+                        trace.groups.append(group)
+                is_same = True
+        except (OutOfStep, ReplayError):
+            trace.groups.clear()
+        self.trace = trace if trace.groups else None
 
 
 def unpack(handle: Handle) -> Any:

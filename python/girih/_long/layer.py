@@ -18,6 +18,7 @@ from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.part import Held
 from girih._long.replay import Replay
 from girih._long.share import Share, rounded
+from girih._long.trace import Trace
 
 log = logging.getLogger("girih")
 
@@ -96,6 +97,8 @@ class Layer:
         self.plans: dict[Any, list[Layout | None]] = {}
         self.notes: dict[Any, int] = {}
         """Of passes that keep products: how many of their notes a replay needs."""
+        self.traces: dict[Any, Trace] = {}
+        """Where what it saves comes from, by the same keys as plans."""
         self.lengths: set[tuple[int, int]] = set()
         """Tokens, and the first that ran again, of passes that were compared."""
         self.held = Held()
@@ -273,11 +276,13 @@ class Layer:
         # Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
         # weight begins at zero.
         if plan is not None and not is_new and calls & (calls - 1):
+            call.trace = self.traces.get(key)
             return self._planned(call, plan)
         learnt = self._learn(call)
         if learnt is not None and call.first == 0:
             self.notes[key] = max(self.notes.get(key, 0), call.notes_answered)
         if learnt is None and plan is not None:
+            call.trace = self.traces.get(key)
             return self._planned(call, plan)
         if learnt is None:
             self.seen.reason = NO_MEMORY
@@ -290,16 +295,23 @@ class Layer:
             self._differs(call, differs, error)
         if is_new:
             self.lengths.add(length)
+        self._remember(call, key, [layouts[index] for index in free], is_all=differs is None)
+        return layouts
+
+    def _remember(self, call: Call, key: Any, plan: list[Layout | None], *, is_all: bool) -> None:
         if len(self.plans) >= PLANS_MAX:
             self.plans.clear()
+            self.traces.clear()
+        self.traces.pop(key, None)
+        if call.trace is not None:
+            self.traces[key] = call.trace
         if call.first:
-            self.plans[key] = [layouts[index] for index in free]
-        elif differs is None:
+            self.plans[key] = plan
+        elif is_all:
             self.plans[key] = []
         else:
             # What comes after the difference was not compared: the next pass is.
             self.plans.pop(key, None)
-        return layouts
 
     def _planned(self, call: Call, plan: list[Layout | None]) -> list[Layout | None]:
         free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
@@ -318,6 +330,10 @@ class Layer:
             with contextlib.suppress(torch.OutOfMemoryError):
                 return call.learn(first)
         return None
+
+    def forget(self, call: Call) -> None:
+        """What was known of where its tensors come from was of another way through the layer."""
+        self.traces = {key: it for key, it in self.traces.items() if it is not call.trace}
 
     def _differs(self, call: Call, module: str, error: str | None) -> None:
         why = f" ({error})" if error else ""

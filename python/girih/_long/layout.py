@@ -99,6 +99,12 @@ def address(tensor: Any) -> int | None:
         return None
 
 
+def storage_of(tensor: Any) -> tuple[Any, ...]:
+    """Which storage it is of: where that begins, of what type, on which device."""
+    start = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return (start, tensor.dtype, tensor.device)
+
+
 def is_dense(tensor: Any) -> bool:
     """Whether every element has a place of its own, and there are no holes."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from girih._long.layout import Layout, address
+from girih._long.trace import Shape
 
 Storage = tuple[Any, ...]
 """Of tensors that were saved: where it began, of what type, on which device."""
@@ -18,7 +19,8 @@ class Packed:
     value: Any
     unpack: Any
     version: int
-    requires_grad: bool = False
+    requires_grad: bool
+    like: Shape
     tensor: Any = None
     """The tensor itself, until the layer's pass ends."""
 

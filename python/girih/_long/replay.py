@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from girih._long.layout import close_up, narrow
 from girih._long.packed import Packed
+from girih._long.trace import Group, OutOfStep, Trace, Unwritten, start_of, written
 
 Take = Callable[[int, Any], bool]
 """Is given the index of a tensor that a replay saves, and the tensor; true if it wants the next."""
@@ -116,16 +117,6 @@ def is_worth_keeping(name: str, args: tuple[Any, ...]) -> bool:
     return int(args[PRODUCTS[name]].shape[-1]) >= DEPTH
 
 
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that an operator changes in place."""
-    found: list[Any] = []
-    for index, argument in enumerate(func._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += value if isinstance(value, (list, tuple)) else [value]
-    return [it for it in found if isinstance(it, torch.Tensor)]
-
-
 def generator_state(device: Any) -> Any:
     """Of the device's generator."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
@@ -195,6 +186,9 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         self.call = call
         self.first = first
         self.at = 0
+        """Notes that were come to."""
+        self.operators = 0
+        """Likewise."""
         self.is_done = False
         """Nothing that comes is needed."""
         self.is_aside = False
@@ -202,6 +196,13 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         self.is_learning = False
         """The layer is not known yet: it is answered with copies. A kernel that no operator tells
         of may change them in place, and what is kept would be another then."""
+        self.learns: Trace | None = None
+        """What is found out of it."""
+        self.traced: Trace | None = None
+        """What is known of it, where only a part runs."""
+        self.group: Group | None = None
+        """That part."""
+        self.unwritten = Unwritten(is_proof=False)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -212,25 +213,64 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if self.is_done:
             raise Done
-        kind = kind_of(func)
-        if kind == "product":
-            return self._product(func, args, kwargs)
-        if kind not in ("attention", "random"):
-            return func(*args, **kwargs)
-        note = self.next(_name(func))
-        if kind == "attention":
-            return self._attention(note, args)
-        return self._random(func, note, args, kwargs)
-
-    def _product(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         name = _name(func)
-        if not self.call.keeps_products or not is_worth_keeping(name, args):
-            return func(*args, **kwargs)
-        note = self.next(name)
-        if note.outputs is None:
-            # No replay had come as far as this.
-            return func(*args, **kwargs)
-        return self.rows(note.outputs, self.call.tokens, None)
+        if self.traced is not None:
+            return self._in_part(func, name, args, kwargs)
+        outputs, is_answered = self._run(func, name, args, kwargs)
+        if self.learns is not None:
+            self.learns.note(func, args, kwargs, outputs, is_answered=is_answered, name=name)
+        return outputs
+
+    def _in_part(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Runs it if it is one of those that the wanted tensors come from."""
+        assert self.traced is not None
+        assert self.group is not None
+        index = self.operators
+        self.operators += 1
+        if index >= len(self.traced.operators) or self.traced.operators[index].name != name:
+            raise OutOfStep
+        operator = self.traced.operators[index]
+        is_wanted = index in self.group.operators
+        is_left_out = operator.is_pure and not is_wanted
+        outputs, is_answered = self._run(func, name, args, kwargs, is_left_out=is_left_out)
+        if is_answered != operator.is_answered:
+            raise OutOfStep
+        if is_answered and not is_left_out:
+            self.unwritten.forget(outputs)
+        if is_answered or is_left_out:
+            return outputs
+        has_schema = getattr(func, "_schema", None) is not None
+        changed = written(func, args, kwargs) if has_schema else []
+        if self.unwritten.spreads((args, kwargs), outputs, changed) and is_wanted:
+            raise OutOfStep
+        return outputs
+
+    def _run(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any, *, is_left_out: bool = False
+    ) -> tuple[Any, bool]:
+        """What an operator gives, and whether that was noted and it did not run."""
+        kind = kind_of(func)
+        is_product = kind == "product" and self.call.keeps_products
+        if is_product and is_worth_keeping(name, args):
+            note = self.next(name)
+            # Without outputs: no replay had come as far as this.
+            if note.outputs is not None:
+                return self.rows(note.outputs, None, is_left_out=is_left_out), True
+        elif kind == "attention":
+            note = self.next(name)
+            query = tuple(args[0].shape)
+            differing = [dim for dim, size in enumerate(query) if size != note.shape[dim]]
+            like = differing[0] if differing else None
+            return tree_map(
+                lambda it: self.rows(it, like, is_left_out=is_left_out), note.outputs
+            ), True
+        elif kind == "random":
+            note = self.next(name)
+            if not is_left_out:
+                return self._random(func, note, args, kwargs), False
+        if is_left_out:
+            return self.unwritten.instead(func, args, kwargs), False
+        return func(*args, **kwargs), False
 
     def next(self, name: str) -> Note:
         """What was noted next. It must be of that name."""
@@ -241,16 +281,12 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         note: Note = notes[self.at - 1]
         return note
 
-    def _attention(self, note: Note, args: tuple[Any, ...]) -> Any:
-        tokens = self.call.tokens
-        query = tuple(args[0].shape)
-        differing = [dim for dim, size in enumerate(query) if size != note.shape[dim]]
-        like = differing[0] if differing else None
-        return tree_map(lambda it: self.rows(it, tokens, like), note.outputs)
-
-    def rows(self, output: Any, tokens: int, like: int | None) -> Any:
-        """The replay's rows of an output."""
-        output = self.call.kept(output)
+    def rows(self, output: Any, like: int | None, *, is_left_out: bool = False) -> Any:
+        """The replay's rows of an output; of one that is left out, of bytes that nobody wrote."""
+        if is_left_out and isinstance(output, Packed) and output.like.dtype.is_floating_point:
+            output = self.unwritten.like(output.like)
+        else:
+            output = self.call.kept(output)
         if not isinstance(output, torch.Tensor):
             return output
         # Autograd gives what it is answered a history: never to the tensor that is kept.
@@ -259,7 +295,10 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             output = output.clone()
         if self.first == 0:
             return output
-        return close_up(narrow(output, tokens, self.first, like), output)
+        rows = close_up(narrow(output, self.call.tokens, self.first, like), output)
+        if is_left_out:
+            self.unwritten.starts.add(start_of(rows))
+        return rows
 
     def _random(self, func: Any, note: Note, args: tuple[Any, ...], kwargs: Any) -> Any:
         set_generator_state(self.call.device, note.state)
@@ -305,8 +344,19 @@ class Replay:
         self.running: list[str] = []
         """Modules within the layer, the innermost last."""
 
+    def only(self, trace: Trace, group: Group, *, is_proof: bool) -> None:
+        """Is to run what is needed for a group, and no more."""
+        self.replayer.traced, self.replayer.group = trace, group
+        self.replayer.unwritten = Unwritten(is_proof=is_proof)
+
     def run(self) -> None:
-        """Hands over what autograd saves of those that are wanted."""
+        """Hands over what autograd saves of those that are wanted.
+
+        Raises:
+            OutOfStep: if only a part was to run, and what is known of the layer is of another way
+                through it.
+            ReplayError: if it does something else than in the forward pass.
+        """
         call = self.call
         args, kwargs = tree_unflatten(
             [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
@@ -336,7 +386,13 @@ class Replay:
         """What an opaque module gave."""
         note = self.replayer.next(name)
         self.place = note.saves
-        return tree_map(self._answered, note.outputs)
+        self.replayer.is_aside = True
+        try:
+            outputs = tree_map(self._answered, note.outputs)
+        finally:
+            self.replayer.is_aside = False
+        self.replayer.unwritten.forget(outputs)
+        return outputs
 
     def _pack(self, tensor: Any) -> None:
         place = self.place
@@ -344,9 +400,13 @@ class Replay:
         if place not in self.wanted or self.is_over:
             return
         self.found.add(place)
+        if self.replayer.learns is not None:
+            self.replayer.learns.saves(place, tensor)
         # Never out of here: torch (2.11) leaks the hooks of a save whose hook raises.
         self.replayer.is_aside = True
         try:
+            if self.replayer.unwritten.is_among(tensor):
+                raise OutOfStep
             with torch.no_grad():
                 goes_on = self.take(place, tensor.detach())
         except BaseException as error:
@@ -366,7 +426,7 @@ class Replay:
     def _answered(self, output: Any) -> Any:
         if not isinstance(output, Packed):
             return output
-        rows = self.replayer.rows(output, self.call.tokens, self.call.layer.token_dim)
+        rows = self.replayer.rows(output, self.call.layer.token_dim)
         return rows.detach().requires_grad_(output.requires_grad)
 
 

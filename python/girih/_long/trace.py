@@ -1,0 +1,309 @@
+"""Which operators of a layer each of the tensors that it saves comes from.
+
+What is put together for the backward pass need not all be there at once: the second half of a layer
+goes backward before the first. A replay for a part of the tensors runs only what these come from;
+the other operators give memory that nobody has written. Then what comes from different operators
+is put together in turns (`groups`), and no operator runs twice for that.
+
+A trace is of one pass and is used in others, which may go another way. So a replay looks at what
+operators are given: memory that nobody has written (`Unwritten`) goes into none that is wanted, and
+into no tensor that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from girih._long.layout import address
+
+GROUP_LEAST = 0.25
+"""Of the bytes that a pass puts together: no replay is for less, since each has its price."""
+BARE = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+"""They give memory that nobody has written. Who reads it has a kernel that no operator tells of."""
+
+
+class OutOfStep(BaseException):
+    """A pass went another way than the one that was traced. No exception that a handler takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """One of a pass."""
+
+    name: str
+    after: frozenset[int]
+    """The operators that made what it reads."""
+    is_pure: bool
+    """All that it does is to make tensors of its own, of numbers that are no places in others."""
+    is_root: bool
+    """What it gives may decide what the program does: it must be right."""
+    is_answered: bool
+    """It does not run in a replay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tensors that are put together by one replay."""
+
+    places: frozenset[int]
+    """As many saves came before each."""
+    operators: frozenset[int]
+    """What must run for them."""
+
+
+class Trace:
+    """The operators of a replay, as it runs; what they come from, when it has run."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.groups: list[Group] = []
+        """Those that were proven: a replay of each alone gave what the layer had saved."""
+        self.is_usable = True
+        """Nothing came up that is not understood."""
+        self._of_place: dict[int, frozenset[int]] = {}
+        self._writers: dict[int, frozenset[int]] = {}
+        """Of each storage there is, by where it begins."""
+        self._roots: frozenset[int] = frozenset()
+
+    # ---- while a replay runs
+
+    def note(
+        self, func: Any, args: Any, kwargs: Any, outputs: Any, *, is_answered: bool, name: str
+    ) -> None:
+        """An operator has run, or was answered."""
+        index = len(self.operators)
+        given, gave = tensors((args, kwargs)), tree_leaves(outputs)
+        made = [it for it in gave if isinstance(it, torch.Tensor)]
+        schema = getattr(func, "_schema", None)
+        if schema is None and not is_answered:
+            # It may hold a program of its own.
+            self.is_usable = False
+        if any(address(it) is None for it in (*given, *made)):
+            self.is_usable = False
+            return
+        if is_answered:
+            # It reads nothing in a replay, and who needs nothing of it need not be given it.
+            self._writers |= {start_of(it): frozenset({index}) for it in made}
+            self.operators.append(
+                Operator(name, frozenset(), is_pure=True, is_root=False, is_answered=True)
+            )
+            return
+        changed = {start_of(it) for it in written(func, args, kwargs)} if schema else set()
+        sources = {start_of(it) for it in given}
+        after = frozenset[int]().union(*(self._writers.get(it, ()) for it in sources))
+        own = [it for it in made if start_of(it) not in sources]
+        is_view = not changed and not own and bool(made)
+        if not is_view:
+            # What a view is of is not read.
+            self.is_usable &= not any(self._is_bare(it) for it in sources - changed)
+        if any(it not in self._writers for it in changed):
+            # It changes what the layer was given, or has.
+            self.is_usable = False
+        for start in changed:
+            self._writers[start] = self._writers.get(start, frozenset()) | {index}
+        for it in own:
+            self._writers[start_of(it)] = frozenset({index})
+        is_safe = all(is_no_place(it) for it in made)
+        is_whole = bool(made) and len(own) == len(made) == len(gave)
+        is_pure = not changed and is_whole and is_safe
+        is_root = not is_view and not is_pure and not (changed and is_safe)
+        self.operators.append(Operator(name, after, is_pure, is_root, is_answered=False))
+
+    def saves(self, place: int, tensor: Any) -> None:
+        """Autograd saves a tensor."""
+        if address(tensor) is None:
+            self.is_usable = False
+            return
+        start = start_of(tensor)
+        self.is_usable &= not self._is_bare(start)
+        self._of_place[place] = self._writers.get(start, frozenset())
+
+    def _is_bare(self, start: int) -> bool:
+        writers = self._writers.get(start)
+        return writers is not None and all(self.operators[it].name in BARE for it in writers)
+
+    # ---- afterwards
+
+    def close(self) -> None:
+        """The replay has run."""
+        self._writers.clear()
+        roots = (index for index, it in enumerate(self.operators) if it.is_root)
+        self._roots = self._closure(roots)
+
+    def needed(self, places: Iterable[int]) -> frozenset[int]:
+        """The operators without which a replay does not come to these tensors as they were."""
+        found = (self._of_place.get(place, frozenset()) for place in places)
+        return self._closure(frozenset[int]().union(*found)) | self._roots
+
+    def _closure(self, indices: Iterable[int]) -> frozenset[int]:
+        found: set[int] = set()
+        left = list(indices)
+        while left:
+            index = left.pop()
+            if index not in found:
+                found.add(index)
+                left += self.operators[index].after
+        return frozenset(found)
+
+    def grouped(self, storages: Mapping[Any, list[int]], sizes: Mapping[Any, int]) -> list[Group]:
+        """Places in groups that have no operator in common, from the last to the first.
+
+        `storages` are the places of each, `sizes` their bytes. Neighbours are one group where one
+        of them is small (`GROUP_LEAST`).
+        """
+        parts: list[tuple[set[Any], set[int]]] = []
+        for storage, places in storages.items():
+            costly = {
+                it for it in self.needed(places) - self._roots if not self.operators[it].is_answered
+            }
+            own, apart = {storage}, []
+            for one in parts:
+                if one[1] & costly:
+                    own |= one[0]
+                    costly |= one[1]
+                else:
+                    apart.append(one)
+            parts = [*apart, (own, costly)]
+        last = {storage: max(places) for storage, places in storages.items()}
+        parts.sort(key=lambda part: -max(last[it] for it in part[0]))
+        least = GROUP_LEAST * sum(sizes.values())
+        merged: list[set[Any]] = []
+        for own, _ in parts:
+            if merged and min(_bytes(merged[-1], sizes), _bytes(own, sizes)) < least:
+                merged[-1] |= own
+            else:
+                merged.append(own)
+        places_of = [[it for storage in own for it in storages[storage]] for own in merged]
+        return [Group(frozenset(it), self.needed(it)) for it in places_of]
+
+    def group_of(self, place: int) -> Group | None:
+        """The proven group of a tensor."""
+        return next((group for group in self.groups if place in group.places), None)
+
+
+def _bytes(storages: Iterable[Any], sizes: Mapping[Any, int]) -> int:
+    return sum(sizes[it] for it in storages)
+
+
+class Unwritten:
+    """Memory in place of what operators would have given, and what came of it since."""
+
+    def __init__(self, *, is_proof: bool) -> None:
+        self.is_proof = is_proof
+        """It is filled with what is no number, so that it shows where it should not be."""
+        self.starts: set[int] = set()
+
+    def like(self, gives: Any) -> Any:
+        """In place of tensors of these shapes."""
+        return tree_map(self._one, gives)
+
+    def _one(self, like: Any) -> Any:
+        if not isinstance(like, (torch.Tensor, Shape)):
+            return like
+        shape = Shape.of(like) if isinstance(like, torch.Tensor) else like
+        tensor = torch.empty_strided(
+            shape.size, shape.stride, dtype=shape.dtype, device=shape.device
+        )
+        if self.is_proof:
+            tensor.fill_(float("nan") if shape.dtype.is_floating_point else 1)
+        self.starts.add(start_of(tensor))
+        return tensor
+
+    def instead(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """In place of what an operator would give, which does not run."""
+        devices = {it.device for it in tensors((args, kwargs))}
+        named = kwargs.get("device")
+        device = torch.device(named) if named is not None else next(iter(devices), None)
+        if device is None or len(devices) > 1:
+            raise OutOfStep
+        try:
+            shapes = func(*tree_map(_meta, args), **(tree_map(_meta, kwargs) | _on_meta(kwargs)))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise OutOfStep from error
+        return self.like(tree_map(lambda it: Shape.of(it, device), shapes))
+
+    def forget(self, given: Any) -> None:
+        """These are as they should be, where such memory may have been."""
+        self.starts -= {start_of(it) for it in tensors(given)}
+
+    def is_among(self, given: Any) -> bool:
+        """Whether any tensor has such bytes."""
+        return any(start_of(it) in self.starts for it in tensors(given))
+
+    def spreads(self, given: Any, gave: Any, changed: Iterable[Any]) -> bool:
+        """An operator ran: whether it read such bytes. What it gave and changed are such then."""
+        sources = {start_of(it) for it in tensors(given)}
+        has_read = bool(sources & self.starts)
+        own = {start_of(it) for it in tensors(gave)} - sources
+        if has_read:
+            self.starts |= own | {start_of(it) for it in changed}
+        else:
+            # Where such memory was, another may be by now.
+            self.starts -= own
+        return has_read
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of a tensor, without its bytes."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: Any
+    device: Any
+
+    @staticmethod
+    def of(tensor: Any, device: Any = None) -> Any:
+        """Of a tensor; what is none stays as it is."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        where = tensor.device if device is None else device
+        return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, where)
+
+
+def _meta(it: Any) -> Any:
+    if not isinstance(it, torch.Tensor):
+        return it
+    return torch.empty_strided(it.shape, it.stride(), dtype=it.dtype, device="meta")
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": "meta"} if kwargs.get("device") is not None else {}
+
+
+def tensors(tree: Any) -> list[Any]:
+    """Those in arguments or results."""
+    return [it for it in tree_leaves(tree) if isinstance(it, torch.Tensor)]
+
+
+def start_of(tensor: Any) -> int:
+    """Where the storage of a tensor begins; a number of its own where there is nothing of it."""
+    if tensor.numel() == 0:
+        return -id(tensor)
+    return int(tensor.data_ptr()) - int(tensor.storage_offset()) * int(tensor.element_size())
+
+
+def is_no_place(tensor: Any) -> bool:
+    """Whether any bytes at all may stand in it: no kernel takes them for places in other memory."""
+    return tensor.dtype == torch.bool or bool(tensor.is_floating_point())
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operator changes in place."""
+    found: list[Any] = []
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return [it for it in found if isinstance(it, torch.Tensor)]
