@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from girih._long.compare import compare
+from girih._long.compare import Found, compare
 from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
 from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
@@ -73,7 +73,8 @@ class Call:
             "device_type": device_type,
             "enabled": torch.is_autocast_enabled(device_type),
             "dtype": torch.get_autocast_dtype(device_type),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
+            # Which weights have been cast by then is not the same in every replay.
+            "cache_enabled": False,
         }
         self.notes_answered = 0
         """Of the notes, how many a replay was seen to need."""
@@ -90,6 +91,8 @@ class Call:
         """What of each storage autograd has not asked for yet."""
         self.used: set[Storage] = set()
         """Those that this backward pass has done with."""
+        self.bases: dict[tuple[Any, ...], int] = {}
+        """By where bytes are, the save that keeps them; `KEPT_ANYWAY` where something else does."""
         self.trace: Trace | None = None
         """Where what it saves comes from, as far as that is known."""
 
@@ -118,6 +121,8 @@ class Call:
                 is_fixed,
                 tuple(tensor.shape),
                 tensor.stride(),
+                place(tensor),
+                0 if self._is_of_the_module(tensor) else tensor.nbytes,
             )
         )
         return Handle(self, len(self.saves) - 1)
@@ -177,9 +182,11 @@ class Call:
     def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
         self.drop_products()
-        bases = dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
+        if not self.bases:
+            self.bases = dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
         for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
-            self._cut(index, save, layout, bases)
+            if save.tensor is not None:
+                self._cut(index, save, layout)
         self.is_cut = self.bytes_cut > 0
         self.sizes = self._sizes()
         for save in self.saves:
@@ -194,14 +201,12 @@ class Call:
             given += [it for it in tree_flatten(note.outputs)[0] if isinstance(it, Packed)]
         return {place(it.tensor) for it in given}
 
-    def _cut(
-        self, index: int, save: Save, layout: Layout | None, bases: dict[tuple[Any, ...], int]
-    ) -> None:
-        tensor = save.tensor
+    def _cut(self, index: int, save: Save, layout: Layout | None) -> None:
+        tensor, bases = save.tensor, self.bases
         if save.is_fixed:
             save.whole = self._packed(tensor, save.version)
             return
-        base = bases.setdefault(place(tensor), index) if is_dense(tensor) else index
+        base = bases.setdefault(save.place, index) if is_dense(tensor) else index
         is_changed = tensor._version != save.version
         is_cut = layout is not None and self.first < self.tokens
         if not is_cut or not is_apart(tensor) or is_changed or base == KEPT_ANYWAY:
@@ -226,13 +231,10 @@ class Call:
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes that autograd saved, and bytes that are kept: each place once."""
-        saved = {place(it.tensor): it.tensor.nbytes for it in self.saves if not self._is_weight(it)}
+        saved = {it.place: it.bytes for it in self.saves}
+        weights = {it.place for it in self.saves if it.bytes == 0}
         kept = {place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
-        weights = {place(it.tensor) for it in self.saves if self._is_weight(it)}
         return sum(saved.values()), sum(size for it, size in kept.items() if it not in weights)
-
-    def _is_weight(self, save: Save) -> bool:
-        return self._is_of_the_module(save.tensor)
 
     def _all_packed(self) -> Iterator[Packed]:
         for leaf in self.leaves:
@@ -415,7 +417,10 @@ class Call:
         """
         layouts: list[Layout | None] = [None] * len(self.saves)
         free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
+        free = {index for index in free if self.saves[index].tensor is not None}
         differs: list[str] = []
+        self.bases = self.bases or dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
+        found = Found()
 
         def take(index: int, rows: Any) -> bool:
             save = self.saves[index]
@@ -423,12 +428,15 @@ class Call:
                 # Changed in place since; it stays whole, and what comes of it is compared.
                 return True
             layout, is_same = compare(save.tensor, rows, self.tokens, first)
-            if is_same:
-                layouts[index] = layout if first else WHOLE
-            else:
+            if not is_same:
                 # What comes after may depend on it, whatever its values are today.
                 differs.append(save.module)
-            return is_same
+                return False
+            layouts[index] = layout if first else WHOLE
+            if layouts[index] is not None and save.place not in self.bases:
+                found.add(index, rows, save)
+            self._let_go(index, layouts[index])
+            return True
 
         if not free:
             return layouts, None, None
@@ -450,28 +458,32 @@ class Call:
         self.notes_answered = replay.replayer.at
         if not differs and trace.is_usable:
             trace.close()
-            self._prove(first, layouts, trace)
+            self._prove(first, trace, found)
         return layouts, next(iter(differs), None), None
 
-    def _prove(self, first: int, layouts: list[Layout | None], trace: Trace) -> None:
+    def _let_go(self, index: int, layout: Layout | None) -> None:
+        """Cuts a tensor that was compared, so that the replay has its memory.
+
+        Not what an input or a note has anyway, nor what another save keeps whole.
+        """
+        save = self.saves[index]
+        base = self.bases.get(save.place, index)
+        if layout is None or base == KEPT_ANYWAY or self.saves[base].whole is not None:
+            return
+        self._cut(index, save, layout)
+        if save.whole is None:
+            save.tensor = None
+
+    def _prove(self, first: int, trace: Trace, found: Found) -> None:
         """Has each group put together alone, where all else is no number, and compares again."""
-        storages: dict[Storage, list[int]] = {}
-        sizes: dict[Storage, int] = {}
-        kept = self._kept_anyway()
-        for index, layout in enumerate(layouts):
-            tensor = self.saves[index].tensor
-            if layout is not None and place(tensor) not in kept:
-                at = storage_of(tensor)
-                storages.setdefault(at, []).append(index)
-                sizes[at] = max(sizes.get(at, 0), tensor.nbytes)
-        groups = trace.grouped(storages, sizes)
+        groups = trace.grouped(found.storages, found.sizes)
         if len(groups) < 2:
             return
         is_same = True
 
         def take(index: int, rows: Any) -> bool:
             nonlocal is_same
-            is_same &= compare(self.saves[index].tensor, rows, self.tokens, first)[1]
+            is_same &= found.is_same(index, rows)
             return is_same
 
         self.trace = trace

@@ -64,6 +64,8 @@ class Seen:
     tokens: int = 0
     kept: int = 0
     """Of the last pass: tokens, and those whose rows are kept."""
+    astray: int = 0
+    """Replays of a part that met another way through the layer, and had to be of all of it."""
     reason: str = ""
     """Why it is not split, or not whole; empty if there is nothing to say."""
 
@@ -333,6 +335,7 @@ class Layer:
 
     def forget(self, call: Call) -> None:
         """What was known of where its tensors come from was of another way through the layer."""
+        self.seen.astray += 1
         self.traces = {key: it for key, it in self.traces.items() if it is not call.trace}
 
     def _differs(self, call: Call, module: str, error: str | None) -> None:

@@ -52,6 +52,10 @@ class Save:
     bytes elsewhere: never cut."""
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
+    place: tuple[Any, ...] = ()
+    """The bytes of it: equal for saves of the same ones."""
+    bytes: int = 0
+    """0 of a parameter or buffer of the layer."""
     storage: Storage = ()
     """Which one it is of: views of one storage are put together in one again, as they were."""
     offset: int = 0
