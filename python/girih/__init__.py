@@ -221,7 +221,9 @@ def long_context(
         alpha: the part of the tokens that is kept, 0 to 1: of all layers, or a list with that of
             each. Or "products": what products of matrices give is kept of all tokens, and the rest
             is computed again, which takes little more time than reading it. If None it is found:
-            two steps keep nothing, then it is what the budget holds.
+            two steps keep nothing, then it is what the budget holds. Where Girih swaps within a
+            budget, nothing, products and everything are kept for four steps each, on the GPU or on
+            the host, and the fastest stays.
         gpu_budget: what tensors may take of the GPU, in bytes or like "60GiB", where alpha is not
             given; the whole of it if None.
         least_tokens: shorter passes run as they are.
@@ -278,8 +280,11 @@ def long_context_report(model: Any) -> dict[str, Any]:
 
     `layers` has a dict for each: `name`, `tokens` and `kept` of them, `bytes_saved` by autograd and
     `bytes_kept` of those, `checks` (passes that ran twice to be compared), `replays`,
-    `kept_whole` (modules that do not work token by token), `reason`. `loss` says whether the loss
-    is computed `in_tiles`, and the `reason` if not.
+    `kept_whole` (modules that do not work token by token), `reason`, `astray` (replays of a part of
+    a layer that met another way through it, and had to be of all). `loss` says whether the loss
+    is computed `in_tiles`, and the `reason` if not. `found`, where Girih swaps and alpha was not
+    given: the `way` that was chosen ("nothing", "products" or "whole" is kept; empty until then)
+    and `us_per_token` of those that were tried.
 
     Raises:
         GirihError: if `long_context` was not called with it.

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from girih import _process
 from girih._errors import GirihError
+from girih._long.choose import Choosing, OnGpu, host_memory
 from girih._long.find import layers_of
 from girih._long.layer import Known, Layer
 from girih._long.loss import Loss
@@ -40,7 +42,9 @@ class LongContext:
     def report(self) -> dict[str, Any]:
         """What was done. For each layer: tokens, those kept, bytes saved and kept, and why not."""
         reason = "not asked for" if self.loss is None else self.loss.reason
+        found = self.share.report() if isinstance(self.share, Choosing) else {}
         return {
+            "found": found,
             "loss": {"in_tiles": not reason, "reason": reason},
             "layers": [
                 {
@@ -114,6 +118,14 @@ def reports() -> list[dict[str, Any]]:
 def _share(
     alpha: Alpha | Sequence[Alpha] | None, gpu_budget: int | None, layers: int, least_tokens: int
 ) -> Share:
+    if alpha is None and gpu_budget is None and (budgets := swapping()):
+        return Choosing(
+            layers,
+            least_tokens,
+            budgets.get("host_budget") or host_memory(),
+            steps=steps_from_now(),
+            now=OnGpu,
+        )
     if alpha is None:
         if not torch.cuda.is_available():
             raise GirihError("give alpha: there is no GPU whose memory could be filled")
@@ -140,6 +152,15 @@ def _share(
             f"give alpha for each of the {layers} layers, or one for all: not {len(parts)}"
         )
     return Fixed(alpha, least_tokens)
+
+
+def swapping() -> dict[str, Any]:
+    """The budgets within which Girih swaps in this process; empty if it does not."""
+    process = _process.enabled()
+    if process is None or process.settings.mode == "off":
+        return {}
+    options = process.settings.options
+    return dict(options) if "gpu_budget" in options else {}
 
 
 @functools.cache

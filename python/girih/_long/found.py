@@ -33,7 +33,9 @@ def install(part: bool | Alpha | list[Alpha], gpu_budget: int | None) -> None:
         tried.update(module.modules())
         alpha = None if isinstance(part, bool) else part
         try:
-            api.apply(module, alpha=alpha, gpu_budget=gpu_budget if alpha is None else None)
+            # What Girih swaps within is found by trying, and not to be filled.
+            budget = None if alpha is not None or api.swapping() else gpu_budget
+            api.apply(module, alpha=alpha, gpu_budget=budget)
         except GirihError as error:
             log.warning("%s is not split by tokens: %s", type(module).__name__, error)
             return
