@@ -134,6 +134,9 @@ def parse() -> argparse.Namespace:
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
+    parser.add_argument(
+        "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
+    )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     parser.add_argument(
         "--constant",
@@ -168,14 +171,22 @@ def main() -> None:
     way = ways.get(arguments.way, contextlib.nullcontext)
     digests = []
 
+    if arguments.fused_loss:
+        import girih
+
     def forward() -> torch.Tensor:
         shape = (arguments.batch, arguments.length)
         ids = torch.randint(0, arguments.vocabulary, shape, device="cuda")
         if arguments.whole_loss:
             # Hugging Face's own: logits in 32 bits are most of the memory.
             return model(input_ids=ids, labels=ids, use_cache=False).loss
-        # The loss of the last tokens alone.
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        if arguments.fused_loss:
+            labels = torch.nn.functional.pad(ids, (0, 1), value=-100)[..., 1:]
+            return girih.linear_cross_entropy(
+                states.flatten(0, 1), model.lm_head.weight, labels.flatten()
+            )
+        # The loss of the last tokens alone.
         logits = model.lm_head(states[:, -256:]).float()
         labels = ids[:, -256:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -38,6 +38,7 @@ __all__ = [
     "cross_entropy",
     "enable",
     "is_enabled",
+    "linear_cross_entropy",
     "long_context",
     "long_context_report",
     "mark",
@@ -202,7 +203,7 @@ def long_context(
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
-    loss_in_tiles: bool = True,
+    loss_in_tiles: bool | str = True,
 ) -> Any:
     """Keeps only some tokens of what the model's layers save for the backward pass.
 
@@ -230,6 +231,8 @@ def long_context(
         layers: name of the list of layers; by default the largest list of modules of one class.
         token_dim: the dimension of a layer's input that runs over tokens (0 for Megatron's).
         loss_in_tiles: computes the loss of Hugging Face's causal models by `girih.cross_entropy`.
+            "fused": by `girih.linear_cross_entropy`, so that logits are never made. What adds them
+            up then does so in another order: the last layer's gradient is not that to the bit.
 
     Raises:
         GirihError: if an argument is wrong, or the model has no such list. The text says what to
@@ -275,16 +278,49 @@ def cross_entropy(
     return loss.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
 
 
+def linear_cross_entropy(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    *,
+    bias: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Any:
+    """`cross_entropy(linear(hidden, weight, bias).float(), target)`, and logits are never whole.
+
+    A tile of the rows goes from the hidden states to the loss, and in backward from there to the
+    gradients. The weight's gradient is added up tile by tile in 32 bits: not in the order in which
+    one product would.
+
+    Args:
+        hidden: `[rows, width]`, of a floating type.
+        weight: `[classes, width]`, of the same type.
+        target: `[rows]`, the class of each row.
+        bias: `[classes]`, or None.
+        ignore_index: rows of this target do not count.
+        reduction: `mean` or `sum`.
+
+    Raises:
+        ValueError: for another reduction, shapes that do not go together, or no floating type.
+    """
+    from girih._long import fused
+
+    return fused.linear_cross_entropy(
+        hidden, weight, target, bias=bias, ignore_index=ignore_index, reduction=reduction
+    )
+
+
 def long_context_report(model: Any) -> dict[str, Any]:
     """What `long_context` did with a model's layers in their last pass, and why not more.
 
     `layers` has a dict for each: `name`, `tokens` and `kept` of them, `bytes_saved` by autograd and
-    `bytes_kept` of those, `checks` (passes that ran twice to be compared), `replays`,
-    `kept_whole` (modules that do not work token by token), `reason`, `astray` (replays of a part of
-    a layer that met another way through it, and had to be of all). `loss` says whether the loss
-    is computed `in_tiles`, and the `reason` if not. `found`, where Girih swaps and alpha was not
-    given: the `way` that was chosen ("nothing", "products" or "whole" is kept; empty until then)
-    and `us_per_token` of those that were tried.
+    `bytes_kept` of those, `checks` (passes that ran twice to be compared), `replays`, `kept_whole`
+    (modules that do not work token by token), `reason`, `astray` (replays of a part of a layer that
+    met another way through it, and had to be of all). `loss` says whether the loss is computed
+    `in_tiles`, and `fused` with the product before it, and the `reason` if not. `found`, where
+    Girih swaps and alpha was not given: the `way` that was chosen ("nothing", "products" or "whole"
+    is kept; empty until then) and `us_per_token` of those that were tried.
 
     Raises:
         GirihError: if `long_context` was not called with it.

@@ -30,7 +30,7 @@ def show(settings: Settings, *, report: str | None, is_quiet: bool) -> None:
         for device in found["devices"]:
             print(line(device), file=sys.stderr)
         for model in found["long_contexts"]:
-            print(line_of_split(model["layers"]), file=sys.stderr)
+            print(line_of_split(model["layers"], model["found"]), file=sys.stderr)
 
 
 def line(device: dict[str, Any]) -> str:
@@ -69,7 +69,7 @@ def line_of_waits(swap: dict[str, Any]) -> str:
     )
 
 
-def line_of_split(layers: list[dict[str, Any]]) -> str:
+def line_of_split(layers: list[dict[str, Any]], found: dict[str, Any] | None = None) -> str:
     """What came of a model that is split by tokens, on one line."""
     last = [layer for layer in layers if layer["tokens"]]
     saved, kept = (sum(layer[name] for layer in last) for name in ("bytes_saved", "bytes_kept"))
@@ -78,6 +78,9 @@ def line_of_split(layers: list[dict[str, Any]]) -> str:
     if is_split:
         most = max(layer["tokens"] for layer in last)
         text += f", {size(kept)} kept of {size(saved)} that layers save of {most:,} tokens"
+    if found and found["way"]:
+        tried = len(found["us_per_token"])
+        text += f", {found['way']} kept, the fastest of {tried} ways that were tried"
     reasons = [f"{layer['name']}: {layer['reason']}" for layer in layers if layer["reason"]]
     return "; ".join([text, *reasons[:1]])
 

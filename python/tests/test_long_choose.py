@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from long_layers import Model, assert_same, gradients, ids  # noqa: E402
 
 import girih  # noqa: E402
+from girih import _summary  # noqa: E402
 from girih._long import api, choose  # noqa: E402
 from girih._long.choose import STEPS, STEPS_TIMED, WAYS, Choosing, OnCpu  # noqa: E402
 from girih._long.part import Held, Part  # noqa: E402
@@ -127,6 +128,8 @@ def test_a_model_trains_the_same_while_ways_are_tried(monkeypatch):
     assert found["way"] in WAYS
     assert set(found["us_per_token"]) == set(WAYS)
     assert all(it > 0 for it in found["us_per_token"].values())
+    line = _summary.line_of_split(girih.long_context_report(model)["layers"], found)
+    assert line.endswith(f"{found['way']} kept, the fastest of 3 ways that were tried")
 
 
 def test_a_budget_of_its_own_is_filled_and_nothing_tried(monkeypatch):

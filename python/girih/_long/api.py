@@ -45,7 +45,11 @@ class LongContext:
         found = self.share.report() if isinstance(self.share, Choosing) else {}
         return {
             "found": found,
-            "loss": {"in_tiles": not reason, "reason": reason},
+            "loss": {
+                "in_tiles": self.loss is not None and bool(self.loss.restore),
+                "fused": self.loss is not None and self.loss.is_fused,
+                "reason": reason,
+            },
             "layers": [
                 {
                     "name": layer.name,
@@ -65,13 +69,15 @@ def apply(
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
-    loss_in_tiles: bool = True,
+    loss_in_tiles: bool | str = True,
 ) -> LongContext:
     """Puts the split under a model's layers; of a model that has it, anew.
 
     Raises:
         GirihError: if an argument is wrong, or the model has no layers.
     """
+    if loss_in_tiles not in (True, False, "fused"):
+        raise GirihError(f'give loss_in_tiles as True, False or "fused": not {loss_in_tiles}')
     found = layers_of(model, layers)
     for name, module in found:
         if getattr(module, "gradient_checkpointing", False):
@@ -93,7 +99,7 @@ def apply(
         )
         for index, (name, module) in enumerate(found)
     ]
-    loss = Loss(model) if loss_in_tiles else None
+    loss = Loss(model, is_fused=loss_in_tiles == "fused") if loss_in_tiles else None
     context = _contexts[model] = LongContext(made, share, loss)
     return context
 

@@ -40,16 +40,21 @@ def cross_entropy(
     Raises:
         ValueError: for another reduction, shapes that do not go together, or no floating type.
     """
+    checked(logits, target, reduction)
+    return _CrossEntropy.apply(logits, target, ignore_index, REDUCTIONS[reduction])
+
+
+def checked(rows: Any, target: Any, reduction: str) -> None:
+    """Raises where arguments do not go together."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"use the reduction mean or sum: not {reduction}")
-    if logits.ndim != 2 or target.ndim != 1 or len(logits) != len(target):
+    if rows.ndim != 2 or target.ndim != 1 or len(rows) != len(target):
         raise ValueError(
-            f"give logits of [rows, classes] and as many targets: not {list(logits.shape)} and "
-            f"{list(target.shape)}"
+            f"give logits or hidden states of [rows, columns] and as many targets: not "
+            f"{list(rows.shape)} and {list(target.shape)}"
         )
-    if not logits.is_floating_point():
-        raise ValueError(f"give logits of a floating type: not {logits.dtype}")
-    return _CrossEntropy.apply(logits, target, ignore_index, REDUCTIONS[reduction])
+    if not rows.is_floating_point():
+        raise ValueError(f"give logits or hidden states of a floating type: not {rows.dtype}")
 
 
 def _tiles(logits: Any) -> Iterator[tuple[int, int]]:
@@ -59,7 +64,8 @@ def _tiles(logits: Any) -> Iterator[tuple[int, int]]:
         yield first, min(first + tile, rows)
 
 
-def _log_softmax(logits: Any) -> Any:
+def log_softmax(logits: Any) -> Any:
+    """Of rows, in 32 bits."""
     return torch.ops.aten._log_softmax(logits.float(), 1, False)
 
 
@@ -68,7 +74,7 @@ def _backward(ctx: Any, grad: Any) -> Any:
     logits, target, weight = ctx.saved_tensors
     gradient = torch.empty_like(logits)
     for first, end in _tiles(logits):
-        scores = _log_softmax(logits[first:end])
+        scores = log_softmax(logits[first:end])
         of_scores = torch.ops.aten.nll_loss_backward(
             grad, scores, target[first:end], None, ctx.reduction, ctx.ignore_index, weight
         )
@@ -85,7 +91,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         is_ignored = target == ignore_index
         classes = torch.where(is_ignored, 0, target)
         for first, end in _tiles(logits):
-            scores = _log_softmax(logits[first:end])
+            scores = log_softmax(logits[first:end])
             torch.gather(scores, 1, classes[first:end, None], out=picked[first:end])
         marks = torch.where(is_ignored, IGNORED, 0)
         loss, weight = torch.ops.aten.nll_loss_forward(picked, marks, None, reduction, IGNORED)
@@ -107,8 +113,7 @@ def causal_lm_loss(  # noqa: PLR0917 - the parameters of the function that it st
 ) -> Any:
     """What Hugging Face's models compute (`transformers.loss.loss_utils.ForCausalLMLoss`)."""
     if shift_labels is None:
-        labels = functional.pad(labels, (0, 1), value=ignore_index)
-        shift_labels = labels[..., 1:].contiguous()
+        shift_labels = shifted(labels, ignore_index)
     loss = cross_entropy(
         logits.view(-1, vocab_size),
         shift_labels.view(-1).to(logits.device),
@@ -122,10 +127,17 @@ def causal_lm_loss(  # noqa: PLR0917 - the parameters of the function that it st
     return loss / num_items_in_batch
 
 
+def shifted(labels: Any, ignore_index: int) -> Any:
+    """Of each token the next."""
+    return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
+
+
 class Loss:
     """The loss of the models within one, put in tiles where it is known."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, is_fused: bool = False) -> None:
+        self.unmade: list[Any] = []
+        """Where logits are put off."""
         self.reason = "no module within it has a loss function of its own"
         """Why it is not in tiles; empty if it is."""
         self.restore: list[tuple[Any, Any]] = []
@@ -143,9 +155,29 @@ class Loss:
             self.restore.append((module, own))
             module.loss_function = causal_lm_loss
             self.reason = ""
+            if is_fused:
+                self._fuse(module)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether no logits are made."""
+        return any(not it.reason for it in self.unmade)
+
+    def _fuse(self, module: Any) -> None:
+        from girih._long import fused
+
+        unmade = fused.Unmade(module)
+        self.unmade.append(unmade)
+        if unmade.reason:
+            self.reason = f"logits are made: {unmade.reason}"
+        else:
+            module.loss_function = fused.fused_loss
 
     def remove(self) -> None:
         """Gives every module its own loss function back."""
+        for unmade in self.unmade:
+            unmade.remove()
+        self.unmade.clear()
         for module, before in self.restore:
             if before is None:
                 module.__dict__.pop("_loss_function", None)
