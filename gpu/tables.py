@@ -1,15 +1,26 @@
-"""Markdown tables of results that `modes.py -o` has kept.
+"""The figures and tables of the papers, one command each; and tables of results that were kept.
 
-python gpu/tables.py bench/results/gpu/*.json
+    python gpu/tables.py                              # lists them, with what each needs
+    python gpu/tables.py gmlake table1
+    python gpu/tables.py stweaver fig8 --quick
+    python gpu/tables.py kept bench/results/gpu/*.json
+
+What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed as
+Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
+line, with exit status 1. `kept` makes tables of what `modes.py -o` has kept.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from modes import step_ratio
+from seeds import chameleon, gmlake, memo, stweaver
+from seeds.bench import RESULTS, Bench, Table, cards
 
+TABLES: list[Table] = [*gmlake.TABLES, *stweaver.TABLES, *chameleon.TABLES, *memo.TABLES]
 MIB = 1 << 20
 HEAD = (
     "allocator | rank | allocated | reserved | efficiency | settled | device | first step"
@@ -66,9 +77,9 @@ def table(summary: dict[str, Any]) -> list[str]:
     return [*lines, "", *notes]
 
 
-def main() -> int:
+def kept(names: list[str]) -> int:
     """Prints a table for each file that is one of `modes.py`."""
-    for name in sys.argv[1:]:
+    for name in names:
         summary = json.loads(Path(name).read_text())
         if "gpus" not in summary:
             continue
@@ -77,6 +88,64 @@ def main() -> int:
         print(f"`python gpu/modes.py{gpus} {' '.join(summary['workload'])}`\n")
         print("\n".join(table(summary)) + "\n")
     return 0
+
+
+def listed() -> list[str]:
+    """What there is: a line for each table."""
+    lines = [f"{'table':<18} {'minutes':>7} {'--quick':>7} {'GPUs':>4}  what, and what it needs"]
+    for one in TABLES:
+        needs = ", ".join((*one.modules, *one.tools))
+        begin = f"{one.seed} {one.name}"
+        lines.append(
+            f"{begin:<18} {one.minutes:>7.0f} {one.quick:>7.0f} {one.gpus:>4}  {one.what}"
+            f"{f' ({needs})' if needs else ''}"
+        )
+    return lines
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    seeds = sorted({one.seed for one in TABLES})
+    parser.add_argument("seed", nargs="?", choices=["kept", *seeds], help="the paper, or `kept`")
+    parser.add_argument("names", nargs="*", help="the table; of `kept` the files")
+    parser.add_argument("--quick", action="store_true", help="less of it, within five minutes")
+    parser.add_argument("--commit", default="", help="of the build that is measured")
+    parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
+    parser.add_argument("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
+    options = parser.parse_args(words)
+    options.words = words
+    if options.seed in (None, "kept"):
+        return options
+    of_seed = {one.name: one for one in TABLES if one.seed == options.seed}
+    if len(options.names) != 1 or options.names[0] not in of_seed:
+        parser.error(f"of {options.seed} name one of {', '.join(of_seed)}")
+    options.table = of_seed[options.names[0]]
+    if options.output is None:
+        quick = "-quick" if options.quick else ""
+        options.output = RESULTS / f"{options.seed}-{options.table.name}{quick}.json"
+    return options
+
+
+def main() -> int:
+    """Does what the command line says. 1 if something could not be run, or failed."""
+    options = parse(sys.argv[1:])
+    if options.seed is None:
+        print("\n".join(listed()))
+        return 0
+    if options.seed == "kept":
+        return kept(options.names)
+    if missing := options.table.missing(cards()):
+        print(f"{options.seed} {options.table.name}: {missing}", file=sys.stderr)
+        return 1
+    bench = Bench(options.table, options)
+    try:
+        options.table.make(bench)
+    finally:
+        bench.close()
+    return int(bench.has_failed)
 
 
 if __name__ == "__main__":

@@ -133,6 +133,9 @@ def parse() -> argparse.Namespace:
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
+    parser.add_argument(
+        "--profiler", action="store_true", help="under torch.profiler, with shapes and stacks"
+    )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     return parser.parse_args()
 
@@ -167,8 +170,18 @@ def main() -> None:
         labels = ids[:, -256:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
+    profiler = contextlib.nullcontext()
+    if arguments.profiler:
+        kinds = torch.profiler.ProfilerActivity
+        profiler = torch.profiler.profile(
+            activities=[kinds.CPU, kinds.CUDA],
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=True,
+        )
     for step in range(arguments.steps):
-        with measure.step():
+        # A profile of every step: that of a whole run would hardly fit the host.
+        with measure.step(), profiler:
             with way():
                 loss = forward()
             loss.backward()
