@@ -5,8 +5,8 @@
     python gpu/tables.py stweaver fig8 --quick
     python gpu/tables.py kept bench/results/gpu/*.json
 
-What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed as
-Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
+What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed
+as Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
 line, with exit status 1. `kept` makes tables of what `modes.py -o` has kept.
 """
 

@@ -119,9 +119,7 @@ def fig6(bench: Bench) -> None:
     chunks = [1 << power for power in range(1, 11)]
     pairs = [(block, chunk) for block in MIB_OF_BLOCKS for chunk in chunks if chunk <= block]
     us = {(one["block"] >> 20, one["chunk"] >> 20): one["us"] for one in calls(bench, pairs)}
-    bench.section(
-        ["chunk", *(f"{block} MiB" for block in MIB_OF_BLOCKS)], "Microseconds of a block"
-    )
+    bench.section(["chunk", *(f"{block} MiB" for block in MIB_OF_BLOCKS)], "Microseconds")
     for chunk in chunks:
         cells = []
         for block in MIB_OF_BLOCKS:
