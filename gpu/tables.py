@@ -91,13 +91,13 @@ def kept(names: list[str]) -> int:
 
 
 def listed() -> list[str]:
-    """What there is: a line for each table."""
-    lines = [f"{'table':<18} {'minutes':>7} {'--quick':>7} {'GPUs':>4}  what, and what it needs"]
+    """What there is: a line for each table, with its minutes on one H200."""
+    lines = [f"{'table':<17} {'min':>3} {'quick':>5} {'GPUs':>4}  what is compared (needs)"]
     for one in TABLES:
         needs = ", ".join((*one.modules, *one.tools))
         begin = f"{one.seed} {one.name}"
         lines.append(
-            f"{begin:<18} {one.minutes:>7.0f} {one.quick:>7.0f} {one.gpus:>4}  {one.what}"
+            f"{begin:<17} {one.minutes:>3.0f} {one.quick:>5.0f} {one.gpus:>4}  {one.what}"
             f"{f' ({needs})' if needs else ''}"
         )
     return lines
@@ -116,7 +116,6 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
     parser.add_argument("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
     options = parser.parse_args(words)
-    options.words = words
     if options.seed in (None, "kept"):
         return options
     of_seed = {one.name: one for one in TABLES if one.seed == options.seed}

@@ -141,7 +141,7 @@ class Bench:
         self.head = {
             "table": f"{table.seed} {table.name}",
             "what": table.what,
-            "command": " ".join(["gpu/tables.py", *options.words]),
+            "command": f"gpu/tables.py {table.seed} {table.name}{' --quick' * options.quick}",
             "quick": options.quick,
             "commit": options.commit or commit(),
             "date": str(datetime.date.today()),
@@ -168,7 +168,8 @@ class Bench:
         print(f"| {' | '.join(columns)} |\n|:--|{'--:|' * (len(columns) - 1)}", flush=True)
 
     def row(self, *cells: Any) -> None:
-        """A row of the table that was begun last."""
+        """A row of the table that was begun last, a cell for each column."""
+        assert len(cells) == len(self.sections[-1]["columns"]), cells
         self.sections[-1]["rows"].append([str(cell) for cell in cells])
         print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
         self.write()

@@ -66,7 +66,8 @@ def sweep(bench: Bench, shapes: list[tuple[str, dict[str, int]]], ways: tuple[st
         raise SystemExit("the base shape does not run on this card; see the file of results")
     budget = f"{base['allocated_peak']}B"
     bench.section(COLUMNS)
-    bench.row("base", "plain", gib(base["allocated_peak"]), f"{base['median_step_s']:.3f}")
+    cells = [gib(base["allocated_peak"]), f"{base['median_step_s']:.3f}"]
+    bench.row("base", "plain", *cells, "-", "-", "0.00", "")
     for name, shape in shapes:
         first: dict[str, Any] | None = None
         recomputed = None

@@ -221,10 +221,8 @@ def limit_between(bench: Bench, words: str, part: float) -> float | None:
 
 def fig14(bench: Bench) -> None:
     """Step by step on a card that is too small for native: time, and what is reserved."""
-    words = "hf.py gpt2 --recompute --batch 64" if bench.quick else (
-        "hf.py neox-20b --lora --recompute --batch 16"
-    )  # fmt: skip
-    words += " --steps 9 --settled 6"
+    model = "gpt2 --batch 64" if bench.quick else "neox-20b --lora --batch 16"
+    words = f"hf.py {model} --recompute --steps 9 --settled 6"
     # Half way: native's fragmentation is 15 % in GPT-2, and a view or a page of ours is far less.
     limit = limit_between(bench, words, 0.5)
     if limit is None:

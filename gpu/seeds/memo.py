@@ -134,8 +134,8 @@ def table3(bench: Bench) -> None:
 
 HF = ("transformers",)
 TABLES = [
-    Table("memo", "fig1a", "reserved and allocated at long contexts", fig1a, 6, 2, modules=HF),
+    Table("memo", "fig1a", "what PyTorch holds", fig1a, 6, 2, modules=HF),
     Table("memo", "table3", "the longest sequence", table3, 40, 5, modules=HF),
-    Table("memo", "table4", "recomputation, swapping, Girih", table4, 10, 4, modules=HF),
+    Table("memo", "table4", "recomputation, swapping", table4, 10, 4, modules=HF),
     Table("memo", "table5", "nine alphas", table5, 30, 5, modules=HF),
 ]

@@ -97,8 +97,8 @@ def build(arguments: argparse.Namespace) -> torch.nn.Module:
     return model
 
 
-def main() -> None:
-    """Trains, and prints what was measured."""
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS, nargs="?", default="llama")
     parser.add_argument("--layers", type=int, help="so many in place of the model's own")
@@ -110,7 +110,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--settled", type=int, default=6)
     parser.add_argument("--exact", action="store_true", help="losses equal to the bit")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Trains, and prints what was measured."""
+    arguments = parse()
     deterministic(arguments.exact)
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
