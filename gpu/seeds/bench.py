@@ -41,8 +41,8 @@ REPLAYED = (
 )
 # `auto` plans after four steps and follows from the sixth on: three are left to be timed.
 STEPS = ["--steps", "9", "--settled", "6"]
-# Two steps alike are enough for a plan; the first is never like the others.
-RECORDED_STEPS = ["--steps", "5", "--settled", "3"]
+# `auto` plans after four steps, and is replayed on the same.
+RECORDED_STEPS = ["--steps", "7", "--settled", "5"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -50,6 +51,7 @@ def includes() -> list[str]:
     """Folders that may have cuda.h: of the toolkit, of the packages that torch brings."""
     roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     folders = [Path(root) / "include" for root in (*roots, "/usr/local/cuda") if root]
+    folders += [Path(nvcc).parents[1] / "include" for nvcc in [shutil.which("nvcc")] if nvcc]
     folders += Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include")
     return [f"-I{folder}" for folder in folders if (folder / "cuda.h").is_file()]
 
@@ -179,7 +181,8 @@ def scale_out(bench: Bench, worlds: tuple[int, ...], words: str) -> None:
     bench.note("Rank 0 alone; collectives return at once, so frees that NCCL delays come sooner.")
 
 
-RANK_STEPS = ("--steps", "4", "--settled", "2")
+# As many as `Bench.record` takes, for the same reason.
+RANK_STEPS = ("--steps", "7", "--settled", "5")
 
 
 def fig11(bench: Bench) -> None:

@@ -170,9 +170,7 @@ def build(arguments: argparse.Namespace) -> torch.nn.Module:
     kind = MODELS[arguments.model]
     settings = getattr(transformers, f"{kind.family}Config")(**config_of(arguments))
     settings._attn_implementation = "sdpa"
-    if arguments.offload:
-        # On the host from the start, in the type that it is to have: it need not fit the card.
-        settings.dtype = torch.float32 if kind.autocast else torch.bfloat16
+    # What is to be on the host is made there: it need not fit the card, and would be its peak.
     with torch.device("cpu" if arguments.offload else arguments.device):
         model: Any = getattr(
             transformers,

@@ -170,18 +170,14 @@ def main() -> None:
         labels = ids[:, -256:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    profiler = contextlib.nullcontext()
+    profiler: Any = contextlib.nullcontext
     if arguments.profiler:
-        kinds = torch.profiler.ProfilerActivity
-        profiler = torch.profiler.profile(
-            activities=[kinds.CPU, kinds.CUDA],
-            record_shapes=True,
-            profile_memory=True,
-            with_stack=True,
+        profiler = functools.partial(
+            torch.profiler.profile, record_shapes=True, profile_memory=True, with_stack=True
         )
     for step in range(arguments.steps):
         # A profile of every step: that of a whole run would hardly fit the host.
-        with measure.step(), profiler:
+        with measure.step(), profiler():
             with way():
                 loss = forward()
             loss.backward()

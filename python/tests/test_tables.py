@@ -289,27 +289,32 @@ def machine(parsers, monkeypatch):
     monkeypatch.setattr(sys.modules["seeds.stweaver"], "has_module", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sys.modules["seeds.gmlake"], "includes", lambda: ["-I."])
-    for name in ("gmlake", "stweaver"):
+    for name in ("gmlake", "stweaver", "memo"):
         monkeypatch.setattr(sys.modules[f"seeds.{name}"], "smaller_card", smaller_card)
     return stand_in
 
 
-def make(monkeypatch, output, *words):
+@pytest.fixture
+def made(machine, monkeypatch, tmp_path):
     """Runs the command. Gives its exit status and the file."""
-    monkeypatch.setattr(sys, "argv", ["tables.py", *words, "-o", str(output), "--commit", "abc"])
-    status = tables.main()
-    return status, json.loads(output.read_text())
+    output = tmp_path / "table.json"
+
+    def make(*words):
+        words = ["tables.py", *words, "-o", str(output), "--commit", "abc"]
+        monkeypatch.setattr(sys, "argv", words)
+        return tables.main(), json.loads(output.read_text())
+
+    return make
 
 
 @pytest.mark.parametrize("size", ["--quick", "full"])
-@pytest.mark.parametrize(("seed", "name"), ALL)
-def test_a_table_is_made_of_what_a_machine_answers(
-    seed, name, size, machine, monkeypatch, tmp_path, capsys
-):
+@pytest.mark.parametrize("asked", ALL, ids="-".join)
+def test_a_table_is_made_of_what_a_machine_answers(asked, size, machine, made, capsys):
+    seed, name = asked
     if seed in ("gmlake", "stweaver") and not has_command():
         pytest.skip("the command girih is not built into this package")
     words = [seed, name, *(["--quick"] if size == "--quick" else [])]
-    status, kept = make(monkeypatch, tmp_path / "table.json", *words)
+    status, kept = made(*words)
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert (kept["table"], kept["commit"]) == (f"{seed} {name}", "abc")
@@ -325,8 +330,8 @@ def test_a_table_is_made_of_what_a_machine_answers(
         assert machine.launched
 
 
-def test_the_price_of_chunks_is_a_multiple_of_the_whole(machine, monkeypatch, tmp_path):
-    _, kept = make(monkeypatch, tmp_path / "t.json", "gmlake", "table1")
+def test_the_price_of_chunks_is_a_multiple_of_the_whole(made):
+    _, kept = made("gmlake", "table1")
     multiples, _ = kept["sections"]
     assert multiples["heading"] == "Multiples of cudaMalloc"
     assert multiples["columns"] == ["call", "2 MiB", "128 MiB", "1024 MiB"]
@@ -336,8 +341,8 @@ def test_the_price_of_chunks_is_a_multiple_of_the_whole(machine, monkeypatch, tm
     assert by_call["in all"] == ["307.3", "4.9", "0.7"]
 
 
-def test_what_runs_out_of_memory_is_a_row_and_no_failure(machine, monkeypatch, tmp_path):
-    status, kept = make(monkeypatch, tmp_path / "t.json", "stweaver", "table1", "--quick")
+def test_what_runs_out_of_memory_is_a_row_and_no_failure(made):
+    status, kept = made("stweaver", "table1", "--quick")
     assert status == 0
     (section,) = kept["sections"]
     said = {(row[0], row[1]): row[-1] for row in section["rows"]}
@@ -345,20 +350,18 @@ def test_what_runs_out_of_memory_is_a_row_and_no_failure(machine, monkeypatch, t
     assert said["original", "auto"] == ""
 
 
-def test_a_launch_that_fails_otherwise_is_said_and_the_status_is_1(
-    machine, monkeypatch, tmp_path
-):
+def test_a_launch_that_fails_otherwise_is_said_and_the_status_is_1(made, machine, monkeypatch):
     def broken(program, words):
         return machine.done("", 1, "ValueError: no such model\n")
 
     monkeypatch.setattr(machine, "workload", broken)
-    status, kept = make(monkeypatch, tmp_path / "t.json", "gmlake", "fig3")
+    status, kept = made("gmlake", "fig3")
     assert status == 1
     assert {row[-1] for row in kept["sections"][0]["rows"]} == {"ValueError: no such model"}
 
 
-def test_steps_of_a_run_that_stopped_are_shown_up_to_there(machine, monkeypatch, tmp_path):
-    status, kept = make(monkeypatch, tmp_path / "t.json", "gmlake", "fig14", "--quick")
+def test_steps_of_a_run_that_stopped_are_shown_up_to_there(made):
+    status, kept = made("gmlake", "fig14", "--quick")
     assert status == 0
     (section,) = kept["sections"]
     natives = [row[1] for row in section["rows"]]
