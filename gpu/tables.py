@@ -114,6 +114,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less of it, within five minutes")
     parser.add_argument("--commit", default="", help="of the build that is measured")
     parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keeps the recordings there")
     parser.add_argument("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
     options = parser.parse_args(words)
     if options.seed in (None, "kept"):

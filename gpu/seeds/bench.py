@@ -138,6 +138,10 @@ class Bench:
         self.runs: list[dict[str, Any]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="girih-seeds-")
         self.folder = Path(self._folder.name)
+        self.keeps = options.keep is not None
+        # Where recordings lie, which are kept if somebody wants them.
+        self.traces: Path = options.keep or self.folder / "traces"
+        self.traces.mkdir(parents=True, exist_ok=True)
         self.head = {
             "table": f"{table.seed} {table.name}",
             "what": table.what,
@@ -256,7 +260,7 @@ class Bench:
 
     def record(self, words: str) -> Path | None:
         """Records a workload under `stitch`. None if the launch failed, which is said."""
-        trace = self.folder / f"{label_of(words)}.girih"
+        trace = self.traces / f"{label_of(words)}.girih"
         if "--steps" not in words:
             words = f"{words} {' '.join(RECORDED_STEPS)}"
         run = self.launch("stitch", words, trace=trace)
@@ -271,7 +275,7 @@ class Bench:
     ) -> tuple[Path | None, str]:
         """Records one rank of a job alone, and says what went wrong where it did."""
         name, *rest = words.split()
-        trace = self.folder / f"{label_of(words)}-{rank}of{world}.girih"
+        trace = self.traces / f"{label_of(words)}-{rank}of{world}.girih"
         command = [sys.executable, "-m", "girih", "record", "--world", str(world)]
         command += ["--rank", str(rank), "--per-machine", str(min(per_machine, world))]
         command += ["-o", str(trace), "--", str(GPU / "workloads" / name), *rest]

@@ -228,6 +228,8 @@ class StandIn:
     def workload(self, program, words):
         place = len(words) - 1 - words[::-1].index(program)
         name, rest = Path(program).stem, words[place + 1 :]
+        if name == "marked":
+            name, rest = Path(rest[0]).stem, rest[1:]
         if name == "recorded":
             name, rest = Path(words[place + 2]).stem, words[place + 3 :]
         options = parsed(self.parsers[name], rest)
@@ -366,3 +368,16 @@ def test_steps_of_a_run_that_stopped_are_shown_up_to_there(made):
     (section,) = kept["sections"]
     natives = [row[1] for row in section["rows"]]
     assert natives == ["0.500, 0.00", "out of memory", *["-"] * 7]
+
+
+def test_recordings_are_kept_where_somebody_wants_them(made, tmp_path):
+    status, _ = made("stweaver", "table3", "--keep", str(tmp_path / "kept"))
+    assert status == 0
+    assert len(list((tmp_path / "kept").glob("*.girih"))) == 2
+
+
+def test_experts_without_cargo_and_without_a_folder_are_not_recorded(made, machine, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="install cargo, or say --keep FOLDER"):
+        made("stweaver", "table3")
+    assert machine.launched == []

@@ -129,6 +129,34 @@ def test_weights_on_the_host_train_as_on_the_device(model, trained):
     assert losses[0] == losses[1]
 
 
+def test_passes_of_experts_are_marked_by_layer_and_nothing_else():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    spec = importlib.util.spec_from_file_location("marked", WORKLOADS / "marked.py")
+    marked = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(marked)
+
+    class TinyExperts(torch.nn.Linear):
+        pass
+
+    seen = []
+    hooks = torch.nn.modules.module
+    before = [dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks)]
+    try:
+        marked.install(torch, lambda kind, name: seen.append(f"{kind} {name}"))
+        parts = [torch.nn.Linear(2, 2), TinyExperts(2, 2), torch.nn.ReLU(), TinyExperts(2, 2)]
+        model = torch.nn.Sequential(*parts)
+        model(torch.zeros(1, 2))
+        model(torch.zeros(1, 2))
+    finally:
+        for now, then in zip(
+            (hooks._global_forward_pre_hooks, hooks._global_forward_hooks), before, strict=True
+        ):
+            now.clear()
+            now.update(then)
+    once = [f"{kind} layers.{n}.experts" for n in (0, 1) for kind in ("fwd_in", "fwd_out")]
+    assert seen == once * 2
+
+
 def test_a_step_that_ends_in_an_error_says_how_far_the_run_was(capsys):
     pytest.importorskip("torch", reason="torch is not installed")
     sys.path.insert(0, str(WORKLOADS))
