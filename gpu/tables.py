@@ -7,7 +7,7 @@
 
 What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed
 as Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
-line, with exit status 1. `kept` makes tables of what `modes.py -o` has kept.
+line, with exit status 1. `kept` prints files of results again, and those of `modes.py -o`.
 """
 
 import argparse
@@ -77,10 +77,27 @@ def table(summary: dict[str, Any]) -> list[str]:
     return [*lines, "", *notes]
 
 
+def made(summary: dict[str, Any]) -> list[str]:
+    """The lines of one file that a table of a paper has left."""
+    known = [summary["commit"] or "no commit", summary["date"], summary["machine"]]
+    lines = [f"### {summary['table']}: {summary['what']}\n"]
+    lines.append(f"`{summary['command']}`, {', '.join(known)}\n")
+    for section in summary["sections"]:
+        lines += [f"{section['heading']}\n"] if section["heading"] else []
+        lines.append(f"| {' | '.join(section['columns'])} |")
+        lines.append(f"|:--|{'--:|' * (len(section['columns']) - 1)}")
+        lines += [f"| {' | '.join(row)} |" for row in section["rows"]]
+        lines.append("")
+    return [*lines, *(f"{note}\n" for note in summary["notes"])]
+
+
 def kept(names: list[str]) -> int:
-    """Prints a table for each file that is one of `modes.py`."""
+    """Prints the tables of each file that is one of `modes.py`, or one of these."""
     for name in names:
         summary = json.loads(Path(name).read_text())
+        if "sections" in summary:
+            print("\n".join(made(summary)))
+            continue
         if "gpus" not in summary:
             continue
         gpus = f" --gpus {summary['gpus']}" if summary["gpus"] > 1 else ""

@@ -54,7 +54,7 @@ class Table:
     what: str
     make: Callable[[Bench], None]
     minutes: float
-    """That it takes on one H200, about."""
+    """On one H200, reckoned from the step times of bench/results/gpu.md and launches of 20 seconds."""
     quick: float
     """With `--quick`."""
     gpus: int = 1

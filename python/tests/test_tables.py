@@ -343,6 +343,16 @@ def test_the_price_of_chunks_is_a_multiple_of_the_whole(made):
     assert by_call["in all"] == ["307.3", "4.9", "0.7"]
 
 
+def test_what_was_printed_is_printed_again_from_the_file(made, tmp_path, capsys):
+    made("gmlake", "table1")
+    first = capsys.readouterr().out
+    assert tables.kept([str(tmp_path / "table.json")]) == 0
+    again = capsys.readouterr().out
+    assert [line for line in again.splitlines() if line] == [
+        line for line in first.splitlines() if line
+    ]
+
+
 def test_what_runs_out_of_memory_is_a_row_and_no_failure(made):
     status, kept = made("stweaver", "table1", "--quick")
     assert status == 0
