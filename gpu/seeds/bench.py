@@ -54,7 +54,7 @@ class Table:
     what: str
     make: Callable[[Bench], None]
     minutes: float
-    """On one H200, reckoned from the step times of bench/results/gpu.md and launches of 20 seconds."""
+    """On one H200, reckoned from the step times of bench/results/gpu.md, 20 seconds a launch."""
     quick: float
     """With `--quick`."""
     gpus: int = 1
