@@ -151,16 +151,14 @@ class Bench:
             "date": str(datetime.date.today()),
             "machine": machine_here(),
         }
-        print(f"### {table.seed} {table.name}: {table.what}\n")
-        self.print_head()
-
-    def print_head(self) -> None:
-        """How, from what and where."""
-        known = [self.head["command"], self.head["commit"] or "no commit", self.head["date"]]
-        print(f"`{known[0]}`, {known[1]}, {known[2]}, {self.head['machine']}", flush=True)
+        known = [self.head["commit"] or "no commit", self.head["date"], self.head["machine"]]
+        print(f"### {self.head['table']}: {table.what}\n")
+        print(f"`{self.head['command']}`, {', '.join(known)}", flush=True)
 
     def close(self) -> None:
-        """Nothing is left in the folder for temporary files."""
+        """Prints the notes. Nothing is left in the folder for temporary files."""
+        for text in self.notes:
+            print(f"\n{text}", flush=True)
         self._folder.cleanup()
 
     # ---- what is shown and kept ----
@@ -179,9 +177,9 @@ class Bench:
         self.write()
 
     def note(self, text: str) -> None:
-        """A sentence below."""
+        """A sentence below all rows: among them it would end their table."""
         self.notes.append(text)
-        print(f"\n{text}", flush=True)
+        self.say(f"  {text}")
         self.write()
 
     def say(self, text: str) -> None:
@@ -238,7 +236,7 @@ class Bench:
             seen = rank0(run)
             found.append(seen)
             if seen is None:
-                said = OUT if ran_out(run) else run["error"].splitlines()[0][:60]
+                said = OUT if ran_out(run) else first_line(run["error"], 60)
                 self.row(label, mode, *["-"] * (len(MEASURED) - 3), said)
                 continue
             base = base or (seen if mode == "native" else None)
@@ -266,7 +264,7 @@ class Bench:
         run = self.launch("stitch", words, trace=trace)
         if "error" in run:
             self.has_failed = True
-            self.note(f"`{words}` failed: {run['error'].splitlines()[0][:200]}")
+            self.note(f"`{words}` failed: {first_line(run['error'], 200)}")
             return None
         return written(trace)
 
@@ -296,20 +294,24 @@ class Bench:
             return None, said
         return file, ""
 
-    def compared(self, recording: Path) -> dict[str, Any]:
-        """What `girih compare --baselines` says of a recording."""
+    def compared(self, recording: Path) -> dict[str, Any] | None:
+        """What `girih compare` says of a recording; None if it fails, which is noted."""
         words = ["compare", str(recording), "--baselines", "--json", "-q"]
         done = subprocess.run(
             [sys.executable, "-m", "girih", *words], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise SystemExit(f"girih compare failed: {done.stderr.strip()[-500:]}")
+            self.has_failed = True
+            self.note(f"girih compare failed on {recording.name}: {done.stderr.strip()[-300:]}")
+            return None
         found: dict[str, Any] = json.loads(done.stdout)["recordings"][0]
         return found
 
-    def replayed(self, label: str, recording: Path) -> dict[str, dict[str, Any]]:
-        """A row of the columns `replayed_columns` of a recording. Gives it by allocator."""
+    def replayed(self, label: str, recording: Path) -> None:
+        """A row of the columns `replayed_columns` of a recording."""
         found = self.compared(recording)
+        if found is None:
+            return
         rows = {row["allocator"]: row for row in found["rows"]}
         few = ("allocator", "requests", "allocated_peak", "reserved_peak", "efficiency")
         kept = [
@@ -319,7 +321,6 @@ class Bench:
         self.keep({"replayed": label, "lower_bound": found["lower_bound"], "rows": kept})
         cells = [percent(rows[name]["efficiency"]) for name in REPLAYED]
         self.row(label, gib(found["lower_bound"]), gib(rows["native"]["reserved_peak"]), *cells)
-        return rows
 
 
 MEASURED = [
@@ -339,6 +340,12 @@ def rank0(run: dict[str, Any]) -> dict[str, Any] | None:
         return None
     seen: dict[str, Any] = next(iter(run["ranks"].values()))
     return seen
+
+
+def first_line(error: str, most: int) -> str:
+    """Of an error, as a cell. A program that was killed may have said nothing."""
+    lines = error.strip().splitlines() or ["it ended without a word"]
+    return lines[0].replace("|", "/")[:most]
 
 
 def ran_out(run: dict[str, Any]) -> bool:

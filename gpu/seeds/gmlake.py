@@ -25,6 +25,7 @@ from seeds.bench import (
     OUT,
     Bench,
     Table,
+    first_line,
     gib,
     percent,
     ran_out,
@@ -262,7 +263,7 @@ def uncached(bench: Bench) -> None:
         run = bench.launch(mode, words)
         seen = rank0(run)
         if seen is None:
-            bench.row(mode, run["error"].splitlines()[0][:80], "-", "-", "-")
+            bench.row(mode, first_line(run["error"], 80), "-", "-", "-")
             continue
         base = base or seen
         ratio = f"{seen['median_step_s'] / base['median_step_s']:.3f}"

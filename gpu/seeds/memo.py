@@ -13,7 +13,7 @@ from typing import Any
 import longctx
 from fit import smaller_card
 
-from seeds.bench import OUT, Bench, Table, gib
+from seeds.bench import OUT, Bench, Table, first_line, gib
 
 COLUMNS = [
     *("tokens", "way", "allocated GiB", "reserved GiB", "step s", "time of the first's"),
@@ -64,7 +64,7 @@ def rows(bench: Bench, table: longctx.Table, layers: int) -> None:
         tokens, way = run["tokens"], NAMES.get(run["way"], run["way"])
         seen = run.get("seen")
         if seen is None:
-            said = OUT if "OutOfMemory" in run["error"] else run["error"][:60]
+            said = OUT if "OutOfMemory" in run["error"] else first_line(run["error"], 60)
             bench.row(tokens, way, "-", "-", "-", "-", "-", said)
             continue
         base = first.setdefault(tokens, seen)

@@ -372,6 +372,16 @@ def test_a_launch_that_fails_otherwise_is_said_and_the_status_is_1(made, machine
     assert {row[-1] for row in kept["sections"][0]["rows"]} == {"ValueError: no such model"}
 
 
+def test_a_program_that_is_killed_is_said_and_the_others_go_on(made, machine, monkeypatch):
+    monkeypatch.setattr(machine, "workload", lambda program, words: machine.done("", -9))
+    status, kept = made("gmlake", "fig10")
+    assert status == 1
+    replayed, measured = kept["sections"]
+    assert replayed["rows"] == []
+    assert {row[-1] for row in measured["rows"]} == {"it ended without a word"}
+    assert len([note for note in kept["notes"] if "it ended without a word" in note]) == 10
+
+
 def test_steps_of_a_run_that_stopped_are_shown_up_to_there(made):
     status, kept = made("gmlake", "fig14", "--quick")
     assert status == 0
