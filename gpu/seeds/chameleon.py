@@ -107,7 +107,7 @@ def fig6(bench: Bench) -> None:
 
 
 SUFFICES = "64GiB"
-"""A budget that the base shape stays below: twice what it allocates, and less than a card has."""
+"""A budget that the base shape stays below, and that is less than a card of 80 GB has."""
 
 
 def table1(bench: Bench) -> None:
