@@ -25,7 +25,7 @@ MFU_WAYS = ("plain", "recompute", "save_on_cpu", "streams", "split:0", "split:pr
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
 LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
 UNIT = 4096
-"""Tokens: lengths are found to within so many."""
+"""Tokens: lengths are found to within so many, if nothing else is said."""
 
 
 def shape(options: argparse.Namespace, length: int) -> list[str]:
@@ -80,7 +80,7 @@ def mfu(table: Table, options: argparse.Namespace) -> None:
     """Every way at three lengths; Girih in what recomputation allocates."""
     for length in options.length or (32768, 65536, 131072):
         base, budget = None, "0"
-        for way in MFU_WAYS:
+        for way in options.only or MFU_WAYS:
             seen = table.run(way, length, budget, base, [])
             base = base or seen
             if way == "recompute" and seen:
@@ -91,23 +91,24 @@ def sweep(table: Table, options: argparse.Namespace) -> None:
     """Alpha in nine steps, products, and what a budget finds."""
     for length in options.length or (65536,):
         base = table.run("plain", length, "0", None, [])
-        for alpha in (*ALPHAS, "products"):
+        alphas = options.alpha or ALPHAS
+        for alpha in (*alphas, "products"):
             table.run(f"split:{alpha}", length, "0", base, [])
-        for alpha in ALPHAS:
+        for alpha in alphas:
             table.run(f"both:{alpha}", length, options.budget, base, [])
         table.run("fill", length, options.budget, base, [])
 
 
 def longest(table: Table, options: argparse.Namespace) -> None:
     """The longest sequence of each way."""
-    for way in LONGEST_WAYS:
+    for way in options.only or LONGEST_WAYS:
         fits, beyond, tokens = 0, 0, (options.length or [32768])[0]
-        while beyond == 0 or beyond - fits > UNIT:
+        while beyond == 0 or beyond - fits > options.unit:
             if table.run(way, tokens, options.budget, None, []):
                 fits = tokens
             else:
                 beyond = tokens
-            middle = (fits + beyond) // 2 // UNIT * UNIT
+            middle = (fits + beyond) // 2 // options.unit * options.unit
             tokens = 2 * fits if beyond == 0 else middle
             if tokens <= fits:
                 break
@@ -125,13 +126,16 @@ def loss(table: Table, options: argparse.Namespace) -> None:
 TABLES = {"mfu": mfu, "sweep": sweep, "longest": longest, "loss": loss}
 
 
-def main() -> int:
-    """Makes the table that is asked for. 1 if a launch failed, but for want of memory."""
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--length", type=int, action="append", help="tokens; may be repeated")
+    parser.add_argument("--alpha", action="append", help="of `sweep`, in place of nine; repeated")
+    parser.add_argument("--only", action="append", help="of `mfu`, `longest`: this way; repeated")
+    parser.add_argument("--unit", type=int, default=UNIT, help="tokens: `longest` to within these")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--budget", default="40GiB", help="of Girih, where none is measured")
@@ -140,7 +144,12 @@ def main() -> int:
     parser.add_argument("--exact", action="store_true", help="deterministic kernels")
     parser.add_argument("--timeout", type=int, default=500, help="seconds, of one launch")
     parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Makes the table that is asked for. 1 if a launch failed, but for want of memory."""
+    options = parse()
     table = Table(options)
     TABLES[options.table](table, options)
     if options.output:

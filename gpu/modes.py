@@ -8,10 +8,11 @@ Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a 
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
 first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `gmlake` is
 GMLake as published, `gmlake:16` with a fragmentation limit of 16 MiB; `profile` records without a
-cache, and `plan` follows the plan of that recording. Ratios of step times are to
-the first native's of the same run, step by step, and the median of these; native comes once more at
-the end, and its own ratio says how much of the others' is the card's. `losses` says whether every
-loss is the first native's to the bit; without `--exact` of the workload native does not even equal
+cache, and `plan` follows the plan of that recording; `uncached` is torch without a cache at all,
+each request a cudaMalloc. Ratios of step times are to the first native's of the same run, step by
+step, and the median of these; native comes once more at the end, and its own ratio says how much of
+the others' is the card's. `losses` says whether every loss is the first native's to the bit;
+without `--exact` of the workload native does not even equal
 itself. Below the table stands what each row of Girih asked of the driver in the settled steps.
 """
 
@@ -28,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 MODES = [
-    *("native", "expandable", "girih-native", "girih-expandable"),
+    *("native", "expandable", "uncached", "girih-native", "girih-expandable"),
     *("stitch", "gmlake", "auto", "again", "profile", "plan"),
 ]
+TORCHS_OWN = ("native", "expandable", "uncached")
 # Native again at the end: a card that has warmed up takes longer for the same step.
 DEFAULT = "native,expandable,auto,again,native"
 MIB = 1 << 20
@@ -46,13 +48,16 @@ def plan_file(cache: str) -> str:
 def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     """The command line of one launch."""
     program = [arguments.workload, *arguments.rest]
-    if mode not in ("native", "expandable"):
+    if mode not in TORCHS_OWN:
         own, _, limit = mode.removeprefix("girih-").partition(":")
         own = "auto" if own == "again" else own
         girih = ["-m", "girih", "run", "--mode", own, "--plan-dir", cache]
         girih += ["--option", f"gmlake_limit={int(float(limit) * MIB)}"] if limit else []
         girih += ["--report", str(Path(cache) / f"report-{mode}.json")]
         girih += ["--plan", plan_file(cache)] if mode == "plan" else []
+        # Recordings are wanted by some that call this, not by the command line.
+        trace = getattr(arguments, "trace", None)
+        girih += ["--trace", str(trace)] if trace else []
         # A recording becomes a plan at the end of the program.
         recorder = str(Path(__file__).resolve().parent / "workloads" / "recorded.py")
         program = [*girih, *([recorder, plan_file(cache)] if mode == "profile" else []), *program]
@@ -79,10 +84,10 @@ def shareable(found: Any) -> Any:
     return found
 
 
-def printed(output: str) -> list[dict[str, Any]]:
+def printed(output: str, word: str = "RESULT") -> list[dict[str, Any]]:
     """What the ranks printed as RESULT. Two that print at once may share a line."""
     decode = json.JSONDecoder().raw_decode
-    return [decode(part)[0] for part in output.split("RESULT ")[1:]]
+    return [decode(part)[0] for part in output.split(f"{word} ")[1:]]
 
 
 def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, Any]:
@@ -92,6 +97,8 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
     environment.pop("PYTORCH_ALLOC_CONF", None)
     if mode == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if mode == "uncached":
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     try:
         done = subprocess.run(
             command(mode, arguments, cache),
@@ -110,6 +117,8 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
         errors = [line for line in said if re.match(r"(\[.*?\]: ?)?[\w.]+Error\b", line)]
         error = errors[0] if errors else "\n".join(said[-25:])
         known = {"error": error.strip(), "exit": done.returncode}
+        if stopped := printed(done.stdout, "STOPPED"):
+            known["stopped"] = stopped[0]
         return {"mode": mode, **known, "stderr": done.stderr[-20_000:]}
     reports = {}
     for path in sorted(Path(cache).glob(f"report-{mode}*.json")):

@@ -1,15 +1,26 @@
-"""Markdown tables of results that `modes.py -o` has kept.
+"""The figures and tables of the papers, one command each; and tables of results that were kept.
 
-python gpu/tables.py bench/results/gpu/*.json
+    python gpu/tables.py                              # lists them, with what each needs
+    python gpu/tables.py gmlake table1
+    python gpu/tables.py stweaver fig8 --quick
+    python gpu/tables.py kept bench/results/gpu/*.json
+
+What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed
+as Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
+line, with exit status 1. `kept` prints files of results again, and those of `modes.py -o`.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from modes import step_ratio
+from seeds import chameleon, gmlake, memo, stweaver
+from seeds.bench import RESULTS, Bench, Table, cards
 
+TABLES: list[Table] = [*gmlake.TABLES, *stweaver.TABLES, *chameleon.TABLES, *memo.TABLES]
 MIB = 1 << 20
 HEAD = (
     "allocator | rank | allocated | reserved | efficiency | settled | device | first step"
@@ -66,10 +77,27 @@ def table(summary: dict[str, Any]) -> list[str]:
     return [*lines, "", *notes]
 
 
-def main() -> int:
-    """Prints a table for each file that is one of `modes.py`."""
-    for name in sys.argv[1:]:
+def made(summary: dict[str, Any]) -> list[str]:
+    """The lines of one file that a table of a paper has left."""
+    known = [summary["commit"] or "no commit", summary["date"], summary["machine"]]
+    lines = [f"### {summary['table']}: {summary['what']}\n"]
+    lines.append(f"`{summary['command']}`, {', '.join(known)}\n")
+    for section in summary["sections"]:
+        lines += [f"{section['heading']}\n"] if section["heading"] else []
+        lines.append(f"| {' | '.join(section['columns'])} |")
+        lines.append(f"|:--|{'--:|' * (len(section['columns']) - 1)}")
+        lines += [f"| {' | '.join(row)} |" for row in section["rows"]]
+        lines.append("")
+    return [*lines, *(f"{note}\n" for note in summary["notes"])]
+
+
+def kept(names: list[str]) -> int:
+    """Prints the tables of each file that is one of `modes.py`, or one of these."""
+    for name in names:
         summary = json.loads(Path(name).read_text())
+        if "sections" in summary:
+            print("\n".join(made(summary)))
+            continue
         if "gpus" not in summary:
             continue
         gpus = f" --gpus {summary['gpus']}" if summary["gpus"] > 1 else ""
@@ -77,6 +105,64 @@ def main() -> int:
         print(f"`python gpu/modes.py{gpus} {' '.join(summary['workload'])}`\n")
         print("\n".join(table(summary)) + "\n")
     return 0
+
+
+def listed() -> list[str]:
+    """What there is: a line for each table, with its minutes on one H200."""
+    lines = [f"{'table':<17} {'min':>3} {'quick':>5} {'GPUs':>4}  what is compared (needs)"]
+    for one in TABLES:
+        needs = ", ".join((*one.modules, *one.tools))
+        begin = f"{one.seed} {one.name}"
+        lines.append(
+            f"{begin:<17} {one.minutes:>3.0f} {one.quick:>5.0f} {one.gpus:>4}  {one.what}"
+            f"{f' ({needs})' if needs else ''}"
+        )
+    return lines
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    seeds = sorted({one.seed for one in TABLES})
+    parser.add_argument("seed", nargs="?", choices=["kept", *seeds], help="the paper, or `kept`")
+    parser.add_argument("names", nargs="*", help="the table; of `kept` the files")
+    parser.add_argument("--quick", action="store_true", help="less of it, within five minutes")
+    parser.add_argument("--commit", default="", help="of the build that is measured")
+    parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keeps the recordings there")
+    parser.add_argument("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
+    options = parser.parse_args(words)
+    if options.seed in (None, "kept"):
+        return options
+    of_seed = {one.name: one for one in TABLES if one.seed == options.seed}
+    if len(options.names) != 1 or options.names[0] not in of_seed:
+        parser.error(f"of {options.seed} name one of {', '.join(of_seed)}")
+    options.table = of_seed[options.names[0]]
+    if options.output is None:
+        quick = "-quick" if options.quick else ""
+        options.output = RESULTS / f"{options.seed}-{options.table.name}{quick}.json"
+    return options
+
+
+def main() -> int:
+    """Does what the command line says. 1 if something could not be run, or failed."""
+    options = parse(sys.argv[1:])
+    if options.seed is None:
+        print("\n".join(listed()))
+        return 0
+    if options.seed == "kept":
+        return kept(options.names)
+    if missing := options.table.missing(cards()):
+        print(f"{options.seed} {options.table.name}: {missing}", file=sys.stderr)
+        return 1
+    bench = Bench(options.table, options)
+    try:
+        options.table.make(bench)
+    finally:
+        bench.close()
+    return int(bench.has_failed)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,11 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument(
-        "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
+        "--fused-loss",
+        action="store_true",
+        help="of all tokens, by Girih, without logits--profiler",
+        action="store_true",
+        help="under torch.profiler, with shapes and stacks",
     )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     parser.add_argument(
@@ -191,8 +195,14 @@ def main() -> None:
         labels = ids[:, -256:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
+    profiler: Any = contextlib.nullcontext
+    if arguments.profiler:
+        profiler = functools.partial(
+            torch.profiler.profile, record_shapes=True, profile_memory=True, with_stack=True
+        )
     for step in range(arguments.steps):
-        with measure.step():
+        # A profile of every step: that of a whole run would hardly fit the host.
+        with measure.step(), profiler():
             with way():
                 loss = forward()
             loss.backward()

@@ -75,6 +75,8 @@ class Measure:
         self.samples = samples
         self.seconds: list[float] = []
         self.losses: list[float] = []
+        # At the end of each step.
+        self.reserved: list[int] = []
         self.peaks: list[dict[str, int]] = []
         self.device_used = 0
         # By PyTorch's own count, before the settled steps.
@@ -92,10 +94,17 @@ class Measure:
                 self.girih = girih_stats()
         self._synchronize()
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except BaseException:
+            # Of a step that ran out of memory, say, nothing is left but how far it was.
+            stopped = {"step_s": self.seconds, "step_reserved": self.reserved}
+            print("STOPPED " + json.dumps(stopped), flush=True)
+            raise
         self._synchronize()
         self.seconds.append(time.perf_counter() - start)
         if self.on_gpu:
+            self.reserved.append(torch.cuda.memory_reserved())
             free, total = torch.cuda.mem_get_info()
             self.device_used = max(self.device_used, total - free)
 
@@ -146,6 +155,7 @@ class Measure:
             "first_step_s": self.seconds[0],
             "median_step_s": steady[len(steady) // 2],
             "step_s": [round(seconds, 5) for seconds in self.seconds],
+            "step_reserved": self.reserved,
             "settled_from": self.settled if self.seconds[self.settled :] else 0,
             "samples": self.samples,
             "requests": stats["allocation.all.allocated"],

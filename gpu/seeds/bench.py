@@ -1,0 +1,367 @@
+"""What a figure or table of a paper is made with: launches, recordings, rows, a file.
+
+A table is a function that takes a `Bench`. It launches workloads under allocators on the card
+(`measured`), or records a workload once and replays the recording under every allocator there is,
+the published ones too (`replayed`): the policy code is the same, and bytes come out as on the card.
+Every row is printed as Markdown as soon as it is there, and the file is written anew with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import datetime
+import importlib.util
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import modes
+from fit import OUT_OF_MEMORY
+from modes import shareable, step_ratio
+from readme import machine
+
+GPU = Path(__file__).resolve().parents[1]
+ROOT = GPU.parent
+RESULTS = ROOT / "bench" / "results" / "seeds"
+GIB = 1 << 30
+OUT = "out of memory"
+
+ALLOCATORS = ("native", "expandable", "gmlake", "auto", "again")
+REPLAYED = (
+    *("native", "expandable", "gmlake", "gmlake-128", "gmlake-code", "stweaver"),
+    *("stitch", "planned", "auto", "again"),
+)
+# `auto` plans after four steps and follows from the sixth on: three are left to be timed.
+STEPS = ["--steps", "9", "--settled", "6"]
+# `auto` plans after four steps, and is replayed on the same.
+RECORDED_STEPS = ["--steps", "7", "--settled", "5"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A figure or table of a paper, and what it needs here."""
+
+    seed: str
+    name: str
+    what: str
+    make: Callable[[Bench], None]
+    minutes: float
+    """On one H200, reckoned from the step times of bench/results/gpu.md, 20 seconds a launch."""
+    quick: float
+    """With `--quick`."""
+    gpus: int = 1
+    modules: tuple[str, ...] = ()
+    """Python modules."""
+    tools: tuple[str, ...] = ()
+    """Programs."""
+
+    def missing(self, cards: int) -> str | None:
+        """Why it cannot be run on a machine with so many GPUs, beginning with what to do."""
+        if cards < self.gpus:
+            has = "no GPU" if cards == 0 else f"{cards} GPU" + ("s" if cards > 1 else "")
+            return f"run on a machine with {self.gpus} NVIDIA GPU: there is {has} here"
+        for module in self.modules:
+            if not has_module(module):
+                return f"install {module.replace('.', '-')}: {self.name} runs programs of it"
+        for tool in self.tools:
+            if shutil.which(tool) is None:
+                return f"install {tool}: {self.name} needs it"
+        return None
+
+
+def has_module(name: str) -> bool:
+    """Whether it can be imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def cards() -> int:
+    """GPUs that this process may use."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def commit() -> str:
+    """Of the working tree; nothing where it is none."""
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip()
+
+
+def gib(size: float) -> str:
+    """Bytes, as a cell."""
+    return f"{size / GIB:.2f}"
+
+
+def percent(part: float) -> str:
+    """A cell."""
+    return f"{100 * part:.1f}"
+
+
+def label_of(words: str) -> str:
+    """A name for a file."""
+    return "".join(letter if letter.isalnum() else "-" for letter in words)
+
+
+class Bench:
+    """One table in the making."""
+
+    def __init__(self, table: Table, options: argparse.Namespace) -> None:
+        self.table = table
+        self.quick: bool = options.quick
+        self.timeout: float = options.timeout
+        self.output: Path | None = options.output
+        self.has_failed = False
+        self.sections: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.runs: list[dict[str, Any]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="girih-seeds-")
+        self.folder = Path(self._folder.name)
+        self.keeps = options.keep is not None
+        # Where recordings lie, which are kept if somebody wants them.
+        self.traces: Path = options.keep or self.folder / "traces"
+        self.traces.mkdir(parents=True, exist_ok=True)
+        self.head = {
+            "table": f"{table.seed} {table.name}",
+            "what": table.what,
+            "command": f"gpu/tables.py {table.seed} {table.name}{' --quick' * options.quick}",
+            "quick": options.quick,
+            "commit": options.commit or commit(),
+            "date": str(datetime.date.today()),
+            "machine": machine_here(),
+        }
+        known = [self.head["commit"] or "no commit", self.head["date"], self.head["machine"]]
+        print(f"### {self.head['table']}: {table.what}\n")
+        print(f"`{self.head['command']}`, {', '.join(known)}", flush=True)
+
+    def close(self) -> None:
+        """Prints the notes. Nothing is left in the folder for temporary files."""
+        for text in self.notes:
+            print(f"\n{text}", flush=True)
+        self._folder.cleanup()
+
+    # ---- what is shown and kept ----
+
+    def section(self, columns: list[str], heading: str = "") -> None:
+        """Begins a table. The first column is to the left."""
+        self.sections.append({"heading": heading, "columns": columns, "rows": []})
+        print(f"\n{heading}\n" if heading else "")
+        print(f"| {' | '.join(columns)} |\n|:--|{'--:|' * (len(columns) - 1)}", flush=True)
+
+    def row(self, *cells: Any) -> None:
+        """A row of the table that was begun last, a cell for each column."""
+        assert len(cells) == len(self.sections[-1]["columns"]), cells
+        self.sections[-1]["rows"].append([str(cell) for cell in cells])
+        print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
+        self.write()
+
+    def note(self, text: str) -> None:
+        """A sentence below all rows: among them it would end their table."""
+        self.notes.append(text)
+        self.say(f"  {text}")
+        self.write()
+
+    def say(self, text: str) -> None:
+        """For who watches."""
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+
+    def keep(self, run: dict[str, Any]) -> None:
+        """What was measured, raw."""
+        self.runs.append({key: run[key] for key in run if key != "stderr"})
+
+    def write(self) -> None:
+        """Whatever ends this program, what was measured by then is kept."""
+        if self.output is not None:
+            made = {"sections": self.sections, "notes": self.notes, "runs": self.runs}
+            text = json.dumps(shareable({**self.head, **made}), indent=1)
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self.output.write_text(text + "\n")
+
+    # ---- launches on the card ----
+
+    def launch(
+        self, mode: str, words: str, cache: Path | None = None, trace: Path | None = None
+    ) -> dict[str, Any]:
+        """One launch of a workload under an allocator: what `modes.launch` gives."""
+        name, *rest = words.split()
+        if "--steps" not in rest:
+            rest += STEPS
+        arguments = argparse.Namespace(
+            workload=str(GPU / "workloads" / name),
+            rest=rest,
+            gpus=1,
+            torchrun=False,
+            timeout=self.timeout,
+            trace=trace,
+        )
+        self.say(f"  {mode}: {name} {' '.join(rest)}")
+        own = cache or self.folder / label_of(f"cache {words}")
+        own.mkdir(exist_ok=True)
+        run = modes.launch(mode, arguments, str(own))
+        self.keep({"words": words, **run})
+        if "error" in run and not ran_out(run):
+            self.has_failed = True
+        return run
+
+    def measured(
+        self, label: str, words: str, allocators: tuple[str, ...]
+    ) -> list[dict[str, Any] | None]:
+        """A row of the columns `MEASURED` for each allocator. Gives what rank 0 saw of each."""
+        found: list[dict[str, Any] | None] = []
+        base = None
+        for mode in allocators:
+            run = self.launch(mode, words)
+            seen = rank0(run)
+            found.append(seen)
+            if seen is None:
+                said = OUT if ran_out(run) else first_line(run["error"], 60)
+                self.row(label, mode, *["-"] * (len(MEASURED) - 3), said)
+                continue
+            base = base or (seen if mode == "native" else None)
+            ratio = f"{step_ratio(seen, base):.4f}" if base else "-"
+            self.row(
+                label,
+                mode,
+                gib(seen["allocated_peak"]),
+                gib(seen["reserved_peak"]),
+                percent(seen["efficiency"]),
+                f"{seen['median_step_s']:.4f}",
+                f"{seen['samples'] / seen['median_step_s']:.2f}",
+                ratio,
+                f"{seen['retries']} retries" if seen["retries"] else "",
+            )
+        return found
+
+    # ---- recordings, and their replays ----
+
+    def record(self, words: str) -> Path | None:
+        """Records a workload under `stitch`. None if the launch failed, which is said."""
+        trace = self.traces / f"{label_of(words)}.girih"
+        if "--steps" not in words:
+            words = f"{words} {' '.join(RECORDED_STEPS)}"
+        run = self.launch("stitch", words, trace=trace)
+        if "error" in run:
+            self.has_failed = True
+            self.note(f"`{words}` failed: {first_line(run['error'], 200)}")
+            return None
+        return written(trace)
+
+    def record_rank(
+        self, world: int, rank: int, words: str, per_machine: int = 8
+    ) -> tuple[Path | None, str]:
+        """Records one rank of a job alone, and says what went wrong where it did."""
+        name, *rest = words.split()
+        trace = self.traces / f"{label_of(words)}-{rank}of{world}.girih"
+        command = [sys.executable, "-m", "girih", "record", "--world", str(world)]
+        command += ["--rank", str(rank), "--per-machine", str(min(per_machine, world))]
+        command += ["-o", str(trace), "--", str(GPU / "workloads" / name), *rest]
+        self.say(f"  rank {rank} of {world}: {name} {' '.join(rest)}")
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            self.has_failed = True
+            return None, f"ran past {self.timeout:.0f} s"
+        file = written(trace)
+        if done.returncode != 0 or file is None:
+            self.has_failed = True
+            errors = [line for line in done.stderr.splitlines() if "Error" in line]
+            said = (errors or done.stderr.splitlines() or ["it said nothing"])[-1]
+            self.keep({"words": words, "world": world, "rank": rank, "error": said})
+            return None, said
+        return file, ""
+
+    def compared(self, recording: Path) -> dict[str, Any] | None:
+        """What `girih compare` says of a recording; None if it fails, which is noted."""
+        words = ["compare", str(recording), "--baselines", "--json", "-q"]
+        done = subprocess.run(
+            [sys.executable, "-m", "girih", *words], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            self.has_failed = True
+            self.note(f"girih compare failed on {recording.name}: {done.stderr.strip()[-300:]}")
+            return None
+        found: dict[str, Any] = json.loads(done.stdout)["recordings"][0]
+        return found
+
+    def replayed(self, label: str, recording: Path) -> None:
+        """A row of the columns `replayed_columns` of a recording."""
+        found = self.compared(recording)
+        if found is None:
+            return
+        rows = {row["allocator"]: row for row in found["rows"]}
+        few = ("allocator", "requests", "allocated_peak", "reserved_peak", "efficiency")
+        kept = [
+            {name: row[name] for name in (*few, "device_calls", "device_microseconds")}
+            for row in found["rows"]
+        ]
+        self.keep({"replayed": label, "lower_bound": found["lower_bound"], "rows": kept})
+        cells = [percent(rows[name]["efficiency"]) for name in REPLAYED]
+        self.row(label, gib(found["lower_bound"]), gib(rows["native"]["reserved_peak"]), *cells)
+
+
+MEASURED = [
+    *("run", "allocator", "allocated GiB", "reserved GiB", "efficiency %"),
+    *("step s", "samples/s", "time of native's", "said"),
+]
+
+
+def replayed_columns() -> list[str]:
+    """Of the rows of `Bench.replayed`: efficiency by allocator, in percent."""
+    return ["run", "bound GiB", "native GiB", *REPLAYED]
+
+
+def rank0(run: dict[str, Any]) -> dict[str, Any] | None:
+    """What the first rank of a launch printed; None if it failed."""
+    if "error" in run:
+        return None
+    seen: dict[str, Any] = next(iter(run["ranks"].values()))
+    return seen
+
+
+def first_line(error: str, most: int) -> str:
+    """Of an error, as a cell. A program that was killed may have said nothing."""
+    lines = error.strip().splitlines() or ["it ended without a word"]
+    return lines[0].replace("|", "/")[:most]
+
+
+def ran_out(run: dict[str, Any]) -> bool:
+    """Whether a launch failed for want of memory."""
+    return bool(OUT_OF_MEMORY.search(run["error"] + run.get("stderr", "")))
+
+
+def written(trace: Path) -> Path | None:
+    """The file of a recording, whose name may have the device in it; None if there is none."""
+    found = [trace] if trace.exists() else sorted(trace.parent.glob(f"{trace.stem}*.girih"))
+    return found[0] if found else None
+
+
+def machine_here() -> str:
+    """The GPU and its driver; the processor where there is none."""
+    try:
+        return machine()
+    except (OSError, subprocess.CalledProcessError):
+        return f"{platform.machine()} without a GPU"

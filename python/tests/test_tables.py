@@ -1,0 +1,403 @@
+"""`gpu/tables.py`: the tables of the papers, on a machine that is not there.
+
+Workloads, recordings and the driver's calls are answered by a stand-in at the edge of the process:
+their command lines are parsed by the programs' own parsers, and what they would have printed is
+made up. `girih compare`, `girih plan` and what becomes of it all are real.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = ROOT / "gpu"
+RECORDING = ROOT / "corpus/mlp_stacks.pickle.gz"
+GIB = 1 << 30
+TOKENS_MOST = 300_000
+"""Of a sequence on the card of the stand-in."""
+
+
+# As `python gpu/tables.py` finds its own.
+sys.path.insert(0, str(GPU))
+tables = importlib.import_module("tables")
+sys.path.remove(str(GPU))
+ALL = [(one.seed, one.name) for one in tables.TABLES]
+
+
+# ---- what docs say ----
+
+
+def test_every_table_is_named_in_the_page_of_the_papers_and_no_other():
+    text = (ROOT / "docs/seeds.md").read_text()
+    named = set(re.findall(r"`gpu/tables\.py (\w+) (\w+)", text))
+    assert named == set(ALL)
+
+
+def test_no_row_needs_a_gpu_without_a_command():
+    rows = [line for line in (ROOT / "docs/seeds.md").read_text().splitlines() if "|" in line]
+    assert [row for row in rows if "needs a GPU" in row and "gpu/" not in row] == []
+
+
+# ---- the command ----
+
+
+def test_without_words_all_tables_are_listed_within_a_terminal():
+    lines = tables.listed()
+    assert len(lines) == len(tables.TABLES) + 1
+    assert {tuple(line.split()[:2]) for line in lines[1:]} == set(ALL)
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_what_a_quick_table_takes_is_at_most_five_minutes():
+    assert [one.name for one in tables.TABLES if one.quick > 5 or one.quick > one.minutes] == []
+
+
+def test_every_table_can_be_asked_for_and_has_a_file_of_its_own():
+    files = {tables.parse([one.seed, one.name]).output for one in tables.TABLES}
+    files |= {tables.parse([one.seed, one.name, "--quick"]).output for one in tables.TABLES}
+    assert len(files) == 2 * len(tables.TABLES)
+
+
+def test_a_table_that_is_not_there_is_answered_with_those_that_are(capsys):
+    with pytest.raises(SystemExit) as ended:
+        tables.parse(["gmlake", "fig99"])
+    assert ended.value.code == 2
+    assert "of gmlake name one of table1, fig6" in capsys.readouterr().err
+
+
+def test_what_a_machine_lacks_is_said_in_one_line_with_what_to_do():
+    one = next(one for one in tables.TABLES if one.modules)
+    assert one.missing(0).startswith("run on a machine with 1 NVIDIA GPU")
+    absent = type(one)(**{**vars(one), "modules": ("no_such.module",)})
+    assert absent.missing(1) == f"install no_such-module: {one.name} runs programs of it"
+    lacking = type(one)(**{**vars(one), "modules": (), "tools": ("no-such-tool",)})
+    assert lacking.missing(1) == f"install no-such-tool: {one.name} needs it"
+
+
+def test_without_a_gpu_nothing_is_run(monkeypatch, capsys):
+    monkeypatch.setattr(tables, "cards", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["tables.py", "gmlake", "table1"])
+    assert tables.main() == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("gmlake table1: run on a machine with 1 NVIDIA GPU")
+    assert said.err.count("\n") == 1
+
+
+def test_kept_results_become_tables(capsys):
+    assert tables.kept([str(ROOT / "bench/results/gpu/hf-gpt2.json")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("### hf-gpt2\n")
+    assert "| native | 0 | 48,511 | 57,194 | 0.8482 |" in said
+
+
+# ---- the stand-in ----
+
+
+class Anything(type):
+    """A class of which every attribute is one more."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name, (), {})
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives modules that have everything, so that a workload's parser can be had without them."""
+
+    NAMES = ("torch", "transformers", "megatron", "peft")
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.NAMES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = lambda name: Anything(name, (), {})
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    """The parser of each workload that tables launch."""
+    finder = Absent()
+    before = dict(sys.modules)
+    for name in [name for name in sys.modules if name.partition(".")[0] in Absent.NAMES]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(GPU / "workloads"))
+    try:
+        found = {}
+        for name in ("hf", "fsdp", "megatron_gpt", "longer"):
+            found[name] = importlib.import_module(name).__dict__
+        yield found
+    finally:
+        sys.path.remove(str(GPU / "workloads"))
+        sys.meta_path.remove(finder)
+        for name in set(sys.modules) - set(before):
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def parsed(workload, words):
+    """What a workload's own parser makes of its words."""
+    argv, sys.argv = sys.argv, [workload["__name__"], *words]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return workload["parse"]()
+    except SystemExit:
+        raise AssertionError(f"{words}: {said.getvalue()}") from None
+    finally:
+        sys.argv = argv
+
+
+def result(options, *, seconds, reserved):
+    """What a workload prints at its end."""
+    steps = options.steps
+    return {
+        "rank": 0,
+        "losses": ["1.0"] * steps,
+        "exact_losses": ["0x1p+0"] * steps,
+        "allocated_peak": 10 * GIB,
+        "reserved_peak": reserved,
+        "efficiency": 10 * GIB / reserved,
+        "settled_efficiency": 10 * GIB / reserved,
+        "device_used": reserved + GIB // 2,
+        "first_step_s": 2 * seconds,
+        "median_step_s": seconds,
+        "step_s": [seconds] * steps,
+        "step_reserved": [reserved] * steps,
+        "settled_from": options.settled,
+        "samples": 64,
+        "retries": 0,
+        "ooms": 0,
+        "settled_steps": steps - options.settled,
+        "settled_changes": {"swap.bytes_out": 10**9},
+    }
+
+
+class StandIn:
+    """A machine with one card: answers what would be run on it."""
+
+    def __init__(self, parsers, limit=None):
+        self.parsers = parsers
+        self.real = subprocess.run
+        self.limit = limit
+        self.launched = []
+
+    def __call__(self, command, **options):
+        words = [str(word) for word in command]
+        if words[0] == "nvidia-smi":
+            return self.done("NVIDIA H200, 580.159\n")
+        if words[0] == "g++":
+            Path(words[words.index("-o") + 1]).write_text("")
+            return self.done("")
+        if words[0].endswith("/calls"):
+            return self.done("".join(self.calls(words[2:])))
+        if words[0] == "cargo":
+            page = (ROOT / "bench/results/seeds/recordings.md").read_text()
+            return self.done(page)
+        program = next((word for word in words if "workloads/" in word), None)
+        if program is None or words[0] == "git":
+            return self.real(command, **options)
+        return self.workload(program, words)
+
+    @staticmethod
+    def done(text, status=0, said=""):
+        return subprocess.CompletedProcess([], status, text, said)
+
+    def workload(self, program, words):
+        place = len(words) - 1 - words[::-1].index(program)
+        name, rest = Path(program).stem, words[place + 1 :]
+        if name == "marked":
+            name, rest = Path(rest[0]).stem, rest[1:]
+        if name == "recorded":
+            name, rest = Path(words[place + 2]).stem, words[place + 3 :]
+        options = parsed(self.parsers[name], rest)
+        is_native = "girih" not in words
+        self.launched.append((name, is_native, options))
+        for option in ("--trace", "-o"):
+            if option in words[:place]:
+                shutil.copy(RECORDING, words[words.index(option) + 1])
+        reserved = 12 * GIB if is_native else 10 * GIB
+        tokens = getattr(options, "length", None) or 0
+        if tokens > TOKENS_MOST or (self.limit and reserved > self.limit * GIB):
+            said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+            return self.done('STOPPED {"step_s": [0.5], "step_reserved": [0]}', 1, said)
+        seconds = 0.5 if is_native else 0.51
+        seen = json.dumps({"digests": ["a", "b"], "host_peak": 0})
+        printed = json.dumps(result(options, seconds=seconds, reserved=reserved))
+        return self.done(f"SEEN {seen}\nRESULT {printed}\n")
+
+    @staticmethod
+    def calls(words):
+        """A microsecond for each chunk, ten for a block."""
+        blocks = set()
+        for block, chunk in zip(words[::2], words[1::2], strict=True):
+            sizes = {"block": int(block) << 20}
+            if block not in blocks:
+                blocks.add(block)
+                us = {"cudaMalloc": 10.0, "cudaFree": 5.0, "cuMemAlloc": 9.0, "cuMemFree": 4.0}
+                yield json.dumps(sizes | {"chunk": 0, "us": us}) + "\n"
+            count = float(int(block) // int(chunk))
+            names = ("create", "map", "set_access", "unmap", "release")
+            once = ("reserve", "unreserve", "set_access_at_once", "unmap_at_once")
+            us = dict.fromkeys(names, count) | dict.fromkeys(once, 1.0)
+            yield json.dumps(sizes | {"chunk": int(chunk) << 20, "us": us}) + "\n"
+
+
+@functools.cache
+def has_command():
+    """Whether `python -m girih compare` is there: it needs the command in Rust."""
+    words = [sys.executable, "-m", "girih", "compare", "--help"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def machine(parsers, monkeypatch):
+    bench = sys.modules["seeds.bench"]
+    stand_in = StandIn(parsers)
+
+    @contextlib.contextmanager
+    def smaller_card(gibibytes, gpus):
+        stand_in.limit = gibibytes
+        try:
+            yield f"free on each card: {gibibytes:.2f} GiB"
+        finally:
+            stand_in.limit = None
+
+    monkeypatch.setattr(subprocess, "run", stand_in)
+    monkeypatch.setattr(tables, "cards", lambda: 1)
+    monkeypatch.setattr(bench, "has_module", lambda name: True)
+    monkeypatch.setattr(sys.modules["seeds.stweaver"], "has_module", lambda name: True)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sys.modules["seeds.gmlake"], "includes", lambda: ["-I."])
+    for name in ("gmlake", "stweaver", "memo"):
+        monkeypatch.setattr(sys.modules[f"seeds.{name}"], "smaller_card", smaller_card)
+    return stand_in
+
+
+@pytest.fixture
+def made(machine, monkeypatch, tmp_path):
+    """Runs the command. Gives its exit status and the file."""
+    output = tmp_path / "table.json"
+
+    def make(*words):
+        words = ["tables.py", *words, "-o", str(output), "--commit", "abc"]
+        monkeypatch.setattr(sys, "argv", words)
+        return tables.main(), json.loads(output.read_text())
+
+    return make
+
+
+@pytest.mark.parametrize("size", ["--quick", "full"])
+@pytest.mark.parametrize("asked", ALL, ids="-".join)
+def test_a_table_is_made_of_what_a_machine_answers(asked, size, machine, made, capsys):
+    seed, name = asked
+    if seed in ("gmlake", "stweaver") and not has_command():
+        pytest.skip("the command girih is not built into this package")
+    words = [seed, name, *(["--quick"] if size == "--quick" else [])]
+    status, kept = made(*words)
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert (kept["table"], kept["commit"]) == (f"{seed} {name}", "abc")
+    assert kept["machine"] == "NVIDIA H200, 580.159"
+    assert kept["sections"], printed
+    for section in kept["sections"]:
+        assert section["rows"], section
+        for row in section["rows"]:
+            assert len(row) == len(section["columns"]), (section["columns"], row)
+            assert f"| {' | '.join(row)} |" in printed
+    assert "/workloads/" not in json.dumps(kept["sections"])
+    if name not in ("fig6", "table1") or seed != "gmlake":
+        assert machine.launched
+
+
+def test_the_price_of_chunks_is_a_multiple_of_the_whole(made):
+    _, kept = made("gmlake", "table1")
+    multiples, _ = kept["sections"]
+    assert multiples["heading"] == "Multiples of cudaMalloc"
+    assert multiples["columns"] == ["call", "2 MiB", "128 MiB", "1024 MiB"]
+    by_call = {row[0]: row[1:] for row in multiples["rows"]}
+    # 1,024, 16 and 2 chunks at a microsecond each, by ten of cudaMalloc.
+    assert by_call["cuMemCreate"] == ["102.400", "1.600", "0.200"]
+    assert by_call["in all"] == ["307.3", "4.9", "0.7"]
+
+
+def test_what_was_printed_is_printed_again_from_the_file(made, tmp_path, capsys):
+    made("gmlake", "table1")
+    first = capsys.readouterr().out
+    assert tables.kept([str(tmp_path / "table.json")]) == 0
+    again = capsys.readouterr().out
+    assert [line for line in again.splitlines() if line] == [
+        line for line in first.splitlines() if line
+    ]
+
+
+def test_what_runs_out_of_memory_is_a_row_and_no_failure(made):
+    status, kept = made("stweaver", "table1", "--quick")
+    assert status == 0
+    (section,) = kept["sections"]
+    said = {(row[0], row[1]): row[-1] for row in section["rows"]}
+    assert said["original", "native"] == "out of memory"
+    assert said["original", "auto"] == ""
+
+
+def test_a_launch_that_fails_otherwise_is_said_and_the_status_is_1(made, machine, monkeypatch):
+    def broken(program, words):
+        return machine.done("", 1, "ValueError: no such model\n")
+
+    monkeypatch.setattr(machine, "workload", broken)
+    status, kept = made("gmlake", "fig3")
+    assert status == 1
+    assert {row[-1] for row in kept["sections"][0]["rows"]} == {"ValueError: no such model"}
+
+
+def test_a_program_that_is_killed_is_said_and_the_others_go_on(made, machine, monkeypatch):
+    monkeypatch.setattr(machine, "workload", lambda program, words: machine.done("", -9))
+    status, kept = made("gmlake", "fig10")
+    assert status == 1
+    replayed, measured = kept["sections"]
+    assert replayed["rows"] == []
+    assert {row[-1] for row in measured["rows"]} == {"it ended without a word"}
+    assert len([note for note in kept["notes"] if "it ended without a word" in note]) == 10
+
+
+def test_steps_of_a_run_that_stopped_are_shown_up_to_there(made):
+    status, kept = made("gmlake", "fig14", "--quick")
+    assert status == 0
+    (section,) = kept["sections"]
+    natives = [row[1] for row in section["rows"]]
+    assert natives == ["0.500, 0.00", "out of memory", *["-"] * 7]
+
+
+def test_recordings_are_kept_where_somebody_wants_them(made, tmp_path):
+    status, _ = made("stweaver", "table3", "--keep", str(tmp_path / "kept"))
+    assert status == 0
+    assert len(list((tmp_path / "kept").glob("*.girih"))) == 2
+
+
+def test_experts_without_cargo_and_without_a_folder_are_not_recorded(made, machine, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="install cargo, or say --keep FOLDER"):
+        made("stweaver", "table3")
+    assert machine.launched == []
