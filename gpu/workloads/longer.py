@@ -135,11 +135,10 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument(
-        "--fused-loss",
-        action="store_true",
-        help="of all tokens, by Girih, without logits--profiler",
-        action="store_true",
-        help="under torch.profiler, with shapes and stacks",
+        "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
+    )
+    parser.add_argument(
+        "--profiler", action="store_true", help="under torch.profiler, with shapes and stacks"
     )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     parser.add_argument(
