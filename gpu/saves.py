@@ -10,7 +10,9 @@ called from them can be below), the same in Python, and Girih's. Of each the sho
 counts, taken in turns, for machines have neighbours; a save is one tensor packed and unpacked, and
 what is shown is the time above that without hooks, in ns a save. `in Python` is Girih where no shim
 looks at tensors for it; on the CPU, where there is none, the part of the shim that does so is
-compiled for this. Tensors are too small to have records; with `--large`, on a GPU, all have.
+compiled for this. Tensors are too small to have records; with `--large`, on a GPU, all have. The
+second table has the two hooks alone, called from Python, for a tensor without a graph, a parameter,
+and one with a graph.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,20 @@ def saves_of(run: Callable[[], Any]) -> int:
     return count[0]
 
 
+def alone(
+    hooks: Hooks, tensors: dict[str, torch.Tensor], rounds: int, count: int = 5000
+) -> dict[str, tuple[float, float]]:
+    """Seconds of one call of each hook, the shortest of all rounds."""
+    found = {}
+    for name, tensor in tensors.items():
+        given = []
+        for hook, argument in zip(hooks, (tensor, hooks[0](tensor)), strict=True):
+            clock = timeit.Timer("hook(argument)", globals={"hook": hook, "argument": argument})
+            given.append(min(clock.repeat(rounds, count)) / count)
+        found[name] = (given[0], given[1])
+    return found
+
+
 def measure(
     runs: dict[str, Callable[[], Any]], ways: dict[str, Hooks | None], device: str, rounds: int
 ) -> dict[str, dict[str, float]]:
@@ -183,6 +200,9 @@ def main() -> int:
     runs = chains(device, 512 if options.large else 4)
     counts = {name: saves_of(run) for name, run in runs.items()}
     ours = (_native.pack, _native.unpack)
+    parameter = torch.nn.Parameter(torch.randn(4, 4, device=device))
+    tensors = {"no graph": parameter.detach(), "parameter": parameter, "graph": parameter * 2}
+    calls = {}
     with tempfile.TemporaryDirectory() as folder:
         same = same_in_c(Path(folder))
         ways: dict[str, Hooks | None] = {
@@ -191,9 +211,13 @@ def main() -> int:
             "Python": (lambda tensor: tensor, lambda tensor: tensor),
         }
         in_python: dict[str, Hooks | None] = {"none": None, "in Python": ours}
-        before = measure(runs, in_python, device, options.rounds) if device == "cpu" else {}
+        before = {}
         if device == "cpu":
+            before = measure(runs, in_python, device, options.rounds)
+            calls["in Python"] = alone(ours, tensors, options.rounds)
             lend(Path(folder))
+        calls |= {"C": alone((same, same), tensors, options.rounds)}
+        calls |= {"girih": alone(ours, tensors, options.rounds)}
         found = measure(runs, ways | {"girih": ours}, device, options.rounds)
     rows = {}
     for name, count in counts.items():
@@ -204,13 +228,20 @@ def main() -> int:
             row["in Python"] = 1e9 * (own["in Python"] - own["none"]) / count
         rows[name] = {"saves": count, "step_us": 1e6 * base, "ns": row}
     if options.json:
-        print(json.dumps({"torch": torch.__version__, "device": device, "rows": rows}))
+        known = {"torch": torch.__version__, "device": device, "rows": rows, "calls_s": calls}
+        print(json.dumps(known))
         return 0
     columns = list(next(iter(rows.values()))["ns"])
     print(f"{'chain':<9} {'saves':>6} {'us':>8} " + " ".join(f"{way:>10}" for way in columns))
     for name, row in rows.items():
         said = " ".join(f"{row['ns'][way]:>10.0f}" for way in columns)
         print(f"{name:<9} {row['saves']:>6} {row['step_us']:>8.0f} {said}")
+    print(
+        f"\n{'hooks':<10} " + " ".join(f"{name:>12}" for name in tensors) + "   pack + unpack, ns"
+    )
+    for way, each in calls.items():
+        said = (f"{1e9 * pack:.0f} + {1e9 * unpack:.0f}" for pack, unpack in each.values())
+        print(f"{way:<10} " + " ".join(f"{text:>12}" for text in said))
     return 0
 
 

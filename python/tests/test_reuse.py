@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 import json
+import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,69 @@ def test_two_tensors_over_one_block_are_one_and_its_next_owner_is_another(reused
         reused.Reuse(8, 1, 2, 0),
         reused.Reuse(8, 1, None, None),
     ]
+
+
+STEPS = """
+import ctypes, json, time
+from simulated import *
+from girih import _saved
+import reused
+
+class Event(ctypes.Structure):
+    _fields_ = [("addr", ctypes.c_uint64), ("size", ctypes.c_uint64), ("stream", ctypes.c_uint64),
+                ("pool", ctypes.c_uint64 * 2), ("device", ctypes.c_int32),
+                ("action", ctypes.c_int32)]
+
+NAMES = ("alloc", "free_requested", "free_completed")
+events, saved = [], []
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Event))
+def note(_user, event):
+    found = event[0]
+    if found.action < len(NAMES):
+        events.append({"action": NAMES[found.action], "addr": found.addr, "size": found.size,
+                       "time_us": reused.now_us()})
+
+gpu = Gpu(1024, gpu_budget=200 << 20)
+_saved.install(gpu.torch)
+for step in range(4):
+    gpu.mark("step")
+    if step == 2:
+        gpu.symbols.girih_set_sink(note, None)
+    layers, before = [], None
+    for _ in range(60):
+        output = Tensor(gpu, 4)
+        layers.append(gpu.save(output))
+        if step == 2:
+            saved.append(reused.Saved(gpu.storages[output.storage][1], reused.now_us()))
+        before = output
+    del before, output
+    used = iter(reversed(saved))
+    while layers:
+        if step == 2:
+            next(used).used_us = reused.now_us()
+        tensor = gpu.use(layers[-1])
+        del tensor
+        with gpu.working():
+            layers.pop()
+gpu.symbols.girih_set_sink(None, None)
+found = reused.follow(saved, events)
+print(json.dumps([[it.size, it.pending_us, it.us, it.requests] for it in found]))
+"""
+
+
+def test_on_a_simulated_gpu_what_went_serves_the_request_that_it_went_for(python):
+    """The heap lets go of the bytes for a request, so that is given them, or one soon after."""
+    pytest.importorskip("girih._native", reason="the extension is not built")
+    path = os.pathsep.join([str(Path(__file__).parent), str(GPU / "workloads")])
+    done = python("-c", STEPS, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) > 5
+    assert all(size == 4 << 20 for size, *_ in found)
+    seen = [requests for *_, requests in found if requests is not None]
+    assert len(seen) > len(found) / 2
+    assert statistics.median(seen) <= 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
