@@ -49,19 +49,24 @@ impl Objects {
         if TRIED.load(Ordering::Relaxed) >= TRIALS {
             return None;
         }
+        let [class, parameter] = classes(tensor.py()).ok()?;
+        // One of another class shows nothing, and however many there are, a plain one may come.
+        if !is_exactly(tensor, &class) && !is_exactly(tensor, &parameter) {
+            return None;
+        }
         TRIED.fetch_add(1, Ordering::Relaxed);
-        OF_THE_PROCESS.get_or_try_init(tensor.py(), || Objects::of(tensor)).ok()
+        OF_THE_PROCESS.get_or_try_init(tensor.py(), || Objects::of(tensor, class, parameter)).ok()
     }
 
-    /// From a tensor and another that is made of it.
-    fn of(sample: &Bound<'_, PyAny>) -> PyResult<Objects> {
+    /// From two tensors that are made of one.
+    fn of(
+        sample: &Bound<'_, PyAny>,
+        tensor: Py<PyType>,
+        parameter: Py<PyType>,
+    ) -> PyResult<Objects> {
         let py = sample.py();
-        let torch = py.import("torch")?;
-        let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
-        let parameter = torch.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?;
-        let bytes: usize = tensor.getattr("__basicsize__")?.extract()?;
+        let bytes: usize = tensor.bind(py).getattr("__basicsize__")?.extract()?;
         let words = (bytes / size_of::<usize>()).min(WORDS_MAX);
-        let (tensor, parameter) = (tensor.unbind(), parameter.unbind());
         let mut places: Vec<usize> = (0..words).collect();
         for sample in [sample.getattr("data")?, sample.getattr("data")?] {
             if !is_exactly(&sample, &tensor) {
@@ -89,6 +94,14 @@ impl Objects {
         (is_exactly(object, &self.tensor) || self.is_parameter(object))
             .then(|| word(object, self.place) as u64)
     }
+}
+
+/// `torch.Tensor` and `torch.nn.Parameter`.
+fn classes(py: Python<'_>) -> PyResult<[Py<PyType>; 2]> {
+    let torch = py.import("torch")?;
+    let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
+    let parameter = torch.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?;
+    Ok([tensor.unbind(), parameter.unbind()])
 }
 
 #[inline]

@@ -40,6 +40,10 @@ class Asked(torch.overrides.TorchFunctionMode):
 
 def test_what_has_no_graph_is_asked_nothing_in_python():
     tensor, sample = torch.randn(3), torch.randn(3)
+    # Where the first tensor of the process is of another class, it shows nothing.
+    own = type("Own", (torch.Tensor,), {})
+    for _ in range(100):
+        _native.pack(torch.randn(3).as_subclass(own))
     _native.pack(sample)
     with Asked() as asked:
         _native.unpack(_native.pack(tensor))
