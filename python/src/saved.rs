@@ -265,8 +265,8 @@ pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<Py
     // Autograd takes what needs no gradient (attention's log-sum-exp) as it is given: our own tensor would be no owner
     // that is seen, and its bytes could go before the kernel that reads them is queued.
     match &plain {
-        Some(plain) => plain.alias(tensor),
-        None => detached(py, tensor),
+        Some(plain) if plain.tensors.look(plain.address).is_some() => plain.alias(tensor),
+        _ => detached(py, tensor),
     }
 }
 

@@ -311,7 +311,7 @@ typedef struct girih_tensor {
 /* Describes one. False if it is no plain one: without a storage, or of a kind that Python or a transform of functions
  * stands behind. */
 typedef bool (*girih_look)(uint64_t tensor, girih_tensor *seen);
-/* How often it was changed in place; of plain ones. */
+/* How often it was changed in place; -1 if that is not counted. */
 typedef int64_t (*girih_version)(uint64_t tensor);
 /* From now on changes in place of either are counted as of both. `tensor` is over the storage of `of`, and nobody else
  * has it yet. */

@@ -52,7 +52,12 @@ bool look(uint64_t tensor, girih_tensor* seen) {
 }
 
 int64_t version(uint64_t tensor) {
-  return tensor_at(tensor)->version_counter().current_version();
+  try {
+    return tensor_at(tensor)->version_counter().current_version();
+  } catch (...) {
+    // One of inference has none, and is no tensor that was saved.
+    return -1;
+  }
 }
 
 void share_version(uint64_t tensor, uint64_t of) {

@@ -36,7 +36,7 @@ pub trait Tensors: Send + Sync {
     /// None if it is no plain one.
     fn look(&self, tensor: u64) -> Option<Seen>;
 
-    /// How often a plain one was changed in place.
+    /// How often it was changed in place; -1 if that is not counted.
     fn version(&self, tensor: u64) -> i64;
 
     /// From now on changes in place of a tensor, which nobody else has yet, are counted as of another too, over whose
