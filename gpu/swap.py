@@ -2,6 +2,7 @@
 
     python gpu/swap.py --rows shape                      # 5 layers of width 4096, batch by batch
     python gpu/swap.py --rows long --cards 2 -o long.json
+    python gpu/swap.py --rows skips                      # 500 steps that are not alike
     python gpu/swap.py --budget 40GiB -- --layers 5 --batch 16 --length 4096
 
 Each row is a launch of `workloads/longer.py`: `plain` under PyTorch's allocator, recomputation of
@@ -50,6 +51,18 @@ ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
             ["--layers", "4", "--batch", "1", "--length", str(length), "--steps", "8"],
         )
         for length, budget in ((32768, "20GiB"), (65536, "30GiB"))
+    ],
+    # Steps that are not alike, for some minutes: with 500 of them a shift would show.
+    "skips": [
+        (
+            "skips",
+            "recompute,girih",
+            "12GiB",
+            [
+                *("--layers", "2", "--batch", "4", "--steps", "500", "--settled", "100"),
+                *("--skip-every", "50", "--validate-every", "20", "--exact"),
+            ],
+        )
     ],
 }
 HEAD = (
@@ -114,6 +127,20 @@ def line(row: str, run: dict[str, Any], base: dict[str, Any] | None, digests: An
     )
 
 
+def first_difference(runs: list[dict[str, Any]]) -> list[str]:
+    """For each run but the first, the step from which its losses are others; for long rows."""
+    lines = []
+    base = runs[0]["seen"]["exact_losses"] if runs else []
+    for run in runs[1:]:
+        losses = run["seen"]["exact_losses"]
+        differ = [
+            step for step, pair in enumerate(zip(losses, base, strict=True)) if len({*pair}) > 1
+        ]
+        said = f"differ from step {differ[0]} on" if differ else f"equal to the bit in {len(base)}"
+        lines.append(f"{'':<10} {run['way']:<12} losses of {runs[0]['way']}: {said}")
+    return lines
+
+
 def measure(row: tuple[str, str, str, list[str]], options: argparse.Namespace) -> Any:
     """Every way of one row, one after the other."""
     name, ways, budget, shape = row
@@ -125,6 +152,8 @@ def measure(row: tuple[str, str, str, list[str]], options: argparse.Namespace) -
     ran = [run["seen"] for run in runs if "seen" in run]
     base, digests = (ran[0], ran[0]["digests"]) if ran else (None, None)
     lines = [line(name, run, base, digests) for run in runs]
+    if options.rows == "skips":
+        lines += first_difference([run for run in runs if "seen" in run])
     return {"row": name, "budget": budget, "shape": shape, "runs": runs, "lines": lines}
 
 

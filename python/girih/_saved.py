@@ -5,11 +5,11 @@ starts, whichever threads these run on. Where a program sets hooks of its own
 (`torch.utils.checkpoint`, `save_on_cpu`), the innermost hold: what is saved within them stays as
 they want it. The transforms of `torch.func` refuse to work under any; ours step aside for them.
 
-A hook costs about a microsecond a saved tensor. With a budget they are set from the first on;
-without one, once a heap calls for them, for its GPU is half full: between two instructions of the
-main thread, or at a mark. That may be anywhere, also within hooks of the program's own or in the
-midst of a transform. There nothing is done: hooks are a stack, and whoever has pushed the last will
-pop it. The next call, or the next mark, finds a better place.
+What a saved tensor costs under hooks is in `bench/results/swap.md`: a microsecond or two. With a
+budget they are set from the first on; without one, once a heap calls for them, for its GPU is half
+full: between two instructions of the main thread, or at a mark. That may be anywhere, also within
+hooks of the program's own or in the midst of a transform. There nothing is done: hooks are a stack,
+and whoever has pushed the last will pop it. The next call, or the next mark, finds a better place.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@
 //! driver call takes, and other Python threads must not wait for that.
 
 mod call;
+mod objects;
 mod saved;
 mod why;
 

@@ -7,14 +7,21 @@
 //! ```
 //!
 //! With hooks PyTorch does not look whether a saved tensor was changed in place, so it is done here.
+//!
+//! A hook is called for every tensor, and most are small: what decides is one call of the shim, which needs no Python
+//! (`girih_torch::swap::tensors`), for tensors of torch's own class and for parameters. Others, and where there is no
+//! shim, are asked in Python, several times slower.
 
 use girih_torch::control::{self, Saved as Tensor, SavedError};
+use girih_torch::swap::tensors::{self, Seen, Tensors};
 use girih_torch::swap::{Shape, storages};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
+
+use crate::objects::Objects;
 
 /// Bytes from which on a storage gets a record.
 const LEAST: u64 = girih_torch::swap::LEAST;
@@ -59,35 +66,136 @@ impl Drop for Saved {
     }
 }
 
+/// A tensor that can be looked at without Python: of torch's own class, or a parameter, and plain.
+struct Plain {
+    tensors: &'static dyn Tensors,
+    objects: &'static Objects,
+    /// Of its `c10::TensorImpl`.
+    address: u64,
+    is_parameter: bool,
+}
+
+impl Plain {
+    /// Of this object; none where nobody has said how to look, and for other classes.
+    #[inline]
+    fn of(tensor: &Bound<'_, PyAny>) -> Option<Plain> {
+        let tensors = tensors::of_the_process()?;
+        let objects = Objects::of_the_process(tensor)?;
+        let is_parameter = objects.is_parameter(tensor);
+        let address = objects.address(tensor)?;
+        Some(Plain { tensors, objects, address, is_parameter })
+    }
+
+    /// Another tensor over the same storage, without a graph, whose changes in place are counted with those of this
+    /// one: what `detach` gives, which goes through the dispatcher for it.
+    fn alias(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let alias = tensor.getattr(intern!(tensor.py(), "data"))?;
+        match self.objects.address(&alias) {
+            Some(address) => {
+                self.tensors.share_version(address, self.address);
+                Ok(alias.unbind())
+            }
+            None => detached(tensor.py(), tensor),
+        }
+    }
+
+    /// What is kept of a tensor that has no record: see [`kept`].
+    fn kept(&self, tensor: &Bound<'_, PyAny>, seen: &Seen) -> PyResult<Py<PyAny>> {
+        match !seen.may_have_graph || is_leaf(tensor)? {
+            true => Ok(tensor.clone().unbind()),
+            false => self.alias(tensor),
+        }
+    }
+
+    /// True if the bytes are a parameter's, which are in use for as long as the model lives.
+    fn is_of_a_parameter(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if self.is_parameter {
+            return Ok(true);
+        }
+        let base = tensor.getattr(intern!(tensor.py(), "_base"))?;
+        Ok(!base.is_none()
+            && (self.objects.is_parameter(&base)
+                || self.objects.address(&base).is_none() && is_of_a_parameter(&base)?))
+    }
+
+    fn pack(&self, tensor: &Bound<'_, PyAny>, seen: &Seen) -> PyResult<Saved> {
+        let version = seen.version;
+        // Most are small, so this comes first.
+        if seen.size < LEAST || seen.device < 0 || self.is_of_a_parameter(tensor)? {
+            return Ok(Saved { tensor: self.kept(tensor, seen)?, version, device: -1, id: 0 });
+        }
+        let described = Tensor {
+            storage: seen.storage,
+            address: seen.address,
+            size: seen.size,
+            kind: seen.kind,
+            shape: seen.shape,
+        };
+        let stream = self.tensors.current_stream(seen.device);
+        let tensor_of_ours = self.alias(tensor)?;
+        recorded(tensor.py(), tensor_of_ours, version, seen.device, described, stream)
+    }
+}
+
+/// Autograd saves a tensor.
+#[pyfunction]
+pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
+    if let Some(plain) = Plain::of(tensor)
+        && let Some(seen) = plain.tensors.look(plain.address)
+    {
+        return plain.pack(tensor, &seen);
+    }
+    pack_any(tensor)
+}
+
+/// A tensor of any class, or without a shim: every question is Python's.
+fn pack_any(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
+    let py = tensor.py();
+    let version = version_of(tensor)?;
+    let Some((device, described)) = described(py, tensor)? else {
+        return Ok(Saved { tensor: kept(py, tensor)?, version, device: -1, id: 0 });
+    };
+    let stream = stream_of(py, device)?;
+    recorded(py, detached(py, tensor)?, version, device, described, stream)
+}
+
+/// A saved tensor with a record, if it gets one. Each save is an owner of the storage, by a tensor of its own: so it
+/// is seen whether the program is another.
+fn recorded(
+    py: Python<'_>,
+    tensor: Py<PyAny>,
+    version: i64,
+    device: i32,
+    described: Tensor,
+    stream: u64,
+) -> PyResult<Saved> {
+    let mut saved = Saved { tensor, version, device, id: 0 };
+    saved.id =
+        py.detach(|| control::save(device, described, stream)).map_err(PyRuntimeError::new_err)?;
+    Ok(saved)
+}
+
+fn version_of(tensor: &Bound<'_, PyAny>) -> PyResult<i64> {
+    tensor.getattr(intern!(tensor.py(), "_version"))?.extract()
+}
+
+fn is_leaf(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor.getattr(intern!(tensor.py(), "is_leaf"))?.extract()
+}
+
 fn stream_of(py: Python<'_>, device: i32) -> PyResult<u64> {
     torch(py)?.current_stream.bind(py).call1((device,))?.extract()
 }
 
 /// True if the bytes are a parameter's, which are in use for as long as the model lives.
-fn is_of_a_parameter(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn is_of_a_parameter(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
     let parameter = torch(py)?.parameter.bind(py);
     if tensor.is_instance(parameter)? {
         return Ok(true);
     }
     let base = tensor.getattr(intern!(py, "_base"))?;
     Ok(!base.is_none() && base.is_instance(parameter)?)
-}
-
-/// Autograd saves a tensor.
-#[pyfunction]
-pub(super) fn pack(tensor: &Bound<'_, PyAny>) -> PyResult<Saved> {
-    let py = tensor.py();
-    let version = tensor.getattr(intern!(py, "_version"))?.extract()?;
-    let Some((device, described)) = described(py, tensor)? else {
-        return Ok(Saved { tensor: kept(py, tensor)?, version, device: -1, id: 0 });
-    };
-    // Each save is an owner of the storage: so it is seen whether the program is another.
-    let detached = detached(py, tensor)?;
-    let mut saved = Saved { tensor: detached, version, device, id: 0 };
-    let stream = stream_of(py, device)?;
-    saved.id =
-        py.detach(|| control::save(device, described, stream)).map_err(PyRuntimeError::new_err)?;
-    Ok(saved)
 }
 
 /// The device of a tensor and what a heap needs to know of it. None if it is none that may go.
@@ -98,7 +206,7 @@ fn described(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(i32,
     let Some(storages) = storages::of_the_process() else { return Ok(None) };
     let tensor_id: u64 = tensor.getattr(intern!(py, "_cdata"))?.extract()?;
     let Some((storage, size)) = storages.of_tensor(tensor_id) else { return Ok(None) };
-    if size < LEAST || is_of_a_parameter(py, tensor)? {
+    if size < LEAST || is_of_a_parameter(tensor)? {
         return Ok(None);
     }
     let address = storages.address(storage);
@@ -119,7 +227,7 @@ fn detached(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
 /// What is kept of a tensor that has no record. A leaf itself, as PyTorch does: who exchanges the data of a parameter
 /// between forward and backward finds it exchanged. Else the tensor without its graph, for that may hold what is kept.
 fn kept(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-    match tensor.getattr(intern!(py, "is_leaf"))?.extract()? {
+    match is_leaf(tensor)? {
         true => Ok(tensor.clone().unbind()),
         false => detached(py, tensor),
     }
@@ -130,7 +238,12 @@ fn kept(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
 pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<PyAny>> {
     let saved = saved.get();
     let tensor = saved.tensor.bind(py);
-    let version: i64 = tensor.getattr(intern!(py, "_version"))?.extract()?;
+    // Looked up anew: who exchanges two tensors exchanges what their objects stand for.
+    let plain = Plain::of(tensor);
+    let version = match &plain {
+        Some(plain) => plain.tensors.version(plain.address),
+        None => version_of(tensor)?,
+    };
     if version != saved.version {
         return Err(changed(tensor, saved.version, version));
     }
@@ -138,7 +251,10 @@ pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<Py
         return Ok(saved.tensor.clone_ref(py));
     }
     let (device, id) = (saved.device, saved.id);
-    let stream = stream_of(py, device)?;
+    let stream = match &plain {
+        Some(plain) => plain.tensors.current_stream(device),
+        None => stream_of(py, device)?,
+    };
     py.detach(|| control::use_saved(device, id, stream)).map_err(|error| match error {
         SavedError::OutOfMemory(text) => match torch(py) {
             Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
@@ -148,7 +264,10 @@ pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<Py
     })?;
     // Autograd takes what needs no gradient (attention's log-sum-exp) as it is given: our own tensor would be no owner
     // that is seen, and its bytes could go before the kernel that reads them is queued.
-    Ok(tensor.call_method0(intern!(py, "detach"))?.unbind())
+    match &plain {
+        Some(plain) if plain.tensors.look(plain.address).is_some() => plain.alias(tensor),
+        _ => detached(py, tensor),
+    }
 }
 
 /// PyTorch's own words for it, and which tensor it is.

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Changes whenever anything below does. girih_abi() returns that of the library. */
-#define GIRIH_ABI 5
+#define GIRIH_ABI 6
 uint32_t girih_abi(void);
 
 typedef enum girih_status {
@@ -282,6 +282,45 @@ typedef void (*girih_give)(uint64_t storage, uint64_t address);
 /* From now on storages are got at with these. The first call of the process counts. */
 void girih_set_storages(girih_of_tensor of_tensor, girih_owners owners, girih_address address,
                         girih_take take, girih_give give);
+
+/* ---- tensors ---- */
+
+#define GIRIH_SHAPE_MAX 8
+/* What the hooks of saved tensors need to know of one. */
+typedef struct girih_tensor {
+  /* Its storage, a c10::StorageImpl, and the bytes that it has. */
+  uint64_t storage;
+  uint64_t size;
+  /* Where they begin. */
+  uint64_t address;
+  /* How often it was changed in place. */
+  int64_t version;
+  /* Of the GPU that it is on; -1 for the host. */
+  int32_t device;
+  /* Bytes of an element. */
+  uint32_t element_size;
+  uint32_t dimensions;
+  /* False if it is certain to have no graph. */
+  bool may_have_graph;
+  /* The first dimensions. */
+  uint64_t shape[GIRIH_SHAPE_MAX];
+} girih_tensor;
+
+/* All of them take tensors, c10::TensorImpl by their addresses, that somebody keeps alive. None calls this library,
+ * takes a lock, or needs Python. */
+/* Describes one. False if it is no plain one: without a storage, or of a kind that Python or a transform of functions
+ * stands behind. */
+typedef bool (*girih_look)(uint64_t tensor, girih_tensor *seen);
+/* How often it was changed in place; -1 if that is not counted. */
+typedef int64_t (*girih_version)(uint64_t tensor);
+/* From now on changes in place of either are counted as of both. `tensor` is over the storage of `of`, and nobody else
+ * has it yet. */
+typedef void (*girih_share_version)(uint64_t tensor, uint64_t of);
+/* The stream of the calling thread. */
+typedef uint64_t (*girih_current_stream)(int32_t device);
+/* From now on tensors are looked at with these. The first call of the process counts. */
+void girih_set_tensors(girih_look look, girih_version version, girih_share_version share_version,
+                       girih_current_stream current_stream);
 
 /* ---- other processes ---- */
 

@@ -7,6 +7,9 @@
 
 #include "settings.h"
 #include "storages.h"
+#include "tensors.h"
+
+#include <c10/cuda/CUDAStream.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +45,11 @@ std::string objection() {
   return "";
 }
 
+uint64_t current_stream(int32_t device) {
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  return reinterpret_cast<uintptr_t>(c10::cuda::getCurrentCUDAStream(index).stream());
+}
+
 void note_exit() {
   set_flag(kExiting, true);
 }
@@ -54,6 +62,7 @@ void install() {
   std::atexit(&note_exit);
   follow_settings();
   lend_storages();
+  lend_tensors(&current_stream);
   torch_cuda::allocator.store(&allocator);
   // 1 is above the priority of torch's own, which is there already.
   c10::SetAllocator(c10::DeviceType::CUDA, &allocator, 1);

@@ -7,7 +7,8 @@
 //! One file for each part of the header: `types` what both sides share, `error` the thread's last
 //! error, `blocks` life and blocks, `memory` what is held, `settings` what a program
 //! changes, `pools` pools and checkpoints, `view`
-//! statistics and layout, `sink` events, `storages` those of tensors, `ipc` other processes.
+//! statistics and layout, `sink` events, `storages` those of tensors, `tensors` these
+//! themselves, `ipc` other processes.
 
 #![expect(unsafe_code, reason = "a C interface has names of its own and takes pointers")]
 
@@ -19,6 +20,7 @@ pub mod pools;
 pub mod settings;
 mod sink;
 pub mod storages;
+pub mod tensors;
 mod types;
 pub mod view;
 
@@ -30,7 +32,7 @@ pub use self::types::{
 };
 
 /// What the header has as `GIRIH_ABI`: changes whenever the interface does.
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 6;
 
 /// The interface that this library has.
 #[unsafe(no_mangle)]

@@ -16,7 +16,7 @@ use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use girih_torch::abi::{self, blocks, ipc, memory, pools, settings, storages, view};
+use girih_torch::abi::{self, blocks, ipc, memory, pools, settings, storages, tensors, view};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -39,6 +39,7 @@ fn the_version_of_the_interface_is_that_of_the_header() {
     let text = header_text();
     assert!(text.contains(&format!("#define GIRIH_ABI {}\n", abi::ABI)));
     assert!(text.contains(&format!("#define GIRIH_IPC_BYTES {}\n", abi::IPC_BYTES)));
+    assert!(text.contains(&format!("#define GIRIH_SHAPE_MAX {}\n", tensors::SHAPE_MAX)));
 }
 
 #[test]
@@ -131,6 +132,7 @@ fn functions() -> Vec<(&'static str, *const ())> {
         view.girih_visit_pools,
         view.girih_visit,
         storages.girih_set_storages,
+        tensors.girih_set_tensors,
         ipc.girih_ipc_export,
         ipc.girih_ipc_open,
         ipc.girih_ipc_close,
@@ -171,6 +173,9 @@ fn layout() -> Vec<(String, usize)> {
             num_device_alloc, num_device_free, num_oom_rejections, max_split_size
         }
         "girih_event" abi::Event { address, size, stream, pool, device, action }
+        "girih_tensor" tensors::Tensor {
+            storage, size, address, version, device, element_size, dimensions, may_have_graph, shape
+        }
         "girih_segment" abi::Segment {
             address, size, stream, pool, device, registration, is_large, is_expandable
         }
@@ -261,6 +266,10 @@ fn rust_type(c: &str) -> String {
         "girih_address" => "Option<AddressFunction>",
         "girih_take" => "Option<TakeFunction>",
         "girih_give" => "Option<GiveFunction>",
+        "girih_look" => "Option<LookFunction>",
+        "girih_version" => "Option<VersionFunction>",
+        "girih_share_version" => "Option<ShareVersionFunction>",
+        "girih_current_stream" => "Option<CurrentStreamFunction>",
         "girih_source_alloc" => "Option<SourceAlloc>",
         "girih_source_free" => "Option<SourceFree>",
         "girih_visitor" => "Option<Visitor>",

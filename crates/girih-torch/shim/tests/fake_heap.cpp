@@ -395,6 +395,18 @@ void girih_set_storages(
   fake::heap().give = give;
 }
 
+void girih_set_tensors(
+    girih_look look,
+    girih_version version,
+    girih_share_version share_version,
+    girih_current_stream current_stream) {
+  std::lock_guard<std::mutex> lock(g_mutex);
+  fake::heap().look = look;
+  fake::heap().version = version;
+  fake::heap().share_version = share_version;
+  fake::heap().current_stream = current_stream;
+}
+
 void girih_set_sink(girih_sink sink, void* user) {
   std::lock_guard<std::mutex> lock(g_mutex);
   g_sink = sink;

@@ -49,6 +49,11 @@ struct Heap {
   girih_address address = nullptr;
   girih_take take = nullptr;
   girih_give give = nullptr;
+  // How tensors are looked at.
+  girih_look look = nullptr;
+  girih_version version = nullptr;
+  girih_share_version share_version = nullptr;
+  girih_current_stream current_stream = nullptr;
   int frees = 0;
   int empties = 0;
   int ipc_opened = 0;

@@ -31,6 +31,7 @@ mod settings;
 mod step;
 pub mod storages;
 mod table;
+pub mod tensors;
 #[cfg(test)]
 mod tests;
 mod tuning;
