@@ -228,7 +228,8 @@ impl Lake {
         (freed, is_stained)
     }
 
-    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if that cannot be now: a graph is being captured.
+    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if
+    /// that cannot be now: a graph is being captured.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
