@@ -251,14 +251,8 @@ impl Lake {
     /// Cedes a run of idle cells.
     fn cede(&mut self, window: &mut Window, span: Span) {
         let part = window.part(span);
-        let mut id = self.tile_over(part.address);
-        let before = part.address - self.heap.blocks[id].address;
-        if before > 0 {
-            self.heap.cut(id, before);
-        }
-        if self.heap.blocks[id].size > part.size {
-            id = self.heap.cut(id, part.size);
-        }
+        let tile = self.tile_over(part.address);
+        let (id, _) = self.heap.isolate(tile, part.address, part.size);
         self.settle_uses(window, id);
         self.heap.blocks[id].window = false;
         self.heap.shelve(id);
@@ -340,30 +334,13 @@ impl Lake {
             .collect();
         planned.sort_unstable();
         for (address, id) in planned {
-            let span = self.heap.blocks[id].span();
-            let part = window.part(span);
-            let mut tile = self.tile_over(address);
-            // The cells of the block, without those before and behind.
-            let before = part.address - self.heap.blocks[tile].address;
-            if before > 0 {
-                self.heap.cut(tile, before);
-            }
-            if self.heap.blocks[tile].size > part.size {
-                tile = self.heap.cut(tile, part.size);
-            }
+            let part = window.part(self.heap.blocks[id].span());
             let size = self.heap.blocks[id].size;
-            let lead = address - part.address;
-            for rest in [lead, part.size - lead - size] {
-                let is_before = self.heap.blocks[tile].address < address;
-                if rest == 0 {
-                    continue;
-                }
-                let free = if is_before {
-                    self.heap.cut(tile, rest)
-                } else {
-                    let head = self.heap.cut(tile, size);
-                    std::mem::replace(&mut tile, head)
-                };
+            let tile = self.tile_over(address);
+            // The cells of the block, and of those its own bytes.
+            let (tile, _) = self.heap.isolate(tile, part.address, part.size);
+            let (tile, rest) = self.heap.isolate(tile, address, size);
+            for free in rest.into_iter().flatten() {
                 self.heap.blocks[free].window = false;
                 self.settle_uses(&window, free);
                 self.heap.shelve(free);
