@@ -4,6 +4,7 @@
 //! cargo run --release -p girih-runtime --example ablation -- corpus/*.girih corpus/*.pickle.gz
 //! cargo run --release -p girih-runtime --example ablation -- pages=8192,page_max=8388608 corpus/*.girih
 //! cargo run --release -p girih-runtime --example ablation -- iterations=48 corpus/fsdp2_R_r0.pickle.gz
+//! cargo run --release -p girih-runtime --example ablation -- generated=3
 //! ```
 //!
 //! Prints tables in Markdown. Of the lake: the least and the mean efficiency of `stitch` over the recordings, the
@@ -15,7 +16,8 @@
 //!
 //! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
 //! `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
-//! the constants of time.
+//! the constants of time. With `generated=N` there are N programs more of each kind that [`generated`] makes, whose sizes
+//! never come again.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -30,6 +32,7 @@ use girih_runtime::lake::Options;
 use girih_runtime::sim::Call;
 use girih_runtime::simulate::{Allocator, Setup, launch, simulate};
 use girih_trace::compress::Limits;
+use girih_trace::generate::{Buckets, Training, buckets, training};
 use girih_trace::parts::prolonged;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace, marks, open};
 
@@ -57,6 +60,10 @@ impl Run {
                 marks::apply(&mut trace, &bytes)?;
             }
         }
+        Ok(Run::of(trace, iterations))
+    }
+
+    fn of(mut trace: Trace, iterations: usize) -> Run {
         let mut lives = Lifetimes::of(&trace);
         let found = Iterations::of(&trace, &lives);
         if let Some(longer) = prolonged(&trace, &lives, &found, iterations) {
@@ -66,8 +73,31 @@ impl Run {
         let iterations = Iterations::of(&trace, &lives);
         let starts = iterations.list.iter().map(|iteration| Tick(iteration.ticks.start)).collect();
         let setup = Setup { iterations: starts, ..Setup::default() };
-        Ok(Run { trace, lives, iterations, setup })
+        Run { trace, lives, iterations, setup }
     }
+}
+
+/// Programs that differ in every step: lengths, what is routed to experts, both with recomputation, and buckets.
+fn generated(seed: u64) -> [Trace; 5] {
+    let large = Training {
+        layers: 12,
+        hidden: 4096,
+        sequence: 4096,
+        microbatch: 1,
+        microbatches: 8,
+        steps: 24,
+        jitter: 3000,
+        ..Training::default()
+    };
+    let experts = Training { jitter: 0, experts: 8, ..large };
+    let shape = Buckets { kinds: 6, steps: 48, ..Buckets::default() };
+    [
+        training(&large, seed),
+        training(&experts, seed),
+        training(&Training { recompute: true, stage: 1, ..large }, seed),
+        training(&Training { recompute: true, jitter: 1000, ..experts }, seed),
+        buckets(&shape, seed),
+    ]
 }
 
 /// Lets time rise where iterations were repeated: from one to the next as much passes as between two marks.
@@ -174,7 +204,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 18] = [
+const KNOBS: [(&str, Knob); 17] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("pages", |options| &mut options.pages),
@@ -190,9 +220,8 @@ const KNOBS: [(&str, Knob); 18] = [
     ("room", |options| &mut options.room),
     ("looked_at", |options| &mut options.looked_at),
     ("ahead", |options| &mut options.ahead),
-    ("lost", |options| &mut options.lost),
-    ("strain", |options| &mut options.strain),
     ("tight", |options| &mut options.tight),
+    ("strain", |options| &mut options.strain),
 ];
 
 /// Those of time, which matter where time passes.
@@ -200,7 +229,7 @@ const OF_TIME: [&str; 7] =
     ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room", "looked_at"];
 
 /// Those that matter with a plan alone.
-const OF_PLANS: [&str; 4] = ["ahead", "lost", "strain", "tight"];
+const OF_PLANS: [&str; 3] = ["ahead", "strain", "tight"];
 
 /// The usual options with a constant at half or at twice its value, and what to call them.
 fn varied(name: &str, knob: Knob, double: bool) -> (String, Options) {
@@ -228,9 +257,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::env::args().skip(1).partition(|arg| arg.contains('='));
     let iterations = settings.iter().find_map(|setting| setting.strip_prefix("iterations="));
     let iterations: usize = iterations.map_or(Ok(0), str::parse)?;
-    settings.retain(|setting| !setting.starts_with("iterations="));
+    let seeds = settings.iter().find_map(|setting| setting.strip_prefix("generated="));
+    let seeds: u64 = seeds.map_or(Ok(0), str::parse)?;
+    settings.retain(|setting| {
+        !setting.starts_with("iterations=") && !setting.starts_with("generated=")
+    });
     let runs = paths.iter().map(|path| Run::read(Path::new(path), iterations));
-    let runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let made = (0..seeds).flat_map(generated).map(|trace| Ok(Run::of(trace, iterations)));
+    let runs = runs.chain(made).collect::<Result<Vec<_>, _>>()?;
     println!("{} recordings\n", runs.len());
     println!("| what | least efficiency | mean | cost, ms | late iterations, ms | waits |");
     println!("|:--|--:|--:|--:|--:|--:|");

@@ -19,7 +19,6 @@ mod job;
 mod judge;
 mod recorder;
 mod recording;
-mod shadow;
 
 use std::sync::Arc;
 
@@ -31,8 +30,7 @@ pub use self::judge::Options;
 use self::judge::{Judge, Seen};
 use self::recorder::Recorder;
 use self::recording::Kind;
-use self::shadow::Shadow;
-use crate::lake::Lake;
+use crate::lake::{Lake, Rehearsal};
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
 use crate::wrapper::Wrapper;
 
@@ -75,7 +73,7 @@ pub struct Auto {
     /// Its plan is not wanted any more.
     is_stale: bool,
     /// The plan that is not followed yet, and what goes along it.
-    next: Option<(Arc<Plan>, Shadow)>,
+    next: Option<(Arc<Plan>, Rehearsal)>,
     /// The plan that has shown that it fits.
     proven: Option<Arc<Plan>>,
     /// Plans that were dropped.
@@ -133,7 +131,7 @@ impl Auto {
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
         if !std::mem::take(&mut self.is_stale) && self.judge.trusts(&plan, self.lake.plan()) {
-            let shadow = Shadow::new(&plan, self.lake.granule());
+            let shadow = Rehearsal::new(&plan, self.lake.granule());
             self.next = Some((plan, shadow));
         }
     }
@@ -312,7 +310,7 @@ impl Wrapper for Auto {
         if let (Some((_, shadow)), Ok(granted)) = (&mut self.next, &granted)
             && request.pool == PoolId::DEFAULT
         {
-            shadow.see(&request, granted.block);
+            shadow.allocate(&request, granted.block);
         }
         granted
     }

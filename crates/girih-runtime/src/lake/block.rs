@@ -233,12 +233,24 @@ impl Heap {
     /// Takes a part of a free block off its shelf; what remains on both sides stays there.
     pub(super) fn carve(&mut self, id: BlockId, address: Address, size: u64) -> BlockId {
         self.remove_free(id);
+        let (id, rest) = self.isolate(id, address, size);
+        rest.into_iter().flatten().for_each(|rest| self.insert_free(rest));
+        id
+    }
+
+    /// Cuts a part out of a block that is on no shelf; with it, what remains before and behind.
+    pub(super) fn isolate(
+        &mut self,
+        id: BlockId,
+        address: Address,
+        size: u64,
+    ) -> (BlockId, [Option<BlockId>; 2]) {
         let before = address - self.blocks[id].address;
-        if before > 0 {
-            let rest = self.cut(id, before);
-            self.insert_free(rest);
+        let before = (before > 0).then(|| self.cut(id, before));
+        match self.blocks[id].size == size {
+            true => (id, [before, None]),
+            false => (self.cut(id, size), [before, Some(id)]),
         }
-        self.take_low_end(id, size)
     }
 
     /// Makes a block of the first `size` bytes of another, which keeps the rest. The new one is on no

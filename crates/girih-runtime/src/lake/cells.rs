@@ -92,11 +92,6 @@ impl Cells {
         Span { first: first as u32, end: end as u32 }
     }
 
-    /// The cell of a byte; of one behind the end, the last.
-    pub(super) fn at(&self, offset: u64) -> u32 {
-        self.starts.partition_point(|&start| start <= offset) as u32 - 1
-    }
-
     /// The cells that lie wholly in `[offset, end)`; none if there is none.
     pub(super) fn within(&self, offset: u64, end: u64) -> Option<Span> {
         let first = self.starts.partition_point(|&start| start < offset);
@@ -316,7 +311,6 @@ mod tests {
         assert_eq!(within(10, 59), Some((1, 2)));
         assert_eq!(within(11, 59), None);
         assert_eq!(within(60, 99), None);
-        assert_eq!((cells.at(0), cells.at(29), cells.at(1000)), (0, 1, 3));
     }
 
     #[test]

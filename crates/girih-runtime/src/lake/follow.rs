@@ -17,14 +17,13 @@ use std::sync::Arc;
 use girih_plan::Plan;
 use girih_trace::{MarkKind, StreamId};
 
-use super::block::{Block, Home};
+use super::block::Block;
 use super::cells::Span;
+use super::growth::{Growth, Joins};
 use super::places::{Places, Reserved};
 use super::views::Part;
 use super::window::Window;
 use super::{EntryId, Follower, Lake, Search};
-use crate::chain::NIL;
-use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::{AllocError, BlockId, Env, Request};
 
@@ -70,18 +69,6 @@ impl Following {
     }
 }
 
-/// Where a window could lie.
-#[derive(Clone, Copy, Debug)]
-struct Site {
-    base: Address,
-    /// A block of the segment.
-    near: BlockId,
-    /// Bytes of it that are in use.
-    in_use: u64,
-    /// Bytes of it that have no pages.
-    unmapped: u64,
-}
-
 /// A plan that is followed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -89,8 +76,6 @@ pub(super) struct Followed {
     follower: Follower,
     places: Places,
     window: Window,
-    /// Misses in a row.
-    lost: u64,
     /// All idle places were ceded, and are still.
     has_lent_all: bool,
 }
@@ -194,95 +179,47 @@ impl Lake {
             return Ok(false);
         };
         let home = self.heap.home(stream, false);
-        if self.first_tile(home).is_none() {
-            let search = Search { size: cells.bytes(), home };
+        let search = Search { size: cells.bytes(), home };
+        if self.unmapped_of(&search).next().is_none() {
             self.reserve_segment(env, &search)?;
         }
-        let Some(Site { base, near, .. }) = self.find_site(home, cells.bytes()) else {
+        let Growth { start: Some(start), skipped, .. } = self.find_site(&search) else {
             return Ok(false);
         };
-        let segment = self.heap.blocks[near].segment;
+        let Block { address, segment, .. } = self.heap.blocks[start];
         self.segments[segment as usize].iter_mut().for_each(|segment| segment.stays = true);
         let page = self.page_of(cells.bytes().max(self.most_in_use));
-        let foreseen = if is_first { self.foreseen(&plan, cells.bytes()) } else { 0 };
-        let mut window = Window::new(home, segment, base, cells, near, page, foreseen);
+        // Bytes that a plan is trusted with while it is followed from the first request on.
+        let foreseen = match plan.is_tight_to(self.options.tight) {
+            true => cells.bytes(),
+            false => plan.in_use.min(cells.bytes()),
+        };
+        let foreseen = if is_first { self.with_slack(foreseen) } else { 0 };
+        let mut window = Window::new(home, segment, address + skipped, cells, page, foreseen);
         self.gather_in(&mut window);
         let mut follower = Follower::new(&plan);
         if !is_first {
             follower.join();
         }
-        self.followed = Some(Box::new(Followed {
-            plan,
-            follower,
-            places,
-            window,
-            lost: 0,
-            has_lent_all: false,
-        }));
+        self.followed =
+            Some(Box::new(Followed { plan, follower, places, window, has_lent_all: false }));
         Ok(true)
     }
 
-    /// Bytes that a plan of so many bytes of places is trusted with while it is followed from the first request on.
-    fn foreseen(&self, plan: &Plan, bytes: u64) -> u64 {
-        self.with_slack(if plan.is_tight_to(self.options.tight) {
-            bytes
-        } else {
-            plan.in_use.min(bytes)
-        })
-    }
-
-    /// The first block of the segment of a home.
-    fn first_tile(&self, home: Home) -> Option<BlockId> {
-        let blocks = self.heap.blocks.iter();
-        let tiles = blocks.filter(|(_, block)| block.home == home && !block.is_stitched());
-        let heads = tiles.filter(|(_, block)| !block.planned && block.prev == NIL);
-        heads.map(|(id, block)| (block.address, id)).min().map(|(_, id)| id)
-    }
-
-    /// Where in the segment of a home a window of so many bytes has the least in its way. None if it has too few
-    /// addresses.
-    fn find_site(&self, home: Home, bytes: u64) -> Option<Site> {
-        let near = self.first_tile(home)?;
-        let segment = self.segment_of(&self.heap.blocks[near]);
-        let end = segment.base + segment.size;
-        let ids = std::iter::successors(Some(near), |&id| self.heap.next(id));
-        let tiles: Vec<Block> = ids.map(|id| self.heap.blocks[id]).collect();
-        // What lies before each block, and before the end of the last.
-        let mut before = vec![(0, 0)];
-        for block in &tiles {
-            let (in_use, unmapped) = before[before.len() - 1];
-            before.push(match (block.mapped, block.is_free()) {
-                (false, _) => (in_use, unmapped + block.size),
-                (true, false) => (in_use + block.size, unmapped),
-                (true, true) => (in_use, unmapped),
-            });
+    /// Where a window would lie: where a request of its size would.
+    fn find_site(&self, search: &Search) -> Growth {
+        match self.heap.best_fit(search.home, search.size) {
+            Some((id, _)) => Growth { missing: 0, start: Some(id), skipped: 0, size: search.size },
+            None => self.choose_growth(search, Joins::Any),
         }
-        let up_to = |address: Address| {
-            let at = tiles.partition_point(|block| block.end() <= address);
-            let (in_use, unmapped) = before[at];
-            match tiles.get(at).filter(|block| block.address < address) {
-                Some(block) if !block.mapped => (in_use, unmapped + (address - block.address)),
-                Some(block) if !block.is_free() => (in_use + (address - block.address), unmapped),
-                _ => (in_use, unmapped),
-            }
-        };
-        let sites = tiles.iter().zip(&before).filter_map(|(block, (in_use, unmapped))| {
-            let base = block.address;
-            let behind = base.checked_add(bytes).filter(|&behind| behind <= end)?;
-            let (in_use_behind, unmapped_behind) = up_to(behind);
-            let in_use = in_use_behind - in_use;
-            Some(Site { base, near, in_use, unmapped: unmapped_behind - unmapped })
-        });
-        sites.min_by_key(|site| (site.in_use + site.unmapped, site.base))
     }
 
     /// True if a plan that is taken up now finds its places free and mapped, or may have pages for them.
     pub(crate) fn has_room_for(&self, plan: &Plan) -> bool {
         let home = main_stream(plan).and_then(|stream| self.heap.known_home(stream, false));
-        let site = home.and_then(|home| self.find_site(home, plan.arena_bytes));
-        let (in_use, unmapped) = site.map_or((0, plan.arena_bytes), |s| (s.in_use, s.unmapped));
-        let more = self.with_slack(self.most_in_use).max(self.most_held) - self.held;
-        in_use == 0 && unmapped <= more
+        let site = home.map(|home| self.find_site(&Search { size: plan.arena_bytes, home }));
+        let missing = site.map_or(plan.arena_bytes, |site| site.missing);
+        missing <= self.with_slack(self.most_in_use).max(self.most_held) - self.held
     }
 
     /// The place of a request as a block, if it has one that is free.
@@ -297,7 +234,7 @@ impl Lake {
         request: &Request,
         size: u64,
     ) -> Option<BlockId> {
-        let Followed { follower, places, window, lost, .. } = &mut **self.followed.as_mut()?;
+        let Followed { follower, places, window, .. } = &mut **self.followed.as_mut()?;
         window.last_uses.see(request.stream, window.cell_count(), &mut self.order);
         let entry = follower.follow(request.size, request.stream);
         if let Some(entry) = entry
@@ -306,7 +243,6 @@ impl Lake {
             && window.take(span)
         {
             self.following.note(true, request.size);
-            *lost = 0;
             let block = Block::in_place(window.address(offset), size, span, window);
             return Some(self.heap.blocks.insert(Block { fence, ..block }));
         }
@@ -331,8 +267,7 @@ impl Lake {
         if spot.is_some() && !is_hit {
             self.following.refused_bytes += request.size;
         }
-        let Followed { places, window, lost, .. } = &mut **self.followed.as_mut()?;
-        *lost = if is_hit { 0 } else { lost.saturating_add(1) };
+        let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
         let spot = taken.filter(|_| is_hit)?;
         places.note(&spot, size);
         let block = Block::in_place(window.address(spot.offset), size, spot.span, window);
@@ -387,16 +322,14 @@ impl Lake {
     /// Cedes idle places for a request, as few as will do, and such as are not wanted soon. False if there are none.
     pub(super) fn lend_places(&mut self, size: u64) -> bool {
         let Some(mut followed) = self.followed.take() else { return false };
-        let Followed { follower, places, window, lost, .. } = &mut *followed;
+        let Followed { follower, places, window, .. } = &mut *followed;
         let furthest = self.options.ahead as usize;
-        let has_lent = *lost < self.options.lost && {
-            let ahead = follower.ahead().take(furthest).map(|entry| places.get(entry));
-            let ahead: Vec<Option<Span>> =
-                ahead.map(|place| (place.bytes > 0).then_some(place.span)).collect();
-            [furthest, furthest / 8, furthest / 64].into_iter().any(|count| {
-                self.cede_for(window, size, ahead.iter().take(count).copied().flatten())
-            })
-        };
+        let ahead = follower.ahead().take(furthest).map(|entry| places.get(entry));
+        let ahead: Vec<Option<Span>> =
+            ahead.map(|place| (place.bytes > 0).then_some(place.span)).collect();
+        let has_lent = [furthest, furthest / 8, furthest / 64]
+            .into_iter()
+            .any(|count| self.cede_for(window, size, ahead.iter().take(count).copied().flatten()));
         self.followed = Some(followed);
         has_lent
     }
@@ -410,10 +343,10 @@ impl Lake {
         has_lent
     }
 
-    /// Claims what was ceded and nobody has taken, unless the plan has lost its way.
+    /// Claims what was ceded and nobody has taken.
     pub(super) fn take_back_places(&mut self) {
         let Some(mut followed) = self.followed.take() else { return };
-        if std::mem::take(&mut followed.has_lent_all) && followed.lost < self.options.lost {
+        if std::mem::take(&mut followed.has_lent_all) {
             self.gather_in(&mut followed.window);
         }
         self.followed = Some(followed);

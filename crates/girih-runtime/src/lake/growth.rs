@@ -32,11 +32,11 @@ pub(super) struct Growth {
     /// Bytes to be mapped.
     pub(super) missing: u64,
     /// The block with which the run begins; none is a new segment.
-    start: Option<BlockId>,
+    pub(super) start: Option<BlockId>,
     /// The bytes of it that are left out, since they are a plan's.
-    skipped: u64,
+    pub(super) skipped: u64,
     /// Bytes of the run.
-    size: u64,
+    pub(super) size: u64,
 }
 
 impl Lake {
@@ -45,14 +45,36 @@ impl Lake {
         self.granule
     }
 
-    /// The segment that an address lies in.
+    /// The segment that an address lies in, with its index.
     ///
     /// # Panics
     /// If there is none: the address is of a block, which lies in a segment.
-    pub(super) fn segment_at(&self, address: Address) -> &Segment {
-        let segments = self.segments.iter().flatten();
-        let mut over = segments.filter(|segment| segment.contains(address));
+    pub(super) fn segment_at(&self, address: Address) -> (u32, &Segment) {
+        let segments = (0..).zip(&self.segments).filter_map(|(at, it)| Some((at, it.as_ref()?)));
+        let mut over = segments.filter(|(_, segment)| segment.contains(address));
         over.next().expect("the bytes of a block lie in a segment")
+    }
+
+    /// The block of a segment over an address: from one near by that is known, step by step.
+    pub(super) fn tile_over(&self, address: Address) -> BlockId {
+        let (place, segment) = self.segment_at(address);
+        let is_tile = |block: &Block| block.segment == place && !block.planned;
+        let near = segment.near(address);
+        let known = near.iter().filter_map(|note| {
+            let block = self.heap.blocks.get(note.get()).filter(|block| is_tile(block))?;
+            Some((block.address.abs_diff(address), note.get()))
+        });
+        let nearest = known.min().map(|(_, id)| id);
+        let any = || self.heap.blocks.iter().find(|(_, block)| is_tile(block)).map(|(id, _)| id);
+        let mut at = nearest.or_else(any).expect("a segment has a block");
+        while self.heap.blocks[at].address > address {
+            at = self.heap.blocks[at].prev;
+        }
+        while self.heap.blocks[at].end() <= address {
+            at = self.heap.blocks[at].next;
+        }
+        [near[0], near[3]].into_iter().for_each(|note| note.set(at));
+        at
     }
 
     /// The segment of a block that is no view.
@@ -80,7 +102,7 @@ impl Lake {
     }
 
     /// The unmapped blocks of a home, by address.
-    fn unmapped_of(&self, search: &Search) -> impl Iterator<Item = BlockId> {
+    pub(super) fn unmapped_of(&self, search: &Search) -> impl Iterator<Item = BlockId> {
         let shelf = search.home.shelf;
         self.unmapped.range((shelf, 0)..=(shelf, Address::MAX)).map(|(_, &id)| id)
     }
@@ -155,43 +177,30 @@ impl Lake {
         growth: Growth,
     ) -> Result<Option<BlockId>, DeviceError> {
         let start = match growth.start {
-            Some(start) if growth.skipped > 0 => {
-                let address = self.heap.blocks[start].address + growth.skipped;
-                let is_mapped = self.map_part(env, start, address, growth.size)?;
-                return Ok(is_mapped.then_some(start));
-            }
             Some(start) => start,
             None => match self.reserve_segment(env, search)? {
                 Some(start) => start,
                 None => return Ok(None),
             },
         };
-        self.map_run(env, start, growth.size)
-    }
-
-    /// Maps what is not mapped of the run that begins with a block, up to `size` bytes. None if the device
-    /// has too little: what was mapped by then stays, free.
-    fn map_run(
-        &mut self,
-        env: &mut Env<'_>,
-        mut at: BlockId,
-        size: u64,
-    ) -> Result<Option<BlockId>, DeviceError> {
-        if !self.heap.blocks[at].mapped {
-            let part = self.heap.blocks[at].size.min(size);
-            if !self.map_block(env, at, part)? {
-                return Ok(None);
-            }
+        let mut at = Some(start);
+        if growth.skipped > 0 {
+            let address = self.heap.blocks[start].address + growth.skipped;
+            at = self.map_part(env, start, address, growth.size)?;
         }
-        while self.heap.blocks[at].size < size {
-            let Some(next) = self.heap.next(at) else { return Ok(None) };
-            let part = self.heap.blocks[next].size.min(size - self.heap.blocks[at].size);
-            if !self.map_block(env, next, part)? {
-                return Ok(None);
+        // What is not mapped of the run. What was mapped when the device refuses stays, free.
+        while let Some(id) = at {
+            let block = &self.heap.blocks[id];
+            let has = if block.mapped { block.size } else { 0 };
+            if has >= growth.size {
+                break;
             }
-            at = next;
+            let next = if block.mapped { self.heap.next(id) } else { at };
+            let Some(next) = next else { return Ok(None) };
+            let Block { address, size, .. } = self.heap.blocks[next];
+            at = self.map_part(env, next, address, size.min(growth.size - has))?;
         }
-        Ok(Some(at))
+        Ok(at)
     }
 
     /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had.
@@ -228,54 +237,27 @@ impl Lake {
         Ok(Some(id))
     }
 
-    /// Maps `size` bytes of an unmapped block from `address` on, or a little more, as [`Lake::map_block`]
-    /// does. The block keeps its id.
+    /// Maps `size` bytes of an unmapped block from `address` on, or a little more. They become a free block,
+    /// together with its free neighbours; the rest stays unmapped. None if the device has too little memory: then
+    /// nothing is mapped.
     pub(super) fn map_part(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
         address: Address,
         size: u64,
-    ) -> Result<bool, DeviceError> {
-        let Block { address: start, home, .. } = self.heap.blocks[id];
-        if address == start {
-            return self.map_block(env, id, size);
-        }
-        let id = self.cut_unmapped(id, address);
-        let result = self.map_block(env, id, size);
-        if !matches!(result, Ok(true)) {
-            // As it was.
-            let before = self.heap.blocks[id].prev;
-            self.unmapped.remove(&(home.shelf, address));
-            self.heap.absorb(id, before);
-            self.unmapped.insert((home.shelf, start), id);
-            self.drop_if_unmapped(env, id);
-        }
-        result
-    }
-
-    /// Maps the first `size` bytes of an unmapped block, or a little more. The block becomes a free one,
-    /// together with its free neighbours; the rest stays unmapped. False if the device has too little
-    /// memory: then nothing is mapped.
-    fn map_block(
-        &mut self,
-        env: &mut Env<'_>,
-        id: BlockId,
-        size: u64,
-    ) -> Result<bool, DeviceError> {
+    ) -> Result<Option<BlockId>, DeviceError> {
         let block = self.heap.blocks[id];
-        let home = block.home;
-        let page = self.page(home.is_small, size);
+        let page = self.page(block.home.is_small, size);
         let mapped = size.next_multiple_of(self.granule);
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(false) };
+        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(None) };
         let (device, limbo) = (&mut *env.device, &mut self.limbo);
-        if let Err(error) = segment.map(device, limbo, block.address, mapped, page) {
+        if let Err(error) = segment.map(device, limbo, address, mapped, page) {
             self.drop_if_unmapped(env, id);
             let is_short = matches!(error, DeviceError::OutOfMemory { .. });
-            return if is_short { Ok(false) } else { Err(error) };
+            return if is_short { Ok(None) } else { Err(error) };
         }
-        self.become_mapped(env, id, mapped);
-        Ok(true)
+        Ok(Some(self.become_mapped(env, id, address, mapped)))
     }
 
     /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.

@@ -9,35 +9,26 @@ use crate::device::Address;
 use crate::policy::{BlockId, Env};
 
 impl Lake {
-    /// Cuts an unmapped block before an address in it. Returns the part from there on, which keeps the id.
-    pub(super) fn cut_unmapped(&mut self, id: BlockId, address: Address) -> BlockId {
+    /// `mapped` bytes of an unmapped block are mapped now, from `address` on: they become a free one, together with
+    /// its free neighbours; the rest stays unmapped.
+    pub(super) fn become_mapped(
+        &mut self,
+        env: &mut Env<'_>,
+        mut id: BlockId,
+        address: Address,
+        mapped: u64,
+    ) -> BlockId {
         let Block { address: start, home, .. } = self.heap.blocks[id];
+        self.unmapped.remove(&(home.shelf, start));
         if address > start {
-            self.unmapped.remove(&(home.shelf, start));
             let before = self.heap.cut(id, address - start);
             self.unmapped.insert((home.shelf, start), before);
-            self.unmapped.insert((home.shelf, address), id);
         }
-        id
-    }
-
-    /// The first `mapped` bytes of an unmapped block are mapped now: it becomes a free one, together with its free
-    /// neighbours; the rest stays unmapped.
-    pub(super) fn become_mapped(&mut self, env: &mut Env<'_>, id: BlockId, mapped: u64) {
-        let block = self.heap.blocks[id];
-        let shelf = block.home.shelf;
-        self.unmapped.remove(&(shelf, block.address));
-        if mapped < block.size {
-            let address = block.address + mapped;
-            let size = block.size - mapped;
-            let rest = Block { address, size, prev: NIL, next: NIL, requested: 0, ..block };
-            let rest = self.heap.blocks.insert(rest);
-            self.heap.blocks.link(id, rest, block.next);
-            self.unmapped.insert((shelf, address), rest);
+        if mapped < self.heap.blocks[id].size {
+            self.unmapped.insert((home.shelf, address + mapped), id);
+            id = self.heap.cut(id, mapped);
         }
-        let block = &mut self.heap.blocks[id];
-        (block.mapped, block.size) = (true, mapped);
-        let (address, home) = (block.address, block.home);
+        self.heap.blocks[id].mapped = true;
         self.heap.shelve(id);
         self.held += mapped;
         self.most_held = self.most_held.max(self.held);
@@ -45,6 +36,7 @@ impl Lake {
         stats.reserved_bytes.increase(home.is_small, mapped);
         stats.num_device_alloc += 1;
         env.log(Action::SegmentMap, address, mapped, home.stream, PoolId::DEFAULT);
+        id
     }
 
     /// A block on no shelf is not mapped any more: it joins its unmapped neighbours.

@@ -136,13 +136,11 @@ pub struct Options {
     /// Idle places of a plan are lent that it does not want within so many requests, within an eighth of them, or
     /// within an eighth of those.
     pub ahead: u64,
-    /// After so many requests in a row that had no place nobody knows what the plan will want.
-    pub lost: u64,
-    /// A plan is given up once one byte in so many more is held than the bound says.
-    pub strain: u64,
     /// A plan is trusted with its places if they are what was in use at once, to one byte in so many
     /// ([`Plan::is_tight`]); else with what was in use.
     pub tight: u64,
+    /// A plan is given up once one byte in so many more is held than the bound says.
+    pub strain: u64,
 }
 
 impl Default for Options {
@@ -163,9 +161,8 @@ impl Default for Options {
             room: 8,
             looked_at: 64,
             ahead: 4096,
-            lost: 64,
-            strain: 50,
             tight: TIGHT,
+            strain: 50,
         }
     }
 }

@@ -24,11 +24,10 @@
 
 use girih_trace::StreamId;
 
-use super::growth::Joins;
 use super::{Lake, Options, Search};
-use crate::device::{DeviceError, MemoryInfo};
+use crate::device::MemoryInfo;
 use crate::order::Stamp;
-use crate::policy::{BlockId, Env};
+use crate::policy::Env;
 
 /// The account of time. Nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -116,64 +115,8 @@ impl Lake {
         self.pace.is_in_debt() && self.order.must_wait(latest, reader)
     }
 
-    /// In debt, a block on no shelf for which nobody waits: a free one, or new pages as far as the debt buys them;
-    /// where it buys none, the hole of its home that fits, after a wait. None if there is no such block.
-    #[cold]
-    pub(super) fn take_in_debt(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-        may_stitch: bool,
-    ) -> Result<Option<BlockId>, DeviceError> {
-        if self.is_capturing() {
-            return Ok(None);
-        }
-        if let Some(block) = self.take_clean_hole(search) {
-            return Ok(Some(block));
-        }
-        if may_stitch {
-            if let Some((view, 0)) = self.find_view_in_debt(search) {
-                return Ok(Some(self.use_view(search, view)));
-            }
-            let growth = self.choose_growth(search, Joins::Clean);
-            let allowed = self.allowed(search);
-            if !self.stitching_is_cheaper(search, growth, env.device.prices())
-                && let Some(block) = self.grow_within(env, search, growth, allowed)?
-            {
-                return Ok(Some(block));
-            }
-            if self.lend_places(search.size)
-                && let Some(block) = self.take_clean_hole(search)
-            {
-                return Ok(Some(block));
-            }
-        }
-        let allowed = self.allowed_in_debt(env, search);
-        let growth = self.choose_growth(search, Joins::Clean);
-        if let Some(block) = self.grow_within(env, search, growth, allowed)? {
-            return Ok(Some(block));
-        }
-        // The one that was passed over.
-        self.take_hole(env, search)
-    }
-
-    /// [`Lake::find_view`], apart, so that the usual way of a request stays one function.
-    #[inline(never)]
-    fn find_view_in_debt(&self, search: &Search) -> Option<(u32, Stamp)> {
-        self.find_view(search)
-    }
-
-    /// The smallest hole of the request's home that fits and needs no wait.
-    fn take_clean_hole(&mut self, search: &Search) -> Option<BlockId> {
-        let looked_at = self.options.looked_at as usize;
-        let fitting = self.heap.fitting(search.home, search.size).take(looked_at);
-        let id = { fitting }.find(|&id| self.is_clean(search, id))?;
-        self.heap.remove_free(id);
-        Some(self.heap.take_low_end(id, search.size))
-    }
-
     /// Bytes that may be held for a request, with those that the debt buys.
-    fn allowed_in_debt(&self, env: &mut Env<'_>, search: &Search) -> u64 {
+    pub(super) fn allowed_in_debt(&self, env: &mut Env<'_>, search: &Search) -> u64 {
         let allowed = self.allowed(search);
         let most = self.most_in_use / self.options.bought.max(1);
         let whole = self.options.bought_in_ms.saturating_mul(1_000_000).max(1);

@@ -10,13 +10,13 @@
 //! pages alone can be shown elsewhere. So pages grow with what is in use ([`super::growth`]), and a segment
 //! has pages of several sizes side by side.
 
+use std::cell::Cell;
 use std::ops::Range;
 
+use crate::chain::NIL;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
-
-/// No page.
-const NONE: u32 = u32::MAX;
+use crate::policy::BlockId;
 
 /// A handle, and where it is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,17 +41,24 @@ pub(super) struct Segment {
     pub(super) stays: bool,
     /// Bytes of which pages are multiples: the device's granularity.
     granule: u64,
-    /// For each granule up to the last that was ever mapped, the index of its page.
-    of_granule: Vec<u32>,
-    /// Vacant places are `None`.
-    pages: Vec<Option<Page>>,
-    vacant: Vec<u32>,
+    /// For each granule up to the last that was ever mapped, its page.
+    of_granule: Vec<Option<Page>>,
+    /// For each of them the block over it when somebody looked, and behind them the block that was looked for last.
+    /// It may be gone.
+    near: Vec<Cell<BlockId>>,
 }
 
 impl Segment {
     pub(super) fn new(base: Address, size: u64, granule: u64) -> Segment {
-        let (of_granule, pages, vacant) = (Vec::new(), Vec::new(), Vec::new());
-        Segment { base, size, stays: false, granule, of_granule, pages, vacant }
+        let near = vec![Cell::new(NIL)];
+        Segment { base, size, stays: false, granule, of_granule: Vec::new(), near }
+    }
+
+    /// Where it is noted which block lies over an address; beside it; and which was looked for last.
+    pub(super) fn near(&self, address: Address) -> [&Cell<BlockId>; 4] {
+        let last = self.near.len() - 1;
+        let at = (((address - self.base) / self.granule) as usize).min(last);
+        [at, at.saturating_sub(1), (at + 1).min(last), last].map(|at| &self.near[at])
     }
 
     /// True if the byte at `address` lies in it.
@@ -97,37 +104,23 @@ impl Segment {
             }
             return Err(error);
         }
+        let granules = self.granules(address, bytes);
+        if self.of_granule.len() < granules.end {
+            self.of_granule.resize(granules.end, None);
+            self.near.resize(granules.end + 1, Cell::new(NIL));
+        }
         for page in pages {
-            self.note(page);
+            let granules = self.granules(page.address, page.size);
+            self.of_granule[granules].fill(Some(page));
         }
         Ok(())
     }
 
-    /// Keeps in mind that a page is mapped.
-    fn note(&mut self, page: Page) {
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.pages.push(None);
-            self.pages.len() as u32 - 1
-        });
-        self.pages[index as usize] = Some(page);
-        let granules = self.granules(page.address, page.size);
-        if self.of_granule.len() < granules.end {
-            self.of_granule.resize(granules.end, NONE);
-        }
-        self.of_granule[granules].fill(index);
-    }
-
     /// Forgets the pages of a range, which are whole and not mapped any more, and hands out their handles.
     pub(super) fn forget(&mut self, address: Address, size: u64) -> Vec<Handle> {
-        let mut handles = Vec::new();
-        for granule in self.granules(address, size) {
-            let index = std::mem::replace(&mut self.of_granule[granule], NONE);
-            let page = self.pages.get_mut(index as usize).and_then(Option::take);
-            if let Some(page) = page {
-                handles.push(page.handle);
-                self.vacant.push(index);
-            }
-        }
+        let handles = self.pages(address, size).map(|page| page.handle).collect();
+        let granules = self.granules(address, size);
+        self.of_granule[granules].fill(None);
         handles
     }
 
@@ -139,8 +132,7 @@ impl Segment {
     /// The page over a byte, if there is one.
     fn page_at(&self, address: Address) -> Option<&Page> {
         let granule = ((address - self.base) / self.granule) as usize;
-        let index = *self.of_granule.get(granule)?;
-        self.pages.get(index as usize)?.as_ref()
+        self.of_granule.get(granule)?.as_ref()
     }
 
     /// The pages over a range, all of which is mapped.
@@ -168,17 +160,9 @@ impl Segment {
 
     /// Bytes that are mapped, counted anew; none if the books disagree. For the walk that checks everything.
     pub(super) fn count(&self) -> Option<u64> {
-        let mut bytes = 0;
-        for (index, page) in (0..).zip(&self.pages) {
-            let Some(page) = page else { continue };
-            let granules = self.granules(page.address, page.size);
-            if self.of_granule[granules].iter().any(|&other| other != index) {
-                return None;
-            }
-            bytes += page.size;
-        }
-        let known = self.of_granule.iter().filter(|&&index| index != NONE).count() as u64;
-        (known * self.granule == bytes).then_some(bytes)
+        let pages = self.of_granule.chunk_by(|one, other| one == other);
+        let pages = pages.filter_map(|run| run[0].map(|page| (page, run.len() as u64)));
+        pages.map(|(page, count)| (page.size == count * self.granule).then_some(page.size)).sum()
     }
 }
 

@@ -22,6 +22,10 @@ pub(crate) struct Rehearsal {
     held: Bits,
     /// The cells of each live block that would lie in its place.
     taken: FxHashMap<BlockId, Span>,
+    /// Bytes that would have had their place, and those that would have had none, or one that is taken.
+    seen: (u64, u64),
+    /// It has been there since the iteration began.
+    is_whole: bool,
 }
 
 impl Rehearsal {
@@ -31,22 +35,26 @@ impl Rehearsal {
         let mut follower = Follower::new(plan);
         follower.join();
         let held = Bits::new(&cells, false);
-        Rehearsal { follower, places, cells, held, taken: FxHashMap::default() }
+        let (taken, seen, is_whole) = (FxHashMap::default(), (0, 0), false);
+        Rehearsal { follower, places, cells, held, taken, seen, is_whole }
     }
 
-    /// A request of the default pool, which `block` serves: true if its place would have been free.
-    pub(crate) fn allocate(&mut self, request: &Request, block: BlockId) -> bool {
+    /// A request of the default pool, which `block` serves.
+    pub(crate) fn allocate(&mut self, request: &Request, block: BlockId) {
         let size = granted(request.size);
         let entry = self.follower.follow(request.size, request.stream);
         let spot = entry.and_then(|entry| self.places.spot(entry, size, &self.cells));
-        let Some(spot) = spot.filter(|spot| self.held.take(spot.span)) else { return false };
+        let Some(spot) = spot.filter(|spot| self.held.take(spot.span)) else {
+            self.seen.1 += request.size;
+            return;
+        };
+        self.seen.0 += request.size;
         self.places.note(&spot, size);
         if let Some(old) = self.taken.insert(block, spot.span) {
             // Its free was not seen.
             self.held.fill(old, false);
             self.held.fill(spot.span, true);
         }
-        true
     }
 
     /// A block is freed, whether it lay in a place or not.
@@ -59,5 +67,12 @@ impl Rehearsal {
     /// A mark of the program.
     pub(crate) fn mark(&mut self, kind: MarkKind) {
         self.follower.mark(kind);
+    }
+
+    /// An iteration has ended, and the next begins: the bytes that would have had their place, and those that
+    /// would not. None if it has seen a part of it alone.
+    pub(crate) fn end_iteration(&mut self) -> Option<(u64, u64)> {
+        let seen = std::mem::take(&mut self.seen);
+        std::mem::replace(&mut self.is_whole, true).then_some(seen)
     }
 }

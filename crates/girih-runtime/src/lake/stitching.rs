@@ -125,32 +125,33 @@ impl Lake {
             && self.maps_twice
             && !self.is_capturing()
             && !env.device.is_capturing(search.home.stream).unwrap_or(true);
-        if self.pace.is_in_debt()
-            && let Ok(Some(taken)) = self.take_in_debt(env, search, may_stitch)
-        {
+        let is_in_debt = self.pace.is_in_debt() && !self.is_capturing();
+        if is_in_debt && let Ok(Some(taken)) = self.take_held(env, search, may_stitch, true) {
             return Ok(Some(taken));
         }
-        if may_stitch && let Ok(Some(taken)) = self.take_with_views(env, search) {
+        if may_stitch && let Ok(Some(taken)) = self.take_held(env, search, may_stitch, false) {
             return Ok(Some(taken));
         }
         let growth = self.choose_growth(search, Joins::Any);
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
-        if self.lend_all_places() { self.take_hole(env, search) } else { Ok(None) }
+        if self.lend_all_places() { self.take_hole(env, search, false) } else { Ok(None) }
     }
 
-    /// The smallest hole of the request's home that fits. None if there is none, or if it cannot be had now, in
-    /// a capture.
-    pub(super) fn take_hole(
+    /// The smallest hole of the request's home that fits, and that `is_clean` if it must be: needs no wait. None if
+    /// there is none, or if it cannot be had now, in a capture.
+    fn take_hole(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
+        is_clean: bool,
     ) -> Result<Option<BlockId>, DeviceError> {
-        match self.heap.best_fit(search.home, search.size) {
-            Some((id, _)) => self.take_off_shelf(env, search, id),
-            None => Ok(None),
-        }
+        let looked_at = self.options.looked_at as usize;
+        let fitting = self.heap.fitting(search.home, search.size).take(looked_at);
+        let found = { fitting }.find(|&id| !is_clean || self.is_clean(search, id));
+        let Some(id) = found else { return Ok(None) };
+        self.take_off_shelf(env, search, id)
     }
 
     /// Grows, if no more than `allowed` bytes are held then, and not more than the limit.
@@ -165,10 +166,8 @@ impl Lake {
         if after > allowed || !self.beside.allows(env, growth.missing) {
             return Ok(None);
         }
-        match self.grow(env, search, growth)? {
-            Some(block) => self.take_off_shelf(env, search, block),
-            None => Ok(None),
-        }
+        let Some(block) = self.grow(env, search, growth)? else { return Ok(None) };
+        self.take_off_shelf(env, search, block)
     }
 
     /// Takes the first bytes of a free block for a request, whose stream waits for those that used them
@@ -186,28 +185,42 @@ impl Lake {
         Ok(Some(self.heap.take_low_end(id, search.size)))
     }
 
-    fn take_with_views(
+    /// A block of what is held, or of new pages within the bound. In debt, one for which nobody waits, of new pages
+    /// as far as the debt buys them; where it buys none, the hole of its home that fits, after a wait.
+    fn take_held(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
+        may_stitch: bool,
+        is_in_debt: bool,
     ) -> Result<Option<BlockId>, DeviceError> {
-        // What is refused here is asked again the next time.
-        let _ = self.unmap_retired_views(env);
-        if let Some((view, latest)) = self.find_view(search)
+        if is_in_debt && let Some(block) = self.take_hole(env, search, true)? {
+            return Ok(Some(block));
+        }
+        if may_stitch
+            && let Some((view, latest)) = self.find_view(search)
+            && (latest == 0 || !is_in_debt)
             && self.wait_for(env, latest, search.home.stream)?
         {
             return Ok(Some(self.use_view(search, view)));
         }
-        let growth = self.choose_growth(search, Joins::Any);
-        if !self.stitching_is_cheaper(search, growth, env.device.prices())
-            && let Some(block) = self.grow_within(env, search, growth, self.allowed(search))?
+        let growth = self.choose_growth(search, if is_in_debt { Joins::Clean } else { Joins::Any });
+        let allowed =
+            if is_in_debt { self.allowed_in_debt(env, search) } else { self.allowed(search) };
+        if (is_in_debt || !self.stitching_is_cheaper(search, growth, env.device.prices()))
+            && let Some(block) = self.grow_within(env, search, growth, allowed)?
         {
             return Ok(Some(block));
         }
-        if self.lend_places(search.size)
-            && let Some(block) = self.take_hole(env, search)?
+        if may_stitch
+            && self.lend_places(search.size)
+            && let Some(block) = self.take_hole(env, search, is_in_debt)?
         {
             return Ok(Some(block));
+        }
+        if is_in_debt {
+            // One that was passed over.
+            return self.take_hole(env, search, false);
         }
         self.lend_all_places();
         self.stitch(env, search)
@@ -275,7 +288,10 @@ impl Lake {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let latest = self.latest_use_of_parts(&parts, search.home.stream);
+        let Some(latest) = self.latest_use_of_parts(parts.iter().copied(), search.home.stream)
+        else {
+            return Ok(None);
+        };
         if !self.wait_for(env, latest, search.home.stream)? {
             return Ok(None);
         }

@@ -16,8 +16,8 @@
 //! waited says the stamp of the free that came last: of stained bytes the stain's, of others the block's.
 //! The block's is never the smaller: so a stain may be forgotten where its own stream has waited.
 //!
-//! There are [`STAINS_MAX`] stains at most. With one more, those of a segment's stream are *blurred*: all that
-//! it had free then counts as used by others, until it has waited.
+//! There are [`STAINS_MAX`] stains at most. With one more, all are *blurred*: whatever was free then counts as used by
+//! others, for each stream until it has waited.
 
 use std::collections::BTreeMap;
 
@@ -49,14 +49,14 @@ struct Stain {
 #[derive(Debug, Default)]
 pub(super) struct Stains {
     stains: BTreeMap<Address, Stain>,
-    /// Streams whose bytes are blurred, up to this free.
-    blurred: Vec<(StreamId, Stamp)>,
+    /// What was freed up to this free is blurred.
+    blurred: Stamp,
 }
 
 impl Stains {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.stains.is_empty() && self.blurred.is_empty()
+        self.stains.is_empty() && self.blurred == 0
     }
 
     /// Those over a part, with the part of each.
@@ -83,8 +83,7 @@ impl Stains {
         if own != reader && clean > 0 {
             return latest.max(of.freed());
         }
-        let blurred = self.blurred.iter().find(|(stream, _)| *stream == own);
-        blurred.map_or(latest, |&(_, until)| latest.max(of.freed().min(until)))
+        latest.max(of.freed().min(self.blurred))
     }
 
     /// Bytes of `own` have been used by `user`, which let go of them with the free `freed`.
@@ -101,19 +100,19 @@ impl Stains {
         }
     }
 
-    /// Tells the stains of `own` no longer apart: whatever was freed up to `latest` counts as used by
-    /// others.
+    /// Tells the stains no longer apart: whatever was freed up to `latest` counts as used by others.
     #[cold]
-    fn blur(&mut self, own: StreamId, latest: Stamp) {
-        self.stains.retain(|_, stain| stain.own != own);
-        self.blurred.retain(|(stream, _)| *stream != own);
-        self.blurred.push((own, latest));
+    fn blur(&mut self, latest: Stamp) {
+        self.stains.clear();
+        self.blurred = latest;
     }
 
     /// Forgets what the bytes' own streams have waited for.
     pub(super) fn forget(&mut self, order: &Order) {
         self.stains.retain(|_, stain| order.must_wait(stain.freed, stain.own));
-        self.blurred.retain(|&(own, until)| order.must_wait(until, own));
+        if self.blurred <= order.done() {
+            self.blurred = 0;
+        }
     }
 
     /// No two are of the same bytes, each is of another stream, and they are not too many. For the walk
@@ -211,7 +210,7 @@ impl Lake {
         }
         self.stains.set(part, own, user, freed);
         if self.stains.stains.len() > STAINS_MAX {
-            self.stains.blur(own, self.order.latest());
+            self.stains.blur(self.order.latest());
         }
     }
 
@@ -220,15 +219,16 @@ impl Lake {
     pub(super) fn cleaned(&mut self, part: Part, id: BlockId) -> (Stamp, bool) {
         let block = &self.heap.blocks[id];
         let (own, freed) = (block.home.stream, block.freed());
-        let is_blurred = self.stains.blurred.iter().any(|&(stream, _)| stream == own);
-        let is_stained = is_blurred || self.stains.over(part).next().is_some();
+        let is_stained =
+            freed.min(self.stains.blurred) > 0 || self.stains.over(part).next().is_some();
         if is_stained {
             self.stains.set(part, own, Some(own), freed);
         }
         (freed, is_stained)
     }
 
-    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if that cannot be now: a graph is being captured.
+    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if
+    /// that cannot be now: a graph is being captured.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
@@ -321,7 +321,7 @@ mod tests {
     fn stains_that_are_blurred_make_everybody_wait() {
         let mut stains = Stains::default();
         stains.set(part(5120, 1024), OWN, Some(USER), 7);
-        stains.blur(OWN, 8);
+        stains.blur(8);
         assert!(stains.stains.is_empty() && !stains.is_empty());
         assert_eq!(stains.latest(part(4096, 512), &block(7), OWN), 7);
         assert_eq!(stains.latest(part(4096, 512), &block(9), OWN), 8, "freed by its owner since");

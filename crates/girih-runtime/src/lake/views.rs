@@ -6,19 +6,17 @@
 //!
 //! Each page that is mapped once more costs the driver memory, and addresses are plenty but not without
 //! end. So there is a budget of both ([`Options::view_pages_max`](super::Options), [`ADDRESSES_MAX`], or what
-//! the device has if that is less), and those views go that were not used for longest. A kernel may still
-//! run that uses them; they are unmapped when an event on their stream is done. As long as none can go, no
-//! view is made, and a request that needs one is given new pages. A page that goes back to the device takes
-//! the views over it with it, or cuts one in use short.
+//! the device has if that is less), and those views go that were not used for longest. As long as a kernel may still run
+//! that uses the next one it stays; where idle views have twice as many pages no more are made, and a request that needs
+//! one is given new pages. A page that goes back to the device takes the views over it with it, or cuts one in use short.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use super::block::Block;
 use super::{Lake, Search};
-use crate::chain::NIL;
 use crate::device::{Address, DeviceError, Handle};
 use crate::order::Stamp;
-use crate::policy::{BlockId, Env};
+use crate::policy::Env;
 
 /// Bytes of addresses that all views together may have: a quarter of the 128 TiB of a process on x86. An
 /// expandable segment reserves 9/8 of the device, 159 GiB of an H200.
@@ -87,18 +85,11 @@ pub(super) struct View {
     pub(super) freed: Stamp,
     /// When it was taken into use last.
     pub(super) used: u64,
-    /// A block for each part. Of the first `lent` parts it is the lent one; of the others, one in which
-    /// the part lay when it had come back, which may be gone since.
-    pub(super) lenders: Vec<BlockId>,
-    /// Parts that are lent: none while it is idle, and not all for a request that is smaller.
-    pub(super) lent: usize,
+    /// Bytes that are lent, from the first on: none while it is idle, and not all for a request that is smaller.
+    pub(super) lent: u64,
 }
 
 impl View {
-    pub(super) fn is_idle(&self) -> bool {
-        self.lent == 0
-    }
-
     /// True if it shows bytes of a part.
     fn is_over(&self, part: &Part) -> bool {
         self.parts.iter().any(|own| own.overlaps(part))
@@ -125,12 +116,10 @@ pub(super) struct Views {
     by_size: BTreeMap<u64, Vec<u32>>,
     /// Pages that are mapped in all of them.
     pages: u64,
-    /// Bytes of their reservations, those of the retired ones among them.
+    /// Bytes of their reservations.
     addresses: u64,
     /// Counts uses.
     clock: u64,
-    /// Those that go as soon as nobody uses them any more.
-    retired: VecDeque<View>,
 }
 
 impl Views {
@@ -138,11 +127,9 @@ impl Views {
     /// there is none, those of up to `wider` times as much. Lengths that vary come with ever new sizes, and find
     /// a wider view; sizes that repeat would only be in the way of each other there.
     pub(super) fn for_size(&self, size: u64, wider: u64) -> impl Iterator<Item = u32> {
-        let exact = self.by_size.get(&size);
-        let most = size.saturating_mul(wider.max(1));
-        let wider = || self.by_size.range(size..=most);
-        let wider = exact.is_none().then(wider).into_iter().flatten();
-        exact.into_iter().chain(wider.map(|(_, places)| places)).flatten().copied()
+        let is_known = self.by_size.contains_key(&size);
+        let most = if is_known { size } else { size.saturating_mul(wider.max(1)) };
+        self.by_size.range(size..=most).flat_map(|(_, places)| places).copied()
     }
 
     /// The view at a place.
@@ -176,6 +163,7 @@ impl Views {
     /// Puts a view in a vacant place.
     fn put(&mut self, place: usize, view: View) {
         self.pages += view.pages;
+        self.addresses += view.reserved.size;
         self.by_size.entry(view.size).or_default().push(place as u32);
         self.views[place] = Some(view);
     }
@@ -183,6 +171,7 @@ impl Views {
     fn remove(&mut self, place: usize) -> Option<View> {
         let view = self.views[place].take()?;
         self.pages -= view.pages;
+        self.addresses -= view.reserved.size;
         if let Some(places) = self.by_size.get_mut(&view.size) {
             places.retain(|&other| other as usize != place);
             if places.is_empty() {
@@ -196,7 +185,7 @@ impl Views {
     fn least_recent(&self) -> Option<usize> {
         let views = self.views.iter().enumerate();
         let idle = views.filter_map(|(place, view)| Some((place, view.as_ref()?)));
-        let idle = idle.filter(|(_, view)| view.is_idle());
+        let idle = idle.filter(|(_, view)| view.lent == 0);
         idle.min_by_key(|(_, view)| view.used).map(|(place, _)| place)
     }
 }
@@ -206,7 +195,7 @@ impl Lake {
     ///
     /// # Errors
     /// What the device refuses, or [`DeviceError::OutOfMemory`] where the budgets are spent: of pages,
-    /// because views that were let go wait for their streams; of addresses, because all are in use.
+    /// because kernels may still use the view that would go; of addresses, because all are in use.
     pub(super) fn map_view(
         &mut self,
         env: &mut Env<'_>,
@@ -215,16 +204,15 @@ impl Lake {
     ) -> Result<u32, DeviceError> {
         let (handles, offset) = self.pages_under(&parts);
         let size = handles.iter().map(|(_, page)| page).sum();
-        self.retire_views(size)?;
+        self.make_room(env, size)?;
         let base = match env.device.reserve(size) {
             Err(DeviceError::OutOfMemory { requested, free }) => {
                 // There are fewer addresses than was thought. The next view may find more.
-                self.retire_least_recent();
+                self.drop_least_recent(env)?;
                 return Err(DeviceError::OutOfMemory { requested, free });
             }
             base => base?,
         };
-        self.views.addresses += size;
         let mut mapped = 0;
         let mut map = || {
             for &(handle, page) in &handles {
@@ -238,7 +226,6 @@ impl Lake {
                 self.limbo.unmap(env.device, base, mapped);
             }
             self.limbo.unreserve(env.device, base, size);
-            self.views.addresses -= size;
             return Err(error);
         }
         self.beside.stats.num_stitches += 1;
@@ -247,10 +234,9 @@ impl Lake {
         self.pace.map((each + each / 2).saturating_mul(handles.len() as u64));
         Ok(self.views.insert(View {
             reserved: Part { address: base, size },
-            mapped: size,
             address: base + offset,
+            mapped: size,
             size: search.size,
-            lenders: vec![NIL; parts.len()],
             parts,
             pages: handles.len() as u64,
             freed: 0,
@@ -264,7 +250,7 @@ impl Lake {
     pub(super) fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
         let (mut handles, mut offset) = (Vec::new(), None);
         for part in parts {
-            let segment = self.segment_at(part.address);
+            let (_, segment) = self.segment_at(part.address);
             for page in segment.pages(part.address, part.size) {
                 offset.get_or_insert_with(|| part.address - page.address);
                 handles.push((page.handle, page.size));
@@ -275,100 +261,77 @@ impl Lake {
 
     /// The last free of a view over a part, be it of other bytes of it.
     pub(super) fn latest_use_of_views_over(&self, part: Part) -> Stamp {
-        let views = self.views.views.iter().flatten().chain(&self.views.retired);
-        views.filter(|view| view.is_over(&part)).map(|view| view.freed).max().unwrap_or(0)
+        let over = self.views.views.iter().flatten().filter(|view| view.is_over(&part));
+        over.map(|view| view.freed).max().unwrap_or(0)
     }
 
     /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
     /// are in use is cut short behind them. The device has no work left that uses them: whoever used
     /// the pages and the views last was waited for ([`Lake::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
-        let over = |view: &View| view.is_over(&pages);
         for place in 0..self.views.views.len() {
-            if self.views.views[place].as_ref().is_some_and(over)
-                && let Some(view) = self.views.remove(place)
-            {
-                if view.is_idle() {
-                    self.unmap_view(env, &view);
-                } else {
-                    let short = self.cut_short(env, view);
-                    self.views.put(place, short);
-                }
+            if !self.views.views[place].as_ref().is_some_and(|view| view.is_over(&pages)) {
+                continue;
             }
-        }
-        for _ in 0..self.views.retired.len() {
-            let Some(view) = self.views.retired.pop_front() else { break };
-            if over(&view) {
-                self.unmap_view(env, &view);
-            } else {
-                self.views.retired.push_back(view);
+            if self.views.get(place as u32).lent == 0 {
+                self.drop_view(env, place);
+            } else if let Some(view) = self.views.remove(place) {
+                let short = self.cut_short(env, view);
+                self.views.put(place, short);
             }
         }
     }
 
-    fn unmap_view(&mut self, env: &mut Env<'_>, view: &View) {
-        let Part { address, size } = view.reserved;
-        self.limbo.unmap(env.device, address, view.mapped);
-        self.limbo.unreserve(env.device, address, size);
-        self.views.addresses -= size;
+    fn drop_view(&mut self, env: &mut Env<'_>, place: usize) {
+        if let Some(View { reserved: Part { address, size }, mapped, .. }) =
+            self.views.remove(place)
+        {
+            self.limbo.unmap(env.device, address, mapped);
+            self.limbo.unreserve(env.device, address, size);
+        }
     }
 
     /// Makes a view in use one of the bytes alone that it is lent.
     fn cut_short(&mut self, env: &mut Env<'_>, mut view: View) -> View {
-        let lent = view.lenders[..view.lent].iter().map(|&id| self.heap.blocks[id]);
-        view.parts = lent.map(|Block { address, size, .. }| Part { address, size }).collect();
-        view.lenders.truncate(view.lent);
-        view.size = view.parts.iter().map(|part| part.size).sum();
+        (view.parts, view.size) = (view.prefix(view.lent).collect(), view.lent);
         let (handles, _) = self.pages_under(&view.parts);
         let mapped = handles.iter().map(|(_, page)| page).sum();
-        let end = view.reserved.address + mapped;
-        self.limbo.unmap(env.device, end, view.mapped - mapped);
+        self.limbo.unmap(env.device, view.reserved.address + mapped, view.mapped - mapped);
         (view.mapped, view.pages) = (mapped, handles.len() as u64);
         view
     }
 
     /// Lets the views that were not used for longest go, as long as there are too many mappings, or too few
-    /// addresses for `size` bytes more. Their pages and addresses come back once nobody uses them.
+    /// addresses for `size` bytes more.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] if too much has not come back yet.
-    fn retire_views(&mut self, size: u64) -> Result<(), DeviceError> {
-        let pages_max = self.options.view_pages_max;
-        loop {
-            let leaving: u64 = self.views.retired.iter().map(|view| view.reserved.size).sum();
-            let addresses = (self.views.addresses - leaving).saturating_add(size);
-            let is_beyond = self.views.pages > pages_max || addresses > ADDRESSES_MAX;
-            if !is_beyond || !self.retire_least_recent() {
+    /// [`DeviceError::OutOfMemory`] if kernels may still use too much of what is idle, or all addresses are in use.
+    fn make_room(&mut self, env: &mut Env<'_>, size: u64) -> Result<(), DeviceError> {
+        let most = self.options.view_pages_max;
+        let are_short = |views: &Views| views.addresses.saturating_add(size) > ADDRESSES_MAX;
+        while self.views.pages > most || are_short(&self.views) {
+            if !self.drop_least_recent(env)? {
                 break;
             }
         }
-        let retired: u64 = self.views.retired.iter().map(|view| view.pages).sum();
-        let addresses = self.views.addresses.saturating_add(size);
-        if retired > pages_max || addresses > ADDRESSES_MAX {
+        let idle = self.views.views.iter().flatten().filter(|view| view.lent == 0);
+        let idle: u64 = idle.map(|view| view.pages).sum();
+        if idle > most.saturating_mul(2) || are_short(&self.views) {
             return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
         }
         Ok(())
     }
 
-    /// Lets the view go that was not used for longest. False if all are in use.
-    fn retire_least_recent(&mut self) -> bool {
-        let Some(place) = self.views.least_recent() else { return false };
-        let view = self.views.remove(place);
-        self.views.retired.extend(view);
-        true
-    }
-
-    /// Unmaps the views that were let go, in order, up to the first that is still in use.
-    pub(super) fn unmap_retired_views(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        while let Some(freed) = self.views.retired.front().map(|view| view.freed) {
-            if self.is_capturing() || !self.order.is_done(env.device, &mut self.limbo, freed)? {
-                break;
-            }
+    /// Lets the view go that was not used for longest. False if all are in use, or a kernel may still use that one.
+    fn drop_least_recent(&mut self, env: &mut Env<'_>) -> Result<bool, DeviceError> {
+        let Some(place) = self.views.least_recent() else { return Ok(false) };
+        let freed = self.views.get(place as u32).freed;
+        let is_done = self.order.is_done(env.device, &mut self.limbo, freed)?;
+        if is_done {
             self.stains.forget(&self.order);
-            let Some(view) = self.views.retired.pop_front() else { break };
-            self.unmap_view(env, &view);
+            self.drop_view(env, place);
         }
-        Ok(())
+        Ok(is_done)
     }
 
     /// Every view in use has its bytes lent, no idle one has, and the pages are counted. For the walk
@@ -376,35 +339,33 @@ impl Lake {
     pub(super) fn check_views(&self) -> Result<(), String> {
         let views: Vec<&View> = self.views.views.iter().flatten().collect();
         let pages: u64 = views.iter().map(|view| view.pages).sum();
-        let retired = self.views.retired.iter().map(|view| view.reserved.size);
-        let addresses: u64 = views.iter().map(|view| view.reserved.size).chain(retired).sum();
+        let addresses: u64 = views.iter().map(|view| view.reserved.size).sum();
         if addresses != self.views.addresses {
             return Err(format!("{addresses} bytes of addresses, not {}", self.views.addresses));
         }
         if pages != self.views.pages {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
+        let mut expected = (0, 0);
         for view in &views {
-            let lent = view.lenders[..view.lent].iter().map(|&id| &self.heap.blocks[id]);
-            let lent: Vec<Part> = lent
-                .filter(|block| block.lent)
-                .map(|block| Part { address: block.address, size: block.size })
-                .collect();
-            let bytes = lent.iter().map(|part| part.size).sum();
-            if lent.len() != view.lent
-                || !view.prefix(bytes).eq(lent.iter().copied())
-                || view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
+            let is_lent = |part: Part| {
+                let block = &self.heap.blocks[self.tile_over(part.address)];
+                block.lent && (block.address, block.size) == (part.address, part.size)
+            };
+            if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
                 || self.pages_under(&view.parts).0.len() as u64 != view.pages
+                || !view.prefix(view.lent).all(is_lent)
             {
-                return Err(format!("{view:?} is lent {lent:?}"));
+                return Err(format!("{view:?} is of other bytes or pages, or not lent them"));
             }
+            expected.0 += view.prefix(view.lent).count();
+            expected.1 += usize::from(view.lent > 0);
         }
-        let lent = self.heap.blocks.iter().filter(|(_, block)| block.lent).count();
-        let held: usize = views.iter().map(|view| view.lent).sum();
-        let stitched = self.heap.blocks.iter().filter(|(_, block)| block.is_stitched()).count();
-        let in_use = views.iter().filter(|view| !view.is_idle()).count();
-        if (lent, stitched) != (held, in_use) {
-            let (found, expected) = ((lent, stitched), (held, in_use));
+        let count = |is_it: fn(&Block) -> bool| {
+            self.heap.blocks.iter().filter(|(_, block)| is_it(block)).count()
+        };
+        let found = (count(|block| block.lent), count(Block::is_stitched));
+        if found != expected {
             return Err(format!("{found:?} blocks are lent and stitched, not {expected:?}"));
         }
         Ok(())

@@ -44,8 +44,6 @@ pub(super) struct Window {
     held: Bits,
     /// Cells whose bytes are blocks of the segment.
     ceded: Bits,
-    /// For each cell a block of the segment that lay near it when somebody looked. It may be gone.
-    near: Vec<BlockId>,
     pub(super) last_uses: LastUses,
     /// Bytes of new pages, as far as the bound allows.
     page: u64,
@@ -54,13 +52,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window over `cells` at `base`, all of which are ceded. `near` is any block of the segment.
+    /// A window over `cells` at `base`, all of which are ceded.
     pub(super) fn new(
         home: Home,
         segment: u32,
         base: Address,
         cells: Cells,
-        near: BlockId,
         page: u64,
         foreseen: u64,
     ) -> Window {
@@ -71,7 +68,6 @@ impl Window {
             base,
             held: all.clone(),
             ceded: all,
-            near: vec![near; cells.count()],
             last_uses: LastUses::of(home.stream),
             cells,
             page,
@@ -137,33 +133,10 @@ impl Window {
 }
 
 impl Lake {
-    /// The block of the window's segment over an address, which lies in it.
-    pub(super) fn tile_at(&self, window: &Window, address: Address) -> BlockId {
-        let last = window.cells.count() as u32 - 1;
-        let cell = window.cells.at(address.saturating_sub(window.base));
-        let near = [cell, cell.saturating_sub(1), (cell + 1).min(last)];
-        let is_tile = |block: &Block| block.segment == window.segment && !block.planned;
-        let known = near.into_iter().filter_map(|cell| {
-            let id = window.near[cell as usize];
-            let block = self.heap.blocks.get(id).filter(|block| is_tile(block))?;
-            Some((block.address.abs_diff(address), id))
-        });
-        let nearest = known.min().map(|(_, id)| id);
-        let any = || self.heap.blocks.iter().find(|(_, block)| is_tile(block)).map(|(id, _)| id);
-        let mut at = nearest.or_else(any).expect("a segment has a block");
-        while self.heap.blocks[at].address > address {
-            at = self.heap.blocks[at].prev;
-        }
-        while self.heap.blocks[at].end() <= address {
-            at = self.heap.blocks[at].next;
-        }
-        at
-    }
-
     /// The blocks of the segment over a run of cells.
     fn tiles(&self, window: &Window, span: Span) -> impl Iterator<Item = &Block> {
         let Part { address, size } = window.part(span);
-        let first = self.tile_at(window, address);
+        let first = self.tile_over(address);
         let ids = std::iter::successors(Some(first), |&id| self.heap.next(id));
         let blocks = ids.map(|id| &self.heap.blocks[id]);
         blocks.take_while(move |block| block.address < address + size)
@@ -207,7 +180,7 @@ impl Lake {
         }
         for run in runs {
             // What was mapped beside it is the window's too.
-            let block = self.heap.blocks[self.tile_at(window, window.part(run).address)];
+            let block = self.heap.blocks[self.tile_over(window.part(run).address)];
             let start = block.address.saturating_sub(window.base);
             let around = window.cells.within(start, block.end() - window.base);
             let is_more = !is_mapped && around.is_some();
@@ -230,7 +203,7 @@ impl Lake {
         let allowed = self.allowed(search).max(self.most_held).max(window.foreseen);
         let mut at = address;
         while at < end {
-            let id = self.tile_at(window, at);
+            let id = self.tile_over(at);
             let block = self.heap.blocks[id];
             if block.mapped {
                 at = block.end();
@@ -245,7 +218,9 @@ impl Lake {
             let [wide, needed] = [window.page, self.granule].map(aligned);
             let fits = |(from, to): &(Address, Address)| self.held + (to - from) <= allowed;
             let Some((from, to)) = [wide, needed].into_iter().find(fits) else { return Ok(false) };
-            if !self.beside.allows(env, to - from) || !self.map_part(env, id, from, to - from)? {
+            if !self.beside.allows(env, to - from)
+                || self.map_part(env, id, from, to - from)?.is_none()
+            {
                 return Ok(false);
             }
             at = to;
@@ -256,7 +231,7 @@ impl Lake {
     /// Makes cells whose bytes are free and mapped the window's.
     fn reclaim(&mut self, window: &mut Window, span: Span) {
         let part = window.part(span);
-        let id = self.tile_at(window, part.address);
+        let id = self.tile_over(part.address);
         let (freed, is_stained) = self.cleaned(part, id);
         let mut id = self.heap.carve(id, part.address, part.size);
         self.heap.blocks[id].window = true;
@@ -266,7 +241,6 @@ impl Lake {
                 id = neighbour;
             }
         }
-        window.near[span.range()].fill(id);
         window.held.fill(span, false);
         window.ceded.fill(span, false);
         let stream = (!is_stained).then_some(window.home.stream);
@@ -277,18 +251,11 @@ impl Lake {
     /// Cedes a run of idle cells.
     fn cede(&mut self, window: &mut Window, span: Span) {
         let part = window.part(span);
-        let mut id = self.tile_at(window, part.address);
-        let before = part.address - self.heap.blocks[id].address;
-        if before > 0 {
-            self.heap.cut(id, before);
-        }
-        if self.heap.blocks[id].size > part.size {
-            id = self.heap.cut(id, part.size);
-        }
+        let tile = self.tile_over(part.address);
+        let (id, _) = self.heap.isolate(tile, part.address, part.size);
         self.settle_uses(window, id);
         self.heap.blocks[id].window = false;
         self.heap.shelve(id);
-        window.near[span.range()].fill(id);
         window.held.fill(span, true);
         window.ceded.fill(span, true);
     }
@@ -367,30 +334,13 @@ impl Lake {
             .collect();
         planned.sort_unstable();
         for (address, id) in planned {
-            let span = self.heap.blocks[id].span();
-            let part = window.part(span);
-            let mut tile = self.tile_at(&window, address);
-            // The cells of the block, without those before and behind.
-            let before = part.address - self.heap.blocks[tile].address;
-            if before > 0 {
-                self.heap.cut(tile, before);
-            }
-            if self.heap.blocks[tile].size > part.size {
-                tile = self.heap.cut(tile, part.size);
-            }
+            let part = window.part(self.heap.blocks[id].span());
             let size = self.heap.blocks[id].size;
-            let lead = address - part.address;
-            for rest in [lead, part.size - lead - size] {
-                let is_before = self.heap.blocks[tile].address < address;
-                if rest == 0 {
-                    continue;
-                }
-                let free = if is_before {
-                    self.heap.cut(tile, rest)
-                } else {
-                    let head = self.heap.cut(tile, size);
-                    std::mem::replace(&mut tile, head)
-                };
+            let tile = self.tile_over(address);
+            // The cells of the block, and of those its own bytes.
+            let (tile, _) = self.heap.isolate(tile, part.address, part.size);
+            let (tile, rest) = self.heap.isolate(tile, address, size);
+            for free in rest.into_iter().flatten() {
                 self.heap.blocks[free].window = false;
                 self.settle_uses(&window, free);
                 self.heap.shelve(free);
