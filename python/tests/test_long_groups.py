@@ -1,5 +1,6 @@
 """What comes from different operators is put together in turns, and what is not known is seen."""
 
+import contextlib
 import ctypes
 
 import pytest
@@ -233,3 +234,82 @@ def test_digests_tell_bits_apart():
     before = torch.arange(5)
     compare.digest(before)
     assert torch.equal(before, torch.arange(5))
+
+
+class RunsOut(torch.utils._python_dispatch.TorchDispatchMode):
+    """There is no memory for some operators, counted from when it begins."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.fails, self.count = fails, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        if self.fails(self.count):
+            raise torch.OutOfMemoryError("there is no memory")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("alpha", [0, "products", 0.5])
+def test_without_memory_while_a_layer_is_compared_the_bits_are_the_same(monkeypatch, alpha):
+    monkeypatch.setattr(trace, "GROUP_LEAST", 0.0)
+    model, data = Model(layers=1), ids(tokens=300)
+    expected = gradients(model, data)
+    learn = Call.learn
+    count, fails = 0, lambda _: False
+
+    def learning(self, first):
+        nonlocal count
+        with RunsOut(fails) as operators:
+            try:
+                return learn(self, first)
+            finally:
+                count = max(count, operators.count)
+
+    monkeypatch.setattr(Call, "learn", learning)
+    girih.long_context(model, alpha=alpha)
+    assert_same(expected, gradients(model, data))
+    assert count > 100
+    for at in [*range(1, 60, 5), *range(60, count, 31)]:
+        # One operator alone, and all from there on.
+        for is_once in (True, False):
+            fails = (lambda it, at=at: it == at) if is_once else (lambda it, at=at: it >= at)
+            girih.long_context(model, alpha=alpha)
+            for _ in range(2):
+                assert_same(expected, gradients(model, data))
+            monkeypatch.setattr(Call, "learn", learn)
+            for _ in range(2):
+                # There is memory again.
+                assert_same(expected, gradients(model, data))
+            monkeypatch.setattr(Call, "learn", learning)
+            if is_once and alpha == 0:
+                assert report(model)["kept"] == 0
+
+
+@pytest.mark.parametrize("alpha", [0, "products", 0.5])
+def test_without_memory_while_a_layer_is_put_together_the_bits_are_the_same(monkeypatch, alpha):
+    monkeypatch.setattr(trace, "GROUP_LEAST", 0.1)
+    model, data = Model(layers=1), ids(tokens=300)
+    expected = gradients(model, data)
+    put_together, served = Call._put_together_group, 0
+    for at in range(1, 120, 3):
+        left = 1
+
+        def once(self, *args, at=at):
+            nonlocal left
+            with RunsOut(lambda count: left and count == at) as operators:
+                try:
+                    return put_together(self, *args)
+                finally:
+                    left -= operators.count >= at
+
+        girih.long_context(model, alpha=alpha)
+        gradients(model, data)
+        monkeypatch.setattr(Call, "_put_together_group", once)
+        # Of one tensor there can be no smaller part.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            assert_same(expected, gradients(model, data))
+            served += 1
+        monkeypatch.setattr(Call, "_put_together_group", put_together)
+        assert_same(expected, gradients(model, data))
+    assert served > 20

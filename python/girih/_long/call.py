@@ -93,6 +93,8 @@ class Call:
         """Those that this backward pass has done with."""
         self.bases: dict[tuple[Any, ...], int] = {}
         """By where bytes are, the save that keeps them; `KEPT_ANYWAY` where something else does."""
+        self.learnt: dict[int, Layout | None] = {}
+        """What was compared of this pass and equal, and where its tokens are."""
         self.trace: Trace | None = None
         """Where what it saves comes from, as far as that is known."""
 
@@ -413,9 +415,10 @@ class Call:
         was no difference; and what was raised there, in a line.
 
         Raises:
-            torch.OutOfMemoryError: if there is no memory for it.
+            torch.OutOfMemoryError: if there is no memory for it. What was equal by then is
+                `learnt`, and let go of: there is more the next time.
         """
-        layouts: list[Layout | None] = [None] * len(self.saves)
+        layouts = [self.learnt.get(index) for index in range(len(self.saves))]
         free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
         free = {index for index in free if self.saves[index].tensor is not None}
         differs: list[str] = []
@@ -432,7 +435,7 @@ class Call:
                 # What comes after may depend on it, whatever its values are today.
                 differs.append(save.module)
                 return False
-            layouts[index] = layout if first else WHOLE
+            self.learnt[index] = layouts[index] = layout if first else WHOLE
             if layouts[index] is not None and save.place not in self.bases:
                 found.add(index, rows, save)
             self._let_go(index, layouts[index])

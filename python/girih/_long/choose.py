@@ -20,7 +20,8 @@ from girih._long.share import GUESS
 STEPS = 4
 """Optimizer steps of each way."""
 STEPS_TIMED = 2
-"""The last of these are timed: in those before, layers are compared and swapping finds a policy."""
+"""The last of these are timed: in those before, layers are compared and swapping finds a policy.
+One alone may be a step in which layers are compared again: the faster counts."""
 WAYS = ("nothing", "products", "whole")
 """What is kept, on the GPU or on the host. In this order each needs more of the host."""
 
@@ -81,7 +82,7 @@ class Choosing:
     """Tries the ways one after another, then keeps to the fastest.
 
     A way for which the host has too little memory is left out. Lengths may differ: what is compared
-    are seconds for each token.
+    are seconds for each token, of the faster of the steps that are timed.
     """
 
     def __init__(
@@ -164,11 +165,14 @@ class Choosing:
 
     def _choose(self) -> None:
         for way, name in enumerate(WAYS):
-            steps = [step for step in self._closed if step.way == way]
-            tokens = sum(step.tokens for step in steps)
-            if tokens:
-                seconds = sum(step.end.since(step.begin) for step in steps if step.end is not None)
-                self.seconds[name] = seconds / tokens
+            times = [
+                step.end.since(step.begin) / step.tokens
+                for step in self._closed
+                if step.way == way and step.end is not None and step.tokens
+            ]
+            if times:
+                # In the other one layers may have been compared.
+                self.seconds[name] = min(times)
         self.way = WAYS.index(min(self.seconds, key=lambda name: self.seconds[name]))
         self.is_chosen = True
         self._closed.clear()

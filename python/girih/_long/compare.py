@@ -8,10 +8,10 @@ import torch
 
 from girih._long.layout import Layout, candidates, storage_of
 
-CHUNK = 1 << 24
-"""Elements of which a digest is made at once: so many times 16 bytes are taken for it."""
+WORDS = 1 << 20
+"""Of 8 bytes, of which a digest is made at once: twice as many are taken for it. Memory is short
+when layers are compared."""
 MULTIPLIER = 0x5851F42D4C957F2D
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def compare(full: Any, part: Any, tokens: int, first: int) -> tuple[Layout | None, bool]:
@@ -66,16 +66,25 @@ class Found:
 
 
 def digest(tensor: Any) -> tuple[Any, ...]:
-    """Of a tensor's bits and where they stand: other bits give another, but for a rare chance."""
-    bits, place = 0, 0
-    flat = tensor.detach().contiguous().flatten()
+    """Of a tensor's bits and where they stand: other bits give another, but for a rare chance.
+
+    A sum of words by factors, modulo 2 to the 64. The device is asked once.
+    """
+    words, rest = _words(tensor.detach().contiguous().flatten())
+    # Odd, and no two alike.
+    factors = torch.arange(min(WORDS, len(words)), device=tensor.device)
+    factors.mul_(MULTIPLIER).bitwise_or_(1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for index, chunk in enumerate(words.split(WORDS)):
+        total += (factors[: len(chunk)] * chunk).sum() * (2 * index + 1)
+    return tuple(tensor.shape), tensor.dtype, int(total), bytes(rest.tolist())
+
+
+def _words(flat: Any) -> tuple[Any, Any]:
+    """The bytes of a tensor as words of 8, and those that are left."""
     if flat.is_complex():
         flat = torch.view_as_real(flat).flatten()
-    for chunk in flat.split(CHUNK):
-        whole = chunk.view(BITS[chunk.element_size()]).to(torch.int64)
-        # Odd multipliers, none of them twice within a chunk; sums are modulo 2 to the 64.
-        factors = torch.arange(place, place + whole.numel(), device=whole.device)
-        factors.mul_(MULTIPLIER).bitwise_or_(1)
-        bits += int(factors.mul_(whole).sum())
-        place += whole.numel()
-    return tuple(tensor.shape), tensor.dtype, bits % (1 << 64)
+    offset = flat.storage_offset() * flat.element_size()
+    raw = (flat.clone() if offset % 8 else flat).view(torch.uint8)
+    whole = len(raw) // 8 * 8
+    return raw[:whole].view(torch.int64), raw[whole:]

@@ -329,8 +329,11 @@ class Layer:
             parts = [rounded((1 - part) * call.tokens, call.tokens) for part in TRIED]
             firsts += sorted({part for part in parts if call.first < part < call.tokens})
         for first in firsts:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                return call.learn(first)
+            learnt = -1
+            while learnt < len(call.learnt):
+                learnt = len(call.learnt)
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    return call.learn(first)
         return None
 
     def forget(self, call: Call) -> None:
