@@ -3,7 +3,7 @@
     python gpu/longctx.py mfu                  # 4 layers of a 7B Llama at 32K, 64K, 128K tokens
     python gpu/longctx.py sweep --length 65536 # alpha in nine steps, and what is found
     python gpu/longctx.py longest --layers 32  # the longest sequence of each way
-    python gpu/longctx.py loss                 # the loss of all tokens, in tiles and not
+    python gpu/longctx.py loss                 # the loss of all tokens, in tiles, fused, and not
 
 Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says
 what the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just
@@ -21,7 +21,10 @@ from modes import MIB
 from swap import launch
 
 HIDDEN, FFN, VOCABULARY = 4096, 11008, 32000
-MFU_WAYS = ("plain", "recompute", "save_on_cpu", "streams", "split:0", "split:products", "girih")
+MFU_WAYS = (
+    *("plain", "recompute", "save_on_cpu", "streams", "split:0", "split:products"),
+    *("girih", "both:0", "both:products", "fill"),
+)
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
 LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
 UNIT = 4096
@@ -58,6 +61,9 @@ class Table:
         """One launch. What it saw; None if it failed."""
         options = self.options
         words = [*shape(options, length), *more]
+        if way == "fill":
+            # Where Girih swaps, twelve steps try ways.
+            words += ["--steps", str(options.steps + 8), "--settled", str(options.steps + 4)]
         run = launch(way, budget, options.host_budget, words, options.timeout)
         self.runs.append({"tokens": length, "budget": budget} | run)
         seen = run.get("seen")
@@ -116,11 +122,13 @@ def longest(table: Table, options: argparse.Namespace) -> None:
 
 
 def loss(table: Table, options: argparse.Namespace) -> None:
-    """Hugging Face's loss over all tokens: as it is, under recomputation, and in tiles."""
+    """Hugging Face's loss over all tokens: as it is, recomputed, in tiles; without logits."""
     for length in options.length or (32768, 65536):
         base = None
         for way in ("plain", "recompute", "split:0", "split:products"):
             base = table.run(way, length, "0", base, ["--whole-loss"]) or base
+        for way in ("plain", "split:0"):
+            table.run(way, length, "0", base, ["--fused-loss"])
 
 
 TABLES = {"mfu": mfu, "sweep": sweep, "longest": longest, "loss": loss}

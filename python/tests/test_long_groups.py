@@ -231,6 +231,10 @@ def test_digests_tell_bits_apart():
                 ~tensor.view(-1)[at] if dtype == torch.bool else tensor.view(-1)[at] + 1
             )
             assert compare.digest(tensor) != compare.digest(other)
+    empty = torch.empty(0, 3)
+    assert compare.digest(empty) == compare.digest(empty.clone()) != compare.digest(empty.t())
+    odd = torch.arange(9, dtype=torch.int16)[1:]
+    assert compare.digest(odd) == compare.digest(odd.clone())
     before = torch.arange(5)
     compare.digest(before)
     assert torch.equal(before, torch.arange(5))

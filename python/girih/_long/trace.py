@@ -222,7 +222,9 @@ class Unwritten:
 
     def instead(self, func: Any, args: Any, kwargs: Any) -> Any:
         """In place of what an operator would give, which does not run."""
-        devices = {it.device for it in tensors((args, kwargs))}
+        given = tensors((args, kwargs))
+        # A number of the host's goes with tensors of any device.
+        devices = {it.device for it in given if it.ndim > 0} or {it.device for it in given}
         named = kwargs.get("device")
         device = torch.device(named) if named is not None else next(iter(devices), None)
         if device is None or len(devices) > 1:
