@@ -33,15 +33,23 @@ fn every_answer_passes_both_checkers_and_is_above_the_bound() {
 
 #[test]
 fn the_bytes_that_are_counted_anew_are_those_that_are_said() {
+    let (mut all, mut alike) = (0, 0);
     arbtest(|u| {
         let problem = problem(u, 6)?;
         let budgets = budgets(u, &problem)?;
         let answer = Method::Girih.answer(&problem, &budgets).unwrap();
         let count = recount(&problem, &answer.decision, &answer.outcome).unwrap();
-        assert_eq!(count.gpu, answer.outcome.gpu_peak, "{problem:?} {budgets:?}");
+        let said = answer.outcome.gpu_peak;
+        assert!(
+            (count.gpu..=count.gpu_at_once).contains(&said),
+            "{count:?} {problem:?} {budgets:?}"
+        );
+        (all, alike) = (all + 1, alike + u32::from(count.gpu == count.gpu_at_once));
         Ok(())
     })
     .budget_ms(1500);
+    // Where times leave it open, both are of one layer's bytes; mostly they do not.
+    assert!(alike * 10 > all * 7, "{alike} of {all}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Steps from recordings: of generated runs, whose layers are known, and of the corpus.
 
+mod any;
+
 use std::fs::File;
 use std::path::Path;
 
@@ -10,7 +12,7 @@ use girih_tokens::scale::{Scaled, Unlike};
 use girih_tokens::timeline::peaks;
 use girih_tokens::{Decision, Layer, Method};
 use girih_trace::compress::Limits;
-use girih_trace::generate::{Bytes, Training, recording, training};
+use girih_trace::generate::{Training, training};
 use girih_trace::{Action, Event, Iterations, Lifetimes, Operator, Trace, open};
 
 fn of(trace: &Trace) -> Result<Recorded, RecordingError> {
@@ -114,36 +116,16 @@ fn what_a_program_computes_again_is_what_its_layers_would_keep() {
 
 #[test]
 fn whatever_is_recorded_is_decided_or_refused() {
-    let (mut decided, mut refused) = (0, 0);
+    let mut count = any::Count::default();
     arbtest::arbtest(|u| {
         let length = u.arbitrary_len::<u8>()?.min(2000);
-        let any = recording(&mut Bytes::new(u.bytes(length)?), 300);
-        let params = Training {
-            layers: u.int_in_range(1..=4)?,
-            stages: u.int_in_range(1..=2)?,
-            stage: 0,
-            microbatches: u.int_in_range(1..=3)?,
-            recompute: u.arbitrary()?,
-            jitter: u.int_in_range(0..=100)?,
-            operators: u.arbitrary()?,
-            ..Training::default()
-        };
-        for trace in any.traces.into_iter().chain([training(&params, u.arbitrary()?)]) {
-            let Ok(recorded) = of(&trace) else {
-                refused += 1;
-                continue;
-            };
-            decided += 1;
-            let problem = recorded.problem.clone();
-            let budgets =
-                Budgets { gpu: problem.static_bytes + problem.skeletal_bytes() / 2, host: None };
-            assert!(Method::Girih.answer(&problem, &budgets).is_ok());
-            assert!(Scaled::one(recorded, 7, 0.3).at(1 << 20).layers.len() == problem.layers.len());
-        }
+        let one = any::any(u.bytes(length)?);
+        count.decided += one.decided;
+        count.refused += one.refused;
         Ok(())
     })
     .budget_ms(3000);
-    assert!(decided > 10 && refused > 10, "{decided}, {refused}");
+    assert!(count.decided > 10 && count.refused > 10, "{count:?}");
 }
 
 #[test]
