@@ -100,6 +100,12 @@ impl Block {
         self.address + self.size
     }
 
+    /// True if the byte at an address is one of it.
+    #[inline]
+    pub(super) fn is_over(&self, address: Address) -> bool {
+        self.address <= address && address < self.end()
+    }
+
     /// Of a free block: the last free of any of its bytes. 0 if nobody has used them.
     pub(super) fn freed(&self) -> Stamp {
         self.requested

@@ -55,9 +55,22 @@ impl Lake {
         over.next().expect("the bytes of a block lie in a segment")
     }
 
-    /// The block of a segment over an address: from one near by that is known, step by step.
+    /// The block of a segment over an address: the one that is noted there, as far as it still is, or from one near
+    /// by that is known, step by step.
+    #[inline]
     pub(super) fn tile_over(&self, address: Address) -> BlockId {
         let (place, segment) = self.segment_at(address);
+        let noted = segment.noted(address).get();
+        match self.heap.blocks.get(noted) {
+            Some(block) if block.segment == place && !block.planned && block.is_over(address) => {
+                noted
+            }
+            _ => self.search_tile(place, segment, address),
+        }
+    }
+
+    #[cold]
+    fn search_tile(&self, place: u32, segment: &Segment, address: Address) -> BlockId {
         let is_tile = |block: &Block| block.segment == place && !block.planned;
         let near = segment.near(address);
         let known = near.iter().filter_map(|note| {

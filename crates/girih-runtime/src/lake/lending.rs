@@ -63,10 +63,14 @@ impl Lake {
         let view = self.views.use_now(place);
         view.lent = search.size;
         let block = Block::new(view.address, search.size, search.home, STITCHED);
-        let parts: Vec<Part> = view.prefix(search.size).collect();
-        for part in parts {
+        let (mut at, mut left) = (0, search.size);
+        while left > 0 {
+            let part = self.views.get(place).parts[at].first(left);
+            (at, left) = (at + 1, left - part.size);
             let lent = self.lend_alone(&part).expect("the bytes of the view are free");
             self.heap.blocks[lent].lent = true;
+            // It is looked for when it comes back, and as a free one after that.
+            self.segment_of(&self.heap.blocks[lent]).noted(part.address).set(lent);
         }
         self.heap.blocks.insert(Block { view: place, ..block })
     }
@@ -77,9 +81,11 @@ impl Lake {
         let freed = self.heap.blocks[id].freed();
         self.heap.blocks.remove(id);
         let view = self.views.use_now(place);
-        let parts: Vec<Part> = view.prefix(view.lent).collect();
-        (view.freed, view.lent) = (freed, 0);
-        for part in parts {
+        view.freed = freed;
+        let (mut at, mut left) = (0, std::mem::take(&mut view.lent));
+        while left > 0 {
+            let part = self.views.get(place).parts[at].first(left);
+            (at, left) = (at + 1, left - part.size);
             let id = self.tile_over(part.address);
             let block = &mut self.heap.blocks[id];
             (block.lent, block.requested) = (false, freed);

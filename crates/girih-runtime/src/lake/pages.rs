@@ -54,7 +54,14 @@ impl Segment {
         Segment { base, size, stays: false, granule, of_granule: Vec::new(), near }
     }
 
-    /// Where it is noted which block lies over an address; beside it; and which was looked for last.
+    /// Where it is noted which block lies over an address.
+    #[inline]
+    pub(super) fn noted(&self, address: Address) -> &Cell<BlockId> {
+        let at = (((address - self.base) / self.granule) as usize).min(self.near.len() - 1);
+        &self.near[at]
+    }
+
+    /// The same; beside it; and which was looked for last.
     pub(super) fn near(&self, address: Address) -> [&Cell<BlockId>; 4] {
         let last = self.near.len() - 1;
         let at = (((address - self.base) / self.granule) as usize).min(last);
