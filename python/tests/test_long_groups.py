@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 
 import pytest
 
@@ -215,6 +216,28 @@ def test_what_a_kernel_hides_is_found_by_what_is_no_number(monkeypatch):
     girih.long_context(model, alpha=0)
     gradients(model, ids(tokens=256))
     assert groups(model) == []
+
+
+class Careful(nn.Module):
+    """Looks at its numbers past all operators, and stops where one is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.third = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = torch.tanh(self.first(x))
+        numbers = (ctypes.c_float * y.numel()).from_address(y.data_ptr())
+        if any(map(math.isnan, numbers)):
+            raise ValueError("this is no number")
+        y = F.scaled_dot_product_attention(*(it[:, None] for it in (x, x, y)))[:, 0]
+        return torch.sin(self.third(torch.tanh(self.second(y))))
+
+
+def test_a_layer_that_stops_at_what_is_no_number(monkeypatch):
+    monkeypatch.setattr(trace, "GROUP_LEAST", 0.0)
+    check(Model(layers=2, make=Careful), ids(tokens=64), alphas=(0, "products"), passes=3)
 
 
 def test_digests_tell_bits_apart():

@@ -20,7 +20,6 @@ from girih._long.replay import (
     Note,
     Recorder,
     Replay,
-    ReplayError,
     Take,
     generator_state,
     set_generator_state,
@@ -303,14 +302,16 @@ class Call:
             try:
                 self._put_together_group(storages, group)
                 return
-            except OutOfStep:
-                # This pass went another way than the one that was traced.
-                self.layer.forget(self)
-                self.trace = None
-                continue
             except torch.OutOfMemoryError:
                 if len(storages) == 1:
                     raise
+            except (OutOfStep, Exception):
+                # This pass went another way than the one that was traced, or met what nobody wrote.
+                if group is None:
+                    raise
+                self.layer.forget(self)
+                self.trace = None
+                continue
             # Not within `except`, which holds on to all that the replay had made. The layer will
             # not fit the next time either.
             self.layer.parts *= 2
@@ -497,7 +498,8 @@ class Call:
                     if is_same:
                         trace.groups.append(group)
                 is_same = True
-        except (OutOfStep, ReplayError):
+        except (OutOfStep, Exception):
+            # Whatever memory that nobody wrote makes a layer raise.
             trace.groups.clear()
         self.trace = trace if trace.groups else None
 
