@@ -17,13 +17,12 @@ which they are not, or what ended the run. Exit status 1 if Girih's are not.
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from modes import MIB, printed, shareable
+from modes import MIB, printed, ran, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "gpt.py")
 WAYS = ("recompute", "plain", "girih", "capuchin", "capuchin-told")
@@ -43,20 +42,10 @@ def launch(way: str, shape: list[str], budget: int, timeout: int) -> dict[str, A
         elif way.startswith("capuchin"):
             # Where bytes are not counted, as many go as would be of half of the activations.
             command += ["--budget", str(budget)] if budget else ["--excess", str(8 * MIB)]
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"way": way, "error": f"ran past {timeout} s"}
+        done = ran(command, timeout, "RESULT")
+    if isinstance(done, str):
+        return {"way": way, "error": done}
     results = printed(done.stdout)
-    if done.returncode != 0 or not results:
-        said = [line for line in done.stderr.splitlines() if "Error" in line]
-        return {"way": way, "error": said[-1] if said else done.stderr[-1500:]}
     return results[0] | {"way": way, "said": done.stderr[-1500:]}
 
 

@@ -90,6 +90,20 @@ def printed(output: str, word: str = "RESULT") -> list[dict[str, Any]]:
     return [decode(part)[0] for part in output.split(f"{word} ")[1:]]
 
 
+def ran(command: list[str], timeout: int, word: str) -> subprocess.CompletedProcess[str] | str:
+    """Runs a program that prints a word with what it measured. Its error in a line if it failed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"ran past {timeout} s"
+    if done.returncode != 0 or f"{word} " not in done.stdout:
+        said = [line for line in done.stderr.splitlines() if "Error" in line]
+        return said[-1] if said else done.stderr[-1500:]
+    return done
+
+
 def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, Any]:
     """Runs the workload once. What it printed as RESULT, by rank, or how it failed."""
     environment = dict(os.environ)

@@ -20,13 +20,12 @@ import datetime
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from modes import shareable
+from modes import ran, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "reused.py")
 WAYS = ("girih", "streams", "capped")
@@ -56,19 +55,9 @@ def launch(way: str, budget: str, shape: list[str], timeout: int) -> dict[str, A
                 *("-m", "girih", "run", "--plan-dir", folder, "--gpu-budget", budget),
                 *command,
             ]
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"way": way, "error": f"ran past {timeout} s"}
-    if done.returncode != 0 or "REUSE " not in done.stdout:
-        said = [line for line in done.stderr.splitlines() if "Error" in line]
-        return {"way": way, "error": said[-1] if said else done.stderr[-1500:]}
+        done = ran(command, timeout, "REUSE")
+    if isinstance(done, str):
+        return {"way": way, "error": done}
     seen = json.JSONDecoder().raw_decode(done.stdout.split("REUSE ")[1])[0]
     return {"way": way, **seen, **summary(seen["reuses"])}
 

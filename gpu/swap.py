@@ -23,13 +23,12 @@ import datetime
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from modes import MIB, printed, shareable
+from modes import MIB, printed, ran, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "longer.py")
 WAYS = ("plain", "recompute", "selective", "save_on_cpu", "streams", "girih", "fill", "split:0")
@@ -84,20 +83,10 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
             if kind == "fill":
                 options += ["--long-context"]
             command = ["-m", "girih", "run", *options, *command]
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"way": way, "error": f"ran past {timeout} s"}
+        done = ran(command, timeout, "RESULT")
+    if isinstance(done, str):
+        return {"way": way, "error": done}
     results = printed(done.stdout)
-    if done.returncode != 0 or not results:
-        said = [line for line in done.stderr.splitlines() if "Error" in line]
-        return {"way": way, "error": said[-1] if said else done.stderr[-1500:]}
     decode = json.JSONDecoder().raw_decode
     seen = decode(done.stdout.split("SEEN ")[1])[0]
     return {"way": way, "seen": seen | results[0], "said": done.stderr[-1500:]}

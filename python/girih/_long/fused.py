@@ -20,7 +20,15 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from girih._long.layout import PLAIN
-from girih._long.loss import IGNORED, REDUCTIONS, causal_lm_loss, checked, log_softmax, shifted
+from girih._long.loss import (
+    IGNORED,
+    REDUCTIONS,
+    causal_lm_loss,
+    checked,
+    log_softmax,
+    over_items,
+    shifted,
+)
 
 TILE_BYTES = 256 << 20
 """Of a tile's logits in 32 bits. Products want more rows at a time than the loss alone."""
@@ -226,20 +234,20 @@ def fused_loss(  # noqa: PLR0917 - the parameters of the function that it stands
         return causal_lm_loss(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **others
         )
+
+    def loss_of(target: Any, reduction: str) -> Any:
+        rows, linear = logits.hidden.flatten(0, -2), logits.linear
+        return linear_cross_entropy(
+            rows,
+            linear.weight,
+            target,
+            bias=linear.bias,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
+
     target = shifted(labels, ignore_index) if shift_labels is None else shift_labels
-    loss = linear_cross_entropy(
-        logits.hidden.flatten(0, -2),
-        logits.linear.weight,
-        target.flatten().to(logits.device),
-        bias=logits.linear.bias,
-        ignore_index=ignore_index,
-        reduction="mean" if num_items_in_batch is None else "sum",
-    )
-    if num_items_in_batch is None:
-        return loss
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+    return over_items(loss_of, target.flatten().to(logits.device), num_items_in_batch)
 
 
 class Unmade:

@@ -11,7 +11,7 @@ sum over the rows is one kernel's too: it is given the rows' picked values as a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -112,19 +112,21 @@ def causal_lm_loss(  # noqa: PLR0917 - the parameters of the function that it st
     **_: Any,
 ) -> Any:
     """What Hugging Face's models compute (`transformers.loss.loss_utils.ForCausalLMLoss`)."""
-    if shift_labels is None:
-        shift_labels = shifted(labels, ignore_index)
-    loss = cross_entropy(
-        logits.view(-1, vocab_size),
-        shift_labels.view(-1).to(logits.device),
-        ignore_index=ignore_index,
-        reduction="mean" if num_items_in_batch is None else "sum",
-    )
-    if num_items_in_batch is None:
-        return loss
-    if torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(loss.device)
-    return loss / num_items_in_batch
+
+    def loss_of(target: Any, reduction: str) -> Any:
+        rows = logits.view(-1, vocab_size)
+        return cross_entropy(rows, target, ignore_index=ignore_index, reduction=reduction)
+
+    target = shifted(labels, ignore_index) if shift_labels is None else shift_labels
+    return over_items(loss_of, target.view(-1).to(logits.device), num_items_in_batch)
+
+
+def over_items(loss_of: Callable[[Any, str], Any], target: Any, items: Any) -> Any:
+    """The mean, or the sum by a number of items, that of all batches which are added up."""
+    if items is None:
+        return loss_of(target, "mean")
+    loss = loss_of(target, "sum")
+    return loss / (items.to(loss.device) if torch.is_tensor(items) else items)
 
 
 def shifted(labels: Any, ignore_index: int) -> Any:
