@@ -89,7 +89,10 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
     results = printed(done.stdout)
     decode = json.JSONDecoder().raw_decode
     seen = decode(done.stdout.split("SEEN ")[1])[0]
-    return {"way": way, "seen": seen | results[0], "said": done.stderr[-1500:]}
+    found = {"way": way, "seen": seen | results[0], "said": done.stderr[-1500:]}
+    if "WHERE " in done.stdout:
+        found["where"] = decode(done.stdout.split("WHERE ")[1])[0]
+    return found
 
 
 def changes(seen: dict[str, Any]) -> dict[str, float]:

@@ -12,12 +12,14 @@ peaks, and a digest of all gradients of the first step and of the last.
 """
 
 import argparse
+import collections
 import contextlib
 import functools
 import hashlib
 import importlib
 import json
 import resource
+import time
 from typing import Any
 
 import torch
@@ -76,6 +78,52 @@ def keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> 
     }
     policy = checkpoint.CheckpointPolicy
     return policy.MUST_SAVE if operator in kept else policy.PREFER_RECOMPUTE
+
+
+class Kernels:
+    """What the GPU does in a step: microseconds by kernel, those of copies, and idle ones."""
+
+    def __enter__(self) -> None:
+        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self.profile.__enter__()
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_error: object) -> None:
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - self.start
+        self.profile.__exit__(None, None, None)
+        by_name: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
+        by_stream: dict[int, list[tuple[int, int, str]]] = collections.defaultdict(list)
+        for event in self.profile.profiler.kineto_results.events():
+            if event.device_type() != torch.autograd.DeviceType.CUDA:
+                continue
+            begin, name = event.start_ns(), event.name()
+            by_stream[event.device_resource_id()].append((begin, begin + event.duration_ns(), name))
+        # The stream with the most kernels is that of the computation.
+        main = max(by_stream.values(), key=len)
+        copies: dict[str, float] = collections.defaultdict(float)
+        for stream in by_stream.values():
+            if stream is main:
+                continue
+            for begin, end, name in stream:
+                copies[name] += (end - begin) / 1e3
+        main.sort()
+        at, idle = main[0][0], []
+        for begin, end, name in main:
+            if begin > at:
+                idle.append(((begin - at) / 1e3, name[:60]))
+            at = max(at, end)
+            by_name[name][0] += 1
+            by_name[name][1] += (end - begin) / 1e3
+        seen = {
+            "step_us": 1e6 * whole,
+            "busy_us": sum(us for _, us in by_name.values()),
+            "idle_us": sum(us for us, _ in idle),
+            "longest_idle": sorted(idle, reverse=True)[:20],
+            "other_streams_us": dict(copies),
+            "kernels": {name: by_name[name] for name in by_name},
+        }
+        print("WHERE " + json.dumps(seen), flush=True)
 
 
 def build(arguments: argparse.Namespace) -> Any:
@@ -140,6 +188,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--profiler", action="store_true", help="under torch.profiler, with shapes and stacks"
     )
+    parser.add_argument(
+        "--where", action="store_true", help="what the GPU did in the last step but one"
+    )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
     parser.add_argument(
         "--constant",
@@ -194,6 +245,10 @@ def main() -> None:
         labels = ids[:, -256:]
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
+    def kernels(step: int) -> Any:
+        is_one = arguments.where and step == arguments.steps - 2
+        return Kernels() if is_one else contextlib.nullcontext()
+
     profiler: Any = contextlib.nullcontext
     if arguments.profiler:
         profiler = functools.partial(
@@ -201,7 +256,7 @@ def main() -> None:
         )
     for step in range(arguments.steps):
         # A profile of every step: that of a whole run would hardly fit the host.
-        with measure.step(), profiler():
+        with measure.step(), profiler(), kernels(step):
             with way():
                 loss = forward()
             loss.backward()
