@@ -64,6 +64,10 @@ def main() -> int:
         print(f"  longest idle, ms: {'; '.join(idle)}")
         if seen is not first:
             print("\n".join(kernels(seen, first, options.kernels)), flush=True)
+        if swap := run["seen"].get("swap"):
+            found[way]["swap"] = swap
+            said = {name: swap[name] for name in swap if "wait" in name or "us" in name}
+            print(f"  {said}")
         if options.output:
             options.output.write_text(json.dumps(found, indent=1) + "\n")
     return int(len(found) < len(options.only.split(",")))

@@ -128,7 +128,7 @@ def assert_same(expected, found):
 
 
 def check(
-    model, *args, alphas=(0, "products", 1 / 8, 1 / 4, 1 / 2, 1), passes=2, splits=True, **kwargs
+    model, *args, alphas=(0, "products", 1 / 8, 1 / 4, 1 / 2, 1), passes=3, splits=True, **kwargs
 ):
     """Gradients under each alpha are those of the model as it is. Gives the last report."""
     expected = [gradients(model, *args, seed=seed, **kwargs) for seed in range(passes)]

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from girih._long.compare import Found, compare
+from girih._long.keep import Keeping
 from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
 from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
@@ -96,6 +97,8 @@ class Call:
         """What was compared of this pass and equal, and where its tokens are."""
         self.trace: Trace | None = None
         """Where what it saves comes from, as far as that is known."""
+        self.plan: Trace | None = layer.plan_of(self)
+        """What of its products it keeps; None if that is not known, or is to be found out again."""
 
     # ---- the forward pass
 
@@ -133,7 +136,9 @@ class Call:
         return self._packed(output) if isinstance(output, torch.Tensor) else output
 
     def wants_note(self, index: int) -> bool:
-        """Whether a replay comes as far as this note, as far as is known."""
+        """Whether a replay needs this note, as far as is known."""
+        if self.plan is not None and index in self.plan.keeping.dropped:
+            return False
         return bool(index < self.layer.notes_wanted(self))
 
     def kept(self, output: Any) -> Any:
@@ -151,7 +156,7 @@ class Call:
                 at = note.outputs.tensor.data_ptr()
                 end = at + note.outputs.tensor.nbytes
                 if any(start < end and at < stop for start, stop in parts):
-                    note.outputs = None
+                    note.outputs = note.like = None
 
     def meets(self, kind: str, name: str) -> None:
         """An operator that must not run twice."""
@@ -480,9 +485,16 @@ class Call:
 
     def _prove(self, first: int, trace: Trace, found: Found) -> None:
         """Has each group put together alone, where all else is no number, and compares again."""
-        groups = trace.grouped(found.storages, found.sizes)
-        if len(groups) < 2:
+        storages, keeping = found.storages, Keeping(frozenset(), frozenset())
+        if self.keeps_products:
+            keeping = trace.keeps(storages)
+        kept = {it: places for it, places in storages.items() if places[0] in keeping.places}
+        rest = {it: places for it, places in storages.items() if it not in kept}
+        groups = trace.grouped(rest, found.sizes)
+        if len(groups) < 2 and not keeping.dropped:
             return
+        # This pass has let go of what later ones keep: it is put together once more.
+        groups += trace.grouped(kept, found.sizes)
         is_same = True
 
         def take(index: int, rows: Any) -> bool:
@@ -501,6 +513,8 @@ class Call:
         except (OutOfStep, Exception):
             # Whatever memory that nobody wrote makes a layer raise.
             trace.groups.clear()
+        if len(trace.groups) == len(groups):
+            trace.keeping = keeping
         self.trace = trace if trace.groups else None
 
 

@@ -175,6 +175,22 @@ class Layer:
         """Modules that do not run again in a replay from the token `first` on."""
         return frozenset(self.known.opaque | self.known.mixing if first else self.known.opaque)
 
+    def plan_of(self, call: Call) -> Trace | None:
+        """What is known of such a pass; None if it is not known, or is to be found out again."""
+        if call.first or self._is_to_learn(call):
+            return None
+        return self.traces.get(self._key(call))
+
+    def _is_to_learn(self, call: Call) -> bool:
+        """Whether the pass is to run twice and be compared.
+
+        Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
+        weight begins at zero.
+        """
+        length, calls = (call.tokens, call.first), self.seen.calls
+        is_new = length not in self.lengths and len(self.lengths) < LENGTHS
+        return is_new or not calls & (calls - 1)
+
     def notes_wanted(self, call: Call) -> int:
         """How many of a pass's notes a replay needs; more than there are, if that is not known."""
         return self.notes.get(self._key(call), 1 << 30) if call.first == 0 else 1 << 30
@@ -272,12 +288,7 @@ class Layer:
         key = self._key(call)
         free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
         plan = self.plans.get(key)
-        calls = self.seen.calls
-        length = call.tokens, call.first
-        is_new = length not in self.lengths and len(self.lengths) < LENGTHS
-        # Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
-        # weight begins at zero.
-        if plan is not None and not is_new and calls & (calls - 1):
+        if plan is not None and not self._is_to_learn(call):
             call.trace = self.traces.get(key)
             return self._planned(call, plan)
         learnt = self._learn(call)
@@ -295,8 +306,8 @@ class Layer:
         self.seen.checks += 1
         if differs is not None:
             self._differs(call, differs, error)
-        if is_new:
-            self.lengths.add(length)
+        if len(self.lengths) < LENGTHS:
+            self.lengths.add((call.tokens, call.first))
         self._remember(call, key, [layouts[index] for index in free], is_all=differs is None)
         return layouts
 
@@ -320,6 +331,9 @@ class Layer:
         layouts: list[Layout | None] = [None] * len(call.saves)
         for index, layout in zip(free, plan if call.first else repeat(WHOLE), strict=False):
             layouts[index] = layout
+        if call.plan is not None:
+            for place in call.plan.keeping.places & set(free):
+                layouts[place] = None
         return layouts
 
     def _learn(self, call: Call) -> tuple[list[Layout | None], str | None, str | None] | None:

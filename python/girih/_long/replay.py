@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from girih._long.layout import close_up, narrow
 from girih._long.packed import Packed
-from girih._long.trace import Group, OutOfStep, Trace, Unwritten, start_of, written
+from girih._long.trace import Group, OutOfStep, Shape, Trace, Unwritten, start_of, written
 
 Take = Callable[[int, Any], bool]
 """Is given the index of a tensor that a replay saves, and the tensor; true if it wants the next."""
@@ -66,7 +66,10 @@ class Note:
     shape: tuple[int, ...]
     """Of its first tensor, or of what it makes."""
     outputs: Any = None
-    """As it gave them, each tensor packed. None of an operator whose numbers are drawn again."""
+    """As it gave them, each tensor packed. None of an operator whose numbers are drawn again, and
+    of a product that is not kept."""
+    like: Shape | None = None
+    """Of a product that is not kept, since nothing needs it."""
     state: Any = None
     """Of the generator, before."""
     saves: int = 0
@@ -172,6 +175,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             note = Note(name, tuple(output.shape))
             if self.call.wants_note(len(self.call.notes)):
                 note.outputs = self.call.keep(output)
+            else:
+                note.like = Shape.of(output)
             self.call.notes.append(note)
         return output
 
@@ -218,7 +223,10 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return self._in_part(func, name, args, kwargs)
         outputs, is_answered = self._run(func, name, args, kwargs)
         if self.learns is not None:
-            self.learns.note(func, args, kwargs, outputs, is_answered=is_answered, name=name)
+            product = self.at - 1 if is_answered and kind_of(func) == "product" else -1
+            self.learns.note(
+                func, args, kwargs, outputs, is_answered=is_answered, name=name, product=product
+            )
         return outputs
 
     def _in_part(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -253,9 +261,11 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         is_product = kind == "product" and self.call.keeps_products
         if is_product and is_worth_keeping(name, args):
             note = self.next(name)
-            # Without outputs: no replay had come as far as this.
             if note.outputs is not None:
                 return self.rows(note.outputs, None, is_left_out=is_left_out), True
+            # Nothing that is wanted comes of it; where all of the layer runs again, it runs.
+            if is_left_out and note.like is not None:
+                return self.unwritten.like(note.like), True
         elif kind == "attention":
             note = self.next(name)
             query = tuple(args[0].shape)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from girih._long.keep import Keeping, cheapest
 from girih._long.layout import address
 
 GROUP_LEAST = 0.25
@@ -50,6 +51,10 @@ class Operator:
     """What it gives may decide what the program does: it must be right."""
     is_answered: bool
     """It does not run in a replay."""
+    note: int = -1
+    """Of a product that is answered, the number of its note."""
+    bytes: int = 0
+    """Of what it makes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +74,14 @@ class Trace:
         self.operators: list[Operator] = []
         self.groups: list[Group] = []
         """Those that were proven: a replay of each alone gave what the layer had saved."""
+        self.keeping = Keeping(frozenset(), frozenset())
+        """What of it passes keep where they keep products, and what of these they do not."""
         self.is_usable = True
         """Nothing came up that is not understood."""
         self._of_place: dict[int, frozenset[int]] = {}
+        self._bytes: dict[int, int] = {}
+        """By where a storage begins."""
+        self._bytes_of_place: dict[int, int] = {}
         self._writers: dict[int, frozenset[int]] = {}
         """Of each storage there is, by where it begins."""
         self._roots: frozenset[int] = frozenset()
@@ -79,9 +89,17 @@ class Trace:
     # ---- while a replay runs
 
     def note(
-        self, func: Any, args: Any, kwargs: Any, outputs: Any, *, is_answered: bool, name: str
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outputs: Any,
+        *,
+        is_answered: bool,
+        name: str,
+        product: int,
     ) -> None:
-        """An operator has run, or was answered."""
+        """An operator has run, or was answered: a product with the note of that number."""
         index = len(self.operators)
         given, gave = tensors((args, kwargs)), tree_leaves(outputs)
         made = [it for it in gave if isinstance(it, torch.Tensor)]
@@ -92,15 +110,26 @@ class Trace:
         if any(address(it) is None for it in (*given, *made)):
             self.is_usable = False
             return
+        sources = {start_of(it) for it in given}
+        self._bytes |= {start_of(it): it.nbytes for it in made if start_of(it) not in sources}
         if is_answered:
             # It reads nothing in a replay, and who needs nothing of it need not be given it.
             self._writers |= {start_of(it): frozenset({index}) for it in made}
+            nothing = frozenset[int]()
+            size = sum(it.nbytes for it in made)
             self.operators.append(
-                Operator(name, frozenset(), is_pure=True, is_root=False, is_answered=True)
+                Operator(
+                    name,
+                    nothing,
+                    is_pure=True,
+                    is_root=False,
+                    is_answered=True,
+                    note=product,
+                    bytes=size,
+                )
             )
             return
         changed = {start_of(it) for it in written(func, args, kwargs)} if schema else set()
-        sources = {start_of(it) for it in given}
         after = frozenset[int]().union(*(self._writers.get(it, ()) for it in sources))
         own = [it for it in made if start_of(it) not in sources]
         is_view = not changed and not own and bool(made)
@@ -128,6 +157,7 @@ class Trace:
         start = start_of(tensor)
         self.is_usable &= not self._is_bare(start)
         self._of_place[place] = self._writers.get(start, frozenset())
+        self._bytes_of_place[place] = self._bytes.get(start, tensor.nbytes)
 
     def _is_bare(self, start: int) -> bool:
         writers = self._writers.get(start)
@@ -138,6 +168,7 @@ class Trace:
     def close(self) -> None:
         """The replay has run."""
         self._writers.clear()
+        self._bytes.clear()
         roots = (index for index, it in enumerate(self.operators) if it.is_root)
         self._roots = self._closure(roots)
 
@@ -145,6 +176,26 @@ class Trace:
         """The operators without which a replay does not come to these tensors as they were."""
         found = (self._of_place.get(place, frozenset()) for place in places)
         return self._closure(frozenset[int]().union(*found)) | self._roots
+
+    def keeps(self, storages: Mapping[Any, list[int]]) -> Keeping:
+        """What is kept so that no product runs again: the fewest bytes.
+
+        `storages` are the places of what would be put together. All other places have their bytes
+        from somewhere: where that is a product, it stays.
+        """
+        products = {index: it.bytes for index, it in enumerate(self.operators) if it.note >= 0}
+        ours = {place for places in storages.values() for place in places}
+        others = (self._of_place[it] for it in self._of_place if it not in ours)
+        fixed = (self._roots | frozenset[int]().union(*others)) & products.keys()
+        free = {index: size for index, size in products.items() if index not in fixed}
+        sizes = {
+            storage: max(self._bytes_of_place[it] for it in places)
+            for storage, places in storages.items()
+        }
+        needs = {it: self.needed(storages[it]) & free.keys() for it in storages}
+        kept, saved = cheapest(free, sizes, {it: need for it, need in needs.items() if need})
+        dropped = frozenset(self.operators[it].note for it in free.keys() - kept)
+        return Keeping(dropped, frozenset(place for it in saved for place in storages[it]))
 
     def _closure(self, indices: Iterable[int]) -> frozenset[int]:
         found: set[int] = set()
