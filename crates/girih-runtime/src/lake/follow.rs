@@ -180,7 +180,7 @@ impl Lake {
         };
         let home = self.heap.home(stream, false);
         let search = Search { size: cells.bytes(), home };
-        if self.unmapped_of(&search).next().is_none() {
+        if self.heap.unmapped_of(home).next().is_none() {
             self.reserve_segment(env, &search)?;
         }
         let Growth { start: Some(start), skipped, .. } = self.find_site(&search) else {
