@@ -219,7 +219,7 @@ impl Lake {
         let home = main_stream(plan).and_then(|stream| self.heap.known_home(stream, false));
         let site = home.map(|home| self.find_site(&Search { size: plan.arena_bytes, home }));
         let missing = site.map_or(plan.arena_bytes, |site| site.missing);
-        missing <= self.with_slack(self.most_in_use).max(self.most_held) - self.held
+        self.held.saturating_add(missing) <= self.with_slack(self.most_in_use)
     }
 
     /// The place of a request as a block, if it has one that is free.

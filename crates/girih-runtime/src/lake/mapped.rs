@@ -22,7 +22,6 @@ impl Lake {
         self.heap.shelve(id);
         let home = self.heap.blocks[id].home;
         self.held += mapped;
-        self.most_held = self.most_held.max(self.held);
         let stats = &mut self.beside.stats;
         stats.reserved_bytes.increase(home.is_small, mapped);
         stats.num_device_alloc += 1;

@@ -194,8 +194,6 @@ pub struct Lake {
     in_use: u64,
     /// The most that was ever so.
     most_in_use: u64,
-    /// The most bytes of pages that were ever held.
-    most_held: u64,
     /// The plan that is followed.
     followed: Option<Box<Followed>>,
     /// The plan that is taken up at the first request.
@@ -230,7 +228,6 @@ impl Lake {
             held: 0,
             in_use: 0,
             most_in_use: 0,
-            most_held: 0,
             followed: None,
             first_plan: None,
             following: Following::default(),
