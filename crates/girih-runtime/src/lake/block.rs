@@ -153,8 +153,8 @@ linked!(Block);
 #[derive(Debug, Default)]
 pub(super) struct Heap {
     pub(super) blocks: Slab<Block>,
-    /// Of each home, its free mapped blocks.
-    shelves: Vec<(Home, FreeSet)>,
+    /// Of each home, its unmapped blocks and its free mapped ones.
+    shelves: Vec<(Home, [FreeSet; 2])>,
     /// Their places.
     places: FxHashMap<(StreamId, bool), u32>,
     /// The homes that were asked for last, of large and of small requests.
@@ -175,7 +175,7 @@ impl Heap {
         let home = self.known_home(stream, is_small).unwrap_or_else(|| {
             let shelf = self.shelves.len() as u32;
             let home = Home { shelf, stream, is_small };
-            self.shelves.push((home, FreeSet::default()));
+            self.shelves.push((home, Default::default()));
             self.places.insert((stream, is_small), shelf);
             home
         });
@@ -192,14 +192,14 @@ impl Heap {
     /// The smallest free block of a home that has `size` bytes.
     #[inline]
     pub(super) fn best_fit(&self, home: Home, size: u64) -> Option<(BlockId, Cursor)> {
-        let shelf = &self.shelves[home.shelf as usize].1;
+        let shelf = self.shelf(home, true);
         let cursor = shelf.lower_bound(size);
         shelf.get(cursor).map(|entry| (entry.block, cursor))
     }
 
     /// The free blocks of a home that have `size` bytes, the smallest first.
     pub(super) fn fitting(&self, home: Home, size: u64) -> impl Iterator<Item = BlockId> {
-        let shelf = &self.shelves[home.shelf as usize].1;
+        let shelf = self.shelf(home, true);
         let first = shelf.lower_bound(size);
         let places = std::iter::successors(Some(first), |&place| {
             shelf.get(place).map(|_| shelf.next(place))
@@ -207,9 +207,15 @@ impl Heap {
         places.map_while(|place| shelf.get(place)).map(|entry| entry.block)
     }
 
-    /// Every free block.
-    pub(super) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.shelves.iter().flat_map(|(_, shelf)| shelf.iter()).map(|entry| entry.block)
+    /// Every free block, be it the mapped ones or those that are not.
+    pub(super) fn free_blocks(&self, mapped: bool) -> impl Iterator<Item = BlockId> {
+        let shelves = self.shelves.iter().map(move |(_, shelves)| &shelves[usize::from(mapped)]);
+        shelves.flat_map(FreeSet::iter).map(|entry| entry.block)
+    }
+
+    /// The unmapped blocks of a home.
+    pub(super) fn unmapped_of(&self, home: Home) -> impl Iterator<Item = BlockId> {
+        self.shelf(home, false).iter().map(|entry| entry.block)
     }
 
     /// Takes the first `size` bytes of a free block off its shelf, where it is at `place`.
@@ -217,12 +223,12 @@ impl Heap {
     pub(super) fn take(&mut self, id: BlockId, place: Cursor, size: u64) -> BlockId {
         let home = self.blocks[id].home;
         if self.blocks[id].size == size {
-            self.shelf_mut(home).remove_at(place);
+            self.shelf_mut(home, true).remove_at(place);
             return id;
         }
         let head = self.cut(id, size);
         let entry = self.blocks[id].entry(id);
-        self.shelf_mut(home).replace(place, entry);
+        self.shelf_mut(home, true).replace(place, entry);
         head
     }
 
@@ -236,7 +242,7 @@ impl Heap {
         head
     }
 
-    /// Takes a part of a free block off its shelf; what remains on both sides stays there.
+    /// Takes a part of a free or unmapped block off its shelf; what remains on both sides stays there.
     pub(super) fn carve(&mut self, id: BlockId, address: Address, size: u64) -> BlockId {
         self.remove_free(id);
         let (id, rest) = self.isolate(id, address, size);
@@ -273,27 +279,28 @@ impl Heap {
         head
     }
 
-    /// Puts a mapped block that became free on its shelf, together with its free neighbours.
+    /// Puts a block that became free on its shelf, together with its free neighbours that are mapped if it is, and
+    /// unmapped if it is not.
     #[inline]
     pub(super) fn shelve(&mut self, id: BlockId) {
-        let Block { home, prev, next, .. } = self.blocks[id];
+        let Block { home, prev, next, mapped, .. } = self.blocks[id];
         let mut replaced = None;
         for neighbour in [prev, next] {
             if neighbour == NIL {
                 continue;
             }
             let block = &self.blocks[neighbour];
-            if !block.mapped || !block.is_free() {
+            if block.mapped != mapped || !block.is_free() {
                 continue;
             }
             let entry = block.entry(neighbour);
             if let Some(other) = replaced.replace(entry) {
-                self.shelf_mut(home).remove(&other);
+                self.shelf_mut(home, mapped).remove(&other);
             }
             self.absorb(id, neighbour);
         }
         let entry = self.blocks[id].entry(id);
-        let shelf = self.shelf_mut(home);
+        let shelf = self.shelf_mut(home, mapped);
         match replaced.and_then(|other| shelf.find(&other)) {
             Some(place) => shelf.replace(place, entry),
             None => shelf.insert(entry),
@@ -312,24 +319,29 @@ impl Heap {
         block.requested = block.requested.max(requested);
     }
 
-    /// Puts a mapped block on its shelf.
+    /// Puts a block on its shelf.
     pub(super) fn insert_free(&mut self, id: BlockId) {
         let entry = self.blocks[id].entry(id);
-        let home = self.blocks[id].home;
-        self.shelf_mut(home).insert(entry);
+        let Block { home, mapped, .. } = self.blocks[id];
+        self.shelf_mut(home, mapped).insert(entry);
     }
 
     /// Takes a block off its shelf.
     pub(super) fn remove_free(&mut self, id: BlockId) {
         let entry = self.blocks[id].entry(id);
-        let home = self.blocks[id].home;
-        let found = self.shelf_mut(home).remove(&entry);
+        let Block { home, mapped, .. } = self.blocks[id];
+        let found = self.shelf_mut(home, mapped).remove(&entry);
         debug_assert!(found, "{entry:?} is not on its shelf");
     }
 
     #[inline]
-    fn shelf_mut(&mut self, home: Home) -> &mut FreeSet {
-        &mut self.shelves[home.shelf as usize].1
+    fn shelf(&self, home: Home, mapped: bool) -> &FreeSet {
+        &self.shelves[home.shelf as usize].1[usize::from(mapped)]
+    }
+
+    #[inline]
+    fn shelf_mut(&mut self, home: Home, mapped: bool) -> &mut FreeSet {
+        &mut self.shelves[home.shelf as usize].1[usize::from(mapped)]
     }
 
     /// The block behind another, if there is one.
@@ -337,18 +349,18 @@ impl Heap {
         Some(self.blocks[id].next).filter(|&next| next != NIL)
     }
 
-    /// The free mapped blocks are on their shelves, and nothing else is. For the walk that checks
-    /// everything.
+    /// The free blocks are on their shelves, and nothing else is. For the walk that checks everything.
     pub(super) fn check_shelves(&self) -> Result<(), String> {
         let mut expected = 0;
-        for (id, block) in self.blocks.iter().filter(|(_, block)| block.mapped && block.is_free()) {
+        for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_free()) {
             expected += 1;
-            let shelf = &self.shelves[block.home.shelf as usize].1;
+            let shelf = self.shelf(block.home, block.mapped);
             if shelf.find(&block.entry(id)).is_none() {
                 return Err(format!("{id:?} is free but on no shelf: {block:?}"));
             }
         }
-        let count: usize = self.shelves.iter().map(|(_, shelf)| shelf.len()).sum();
+        let shelves = self.shelves.iter().flat_map(|(_, shelves)| shelves);
+        let count: usize = shelves.map(FreeSet::len).sum();
         if count != expected {
             return Err(format!("{count} blocks are on shelves, {expected} are free"));
         }

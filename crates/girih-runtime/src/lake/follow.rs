@@ -180,7 +180,7 @@ impl Lake {
         };
         let home = self.heap.home(stream, false);
         let search = Search { size: cells.bytes(), home };
-        if self.unmapped_of(&search).next().is_none() {
+        if self.heap.unmapped_of(home).next().is_none() {
             self.reserve_segment(env, &search)?;
         }
         let Growth { start: Some(start), skipped, .. } = self.find_site(&search) else {
@@ -219,7 +219,7 @@ impl Lake {
         let home = main_stream(plan).and_then(|stream| self.heap.known_home(stream, false));
         let site = home.map(|home| self.find_site(&Search { size: plan.arena_bytes, home }));
         let missing = site.map_or(plan.arena_bytes, |site| site.missing);
-        missing <= self.with_slack(self.most_in_use).max(self.most_held) - self.held
+        self.held.saturating_add(missing) <= self.with_slack(self.most_in_use)
     }
 
     /// The place of a request as a block, if it has one that is free.

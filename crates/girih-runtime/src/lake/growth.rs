@@ -114,17 +114,11 @@ impl Lake {
         granules.saturating_mul(self.granule).min(self.options.page_max.max(self.granule))
     }
 
-    /// The unmapped blocks of a home, by address.
-    pub(super) fn unmapped_of(&self, search: &Search) -> impl Iterator<Item = BlockId> {
-        let shelf = search.home.shelf;
-        self.unmapped.range((shelf, 0)..=(shelf, Address::MAX)).map(|(_, &id)| id)
-    }
-
     /// The way to grow that maps the fewest bytes, outside of the window of a plan if that is possible.
     pub(super) fn choose_growth(&self, search: &Search, joins: Joins) -> Growth {
         let size = search.size;
         let window = self.window();
-        let runs = self.unmapped_of(search).flat_map(|id| {
+        let runs = self.heap.unmapped_of(search.home).flat_map(|id| {
             let block = self.heap.blocks[id];
             let all = Part { address: block.address, size: block.size };
             let in_window = window.as_ref().map_or(0, |window| window.common(&all));
@@ -135,13 +129,13 @@ impl Lake {
                 let missing = size.next_multiple_of(self.granule);
                 (false, Growth { missing, start: Some(id), skipped, size })
             });
-            [whole, behind]
+            [whole, behind].map(|run| run.map(|(within, growth)| (within, growth, block.address)))
         });
         let missing = size.next_multiple_of(self.granule);
         let anew = Growth { missing, start: None, skipped: 0, size };
-        let runs = runs.flatten();
-        let best = runs.min_by_key(|(in_window, growth)| (*in_window, growth.missing));
-        best.map_or(anew, |(_, growth)| growth)
+        let best =
+            runs.flatten().min_by_key(|&(in_window, growth, at)| (in_window, growth.missing, at));
+        best.map_or(anew, |(_, growth, _)| growth)
     }
 
     /// The run of free and unmapped blocks that an unmapped one is in, if it is long enough.
@@ -246,7 +240,7 @@ impl Lake {
         self.segments[place] = Some(Segment::new(base, size, self.granule));
         let block = Block::new(base, size, search.home, place as u32);
         let id = self.heap.blocks.insert(Block { mapped: false, ..block });
-        self.unmapped.insert((search.home.shelf, base), id);
+        self.heap.insert_free(id);
         Ok(Some(id))
     }
 
@@ -280,7 +274,7 @@ impl Lake {
         if block.mapped || is_part || block.is_stitched() || self.segment_of(&block).stays {
             return;
         }
-        self.unmapped.remove(&(block.home.shelf, block.address));
+        self.heap.remove_free(id);
         self.heap.blocks.remove(id);
         if let Some(segment) = self.segments[block.segment as usize].take() {
             self.limbo.unreserve(env.device, segment.base, segment.size);

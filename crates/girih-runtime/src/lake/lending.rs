@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 
 use girih_trace::StreamId;
 
-use super::block::{Block, STITCHED};
+use super::block::{Block, Home, STITCHED};
 use super::views::Part;
 use super::{Lake, Search};
 use crate::order::Stamp;
@@ -61,7 +61,8 @@ impl Lake {
     /// free, and the request has come after their last use.
     pub(super) fn use_view(&mut self, search: &Search, place: u32) -> BlockId {
         let view = self.views.use_now(place);
-        view.lent = search.size;
+        // It is empty, and has the room that it had the last time.
+        let mut blocks = std::mem::take(&mut view.lent);
         let block = Block::new(view.address, search.size, search.home, STITCHED);
         let (mut at, mut left) = (0, search.size);
         while left > 0 {
@@ -69,9 +70,11 @@ impl Lake {
             (at, left) = (at + 1, left - part.size);
             let lent = self.lend_alone(&part).expect("the bytes of the view are free");
             self.heap.blocks[lent].lent = true;
-            // It is looked for when it comes back, and as a free one after that.
+            blocks.push(lent);
+            // It is looked for there as a free one, when it has come back.
             self.segment_of(&self.heap.blocks[lent]).noted(part.address).set(lent);
         }
+        self.views.get_mut(place).lent = blocks;
         self.heap.blocks.insert(Block { view: place, ..block })
     }
 
@@ -82,20 +85,18 @@ impl Lake {
         self.heap.blocks.remove(id);
         let view = self.views.use_now(place);
         view.freed = freed;
-        let (mut at, mut left) = (0, std::mem::take(&mut view.lent));
-        while left > 0 {
-            let part = self.views.get(place).parts[at].first(left);
-            (at, left) = (at + 1, left - part.size);
-            let id = self.tile_over(part.address);
+        let mut blocks = std::mem::take(&mut view.lent);
+        for id in blocks.drain(..) {
             let block = &mut self.heap.blocks[id];
             (block.lent, block.requested) = (false, freed);
-            let own = block.home.stream;
+            let &mut Block { address, size, home: Home { stream: own, .. }, .. } = block;
             if own != reader.stream {
                 self.order.want();
             }
-            self.stain(part, own, Some(reader.stream), freed);
+            self.stain(Part { address, size }, own, Some(reader.stream), freed);
             self.heap.shelve(id);
         }
+        self.views.get_mut(place).lent = blocks;
     }
 
     /// A block of one part where it lies, on no shelf: it needs no view.

@@ -4,7 +4,6 @@ use girih_trace::{Action, PoolId};
 
 use super::Lake;
 use super::block::Block;
-use crate::chain::NIL;
 use crate::device::Address;
 use crate::policy::{BlockId, Env};
 
@@ -14,24 +13,15 @@ impl Lake {
     pub(super) fn become_mapped(
         &mut self,
         env: &mut Env<'_>,
-        mut id: BlockId,
+        id: BlockId,
         address: Address,
         mapped: u64,
     ) -> BlockId {
-        let Block { address: start, home, .. } = self.heap.blocks[id];
-        self.unmapped.remove(&(home.shelf, start));
-        if address > start {
-            let before = self.heap.cut(id, address - start);
-            self.unmapped.insert((home.shelf, start), before);
-        }
-        if mapped < self.heap.blocks[id].size {
-            self.unmapped.insert((home.shelf, address + mapped), id);
-            id = self.heap.cut(id, mapped);
-        }
+        let id = self.heap.carve(id, address, mapped);
         self.heap.blocks[id].mapped = true;
         self.heap.shelve(id);
+        let home = self.heap.blocks[id].home;
         self.held += mapped;
-        self.most_held = self.most_held.max(self.held);
         let stats = &mut self.beside.stats;
         stats.reserved_bytes.increase(home.is_small, mapped);
         stats.num_device_alloc += 1;
@@ -41,16 +31,10 @@ impl Lake {
 
     /// A block on no shelf is not mapped any more: it joins its unmapped neighbours.
     pub(super) fn become_unmapped(&mut self, env: &mut Env<'_>, id: BlockId) {
-        let Block { address, size, prev, next, home, .. } = self.heap.blocks[id];
-        self.heap.blocks[id].mapped = false;
-        for neighbour in [prev, next] {
-            if neighbour != NIL && !self.heap.blocks[neighbour].mapped {
-                self.unmapped.remove(&(home.shelf, self.heap.blocks[neighbour].address));
-                self.heap.absorb(id, neighbour);
-            }
-        }
-        self.heap.blocks[id].requested = 0;
-        self.unmapped.insert((home.shelf, self.heap.blocks[id].address), id);
+        let block = &mut self.heap.blocks[id];
+        (block.mapped, block.requested) = (false, 0);
+        let &mut Block { address, size, home, .. } = block;
+        self.heap.shelve(id);
         self.held -= size;
         let stats = &mut self.beside.stats;
         stats.reserved_bytes.decrease(home.is_small, size);

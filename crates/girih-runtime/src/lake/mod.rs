@@ -23,7 +23,7 @@
 //! ```
 //!
 //! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
-//! shelves of the free ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
+//! shelves of the free and the unmapped ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
 //! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they and waits may take (`pace`), who used which bytes last (`users`), frees
 //! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
 //! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
@@ -49,8 +49,6 @@ mod view;
 mod views;
 mod window;
 
-use std::collections::BTreeMap;
-
 use std::sync::Arc;
 
 use girih_plan::Plan;
@@ -71,7 +69,6 @@ use self::views::Views;
 use crate::beside::{self, Beside};
 use crate::caching::rounding::{MAX_REQUEST, SMALL_SIZE, round_size};
 use crate::caching::{Caching, Config};
-use crate::device::Address;
 use crate::order::Order;
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{
@@ -181,8 +178,6 @@ pub struct Lake {
     options: Options,
     heap: Heap,
     segments: Vec<Option<Segment>>,
-    /// Unmapped blocks by shelf and address.
-    unmapped: BTreeMap<(u32, Address), BlockId>,
     /// The other streams of blocks that are `shared`.
     uses: FxHashMap<BlockId, Vec<StreamId>>,
     pending: PendingFrees,
@@ -199,8 +194,6 @@ pub struct Lake {
     in_use: u64,
     /// The most that was ever so.
     most_in_use: u64,
-    /// The most bytes of pages that were ever held.
-    most_held: u64,
     /// The plan that is followed.
     followed: Option<Box<Followed>>,
     /// The plan that is taken up at the first request.
@@ -224,7 +217,6 @@ impl Lake {
             options,
             heap: Heap::default(),
             segments: Vec::new(),
-            unmapped: BTreeMap::new(),
             uses: FxHashMap::default(),
             pending: PendingFrees::default(),
             deferred: Vec::new(),
@@ -236,7 +228,6 @@ impl Lake {
             held: 0,
             in_use: 0,
             most_in_use: 0,
-            most_held: 0,
             followed: None,
             first_plan: None,
             following: Following::default(),

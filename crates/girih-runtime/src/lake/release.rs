@@ -11,7 +11,7 @@ use crate::policy::{AllocError, BlockId, Env};
 impl Lake {
     /// Bytes of the whole pages that are free.
     pub(super) fn releasable_bytes(&self) -> u64 {
-        let free = self.heap.free_blocks().map(|id| self.heap.blocks[id]);
+        let free = self.heap.free_blocks(true).map(|id| self.heap.blocks[id]);
         let free =
             free.map(|Block { address, size, segment, .. }| (segment, Part { address, size }));
         let mut free: Vec<(u32, Part)> = free.chain(self.idle_places()).collect();
@@ -48,12 +48,12 @@ impl Lake {
     /// cannot be, in a capture, pages stay.
     pub(super) fn release_free(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
         self.lend_all_places();
-        let free: Vec<BlockId> = self.heap.free_blocks().collect();
+        let free: Vec<BlockId> = self.heap.free_blocks(true).collect();
         free.into_iter().try_for_each(|id| self.release_pages(env, id))?;
         if self.held == 0 {
             self.begin_anew();
         }
-        let unmapped: Vec<BlockId> = self.unmapped.values().copied().collect();
+        let unmapped: Vec<BlockId> = self.heap.free_blocks(false).collect();
         unmapped.into_iter().for_each(|id| self.drop_if_unmapped(env, id));
         Ok(())
     }

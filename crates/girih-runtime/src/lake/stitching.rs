@@ -325,7 +325,7 @@ impl Lake {
 
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
     fn holes(&self, search: &Search) -> Vec<Hole> {
-        let free = self.heap.free_blocks();
+        let free = self.heap.free_blocks(true);
         let mut holes: Vec<_> = free
             .filter_map(|id| {
                 let hole = self.hole(id, search.home.stream)?;

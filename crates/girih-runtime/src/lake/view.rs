@@ -170,10 +170,6 @@ impl Lake {
         if block.shared != self.uses.contains_key(&id) {
             return Err(format!("{id:?} and the streams recorded on it disagree"));
         }
-        let listed = self.unmapped.get(&(block.home.shelf, block.address)) == Some(&id);
-        if listed == block.mapped {
-            return Err(format!("{block:?} and the list of the unmapped disagree"));
-        }
         let Some(next) = self.heap.next(id) else { return Ok(()) };
         let next = &self.heap.blocks[next];
         let same = (block.home, block.segment) == (next.home, next.segment);

@@ -16,7 +16,7 @@ use super::block::Block;
 use super::{Lake, Search};
 use crate::device::{Address, DeviceError, Handle};
 use crate::order::Stamp;
-use crate::policy::Env;
+use crate::policy::{BlockId, Env};
 
 /// Bytes of addresses that all views together may have: a quarter of the 128 TiB of a process on x86. An
 /// expandable segment reserves 9/8 of the device, 159 GiB of an H200.
@@ -85,8 +85,9 @@ pub(super) struct View {
     pub(super) freed: Stamp,
     /// When it was taken into use last.
     pub(super) used: u64,
-    /// Bytes that are lent, from the first on: none while it is idle, and not all for a request that is smaller.
-    pub(super) lent: u64,
+    /// The blocks that are lent to it, from its first bytes on: none while it is idle, and not for all bytes where a
+    /// request is smaller.
+    pub(super) lent: Vec<BlockId>,
 }
 
 impl View {
@@ -185,7 +186,7 @@ impl Views {
     fn least_recent(&self) -> Option<usize> {
         let views = self.views.iter().enumerate();
         let idle = views.filter_map(|(place, view)| Some((place, view.as_ref()?)));
-        let idle = idle.filter(|(_, view)| view.lent == 0);
+        let idle = idle.filter(|(_, view)| view.lent.is_empty());
         idle.min_by_key(|(_, view)| view.used).map(|(place, _)| place)
     }
 }
@@ -241,7 +242,7 @@ impl Lake {
             pages: handles.len() as u64,
             freed: 0,
             used: 0,
-            lent: 0,
+            lent: Vec::new(),
         }))
     }
 
@@ -273,7 +274,7 @@ impl Lake {
             if !self.views.views[place].as_ref().is_some_and(|view| view.is_over(&pages)) {
                 continue;
             }
-            if self.views.get(place as u32).lent == 0 {
+            if self.views.get(place as u32).lent.is_empty() {
                 self.drop_view(env, place);
             } else if let Some(view) = self.views.remove(place) {
                 let short = self.cut_short(env, view);
@@ -293,7 +294,9 @@ impl Lake {
 
     /// Makes a view in use one of the bytes alone that it is lent.
     fn cut_short(&mut self, env: &mut Env<'_>, mut view: View) -> View {
-        (view.parts, view.size) = (view.prefix(view.lent).collect(), view.lent);
+        let lent = view.lent.iter().map(|&id| self.heap.blocks[id]);
+        view.parts = lent.map(|Block { address, size, .. }| Part { address, size }).collect();
+        view.size = view.parts.iter().map(|part| part.size).sum();
         let (handles, _) = self.pages_under(&view.parts);
         let mapped = handles.iter().map(|(_, page)| page).sum();
         self.limbo.unmap(env.device, view.reserved.address + mapped, view.mapped - mapped);
@@ -314,7 +317,7 @@ impl Lake {
                 break;
             }
         }
-        let idle = self.views.views.iter().flatten().filter(|view| view.lent == 0);
+        let idle = self.views.views.iter().flatten().filter(|view| view.lent.is_empty());
         let idle: u64 = idle.map(|view| view.pages).sum();
         if idle > most.saturating_mul(2) || are_short(&self.views) {
             return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
@@ -348,18 +351,21 @@ impl Lake {
         }
         let mut expected = (0, 0);
         for view in &views {
-            let is_lent = |part: Part| {
-                let block = &self.heap.blocks[self.tile_over(part.address)];
+            let lent = view.lent.iter().map(|&id| &self.heap.blocks[id]);
+            let bytes = lent.clone().map(|block| block.size).sum();
+            let mut lent_parts = view.prefix(bytes).zip(lent);
+            let is_lent = |(part, block): (Part, &Block)| {
                 block.lent && (block.address, block.size) == (part.address, part.size)
             };
             if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
                 || self.pages_under(&view.parts).0.len() as u64 != view.pages
-                || !view.prefix(view.lent).all(is_lent)
+                || !lent_parts.all(is_lent)
+                || view.prefix(bytes).count() != view.lent.len()
             {
                 return Err(format!("{view:?} is of other bytes or pages, or not lent them"));
             }
-            expected.0 += view.prefix(view.lent).count();
-            expected.1 += usize::from(view.lent > 0);
+            expected.0 += view.lent.len();
+            expected.1 += usize::from(!view.lent.is_empty());
         }
         let count = |is_it: fn(&Block) -> bool| {
             self.heap.blocks.iter().filter(|(_, block)| is_it(block)).count()

@@ -200,7 +200,7 @@ impl Lake {
     ) -> Result<bool, DeviceError> {
         let Part { address, size } = window.part(span);
         let end = address + size;
-        let allowed = self.allowed(search).max(self.most_held).max(window.foreseen);
+        let allowed = self.allowed(search).max(window.foreseen);
         let mut at = address;
         while at < end {
             let id = self.tile_over(at);
