@@ -14,7 +14,7 @@
 //! happens under the lock of a heap, in calls of the allocator and of autograd's hooks. It needs no Python, and
 //! nothing waits on the host: the order of copies and kernels is made of events.
 //!
-//! `table` has the records, `host` their bytes on the host, `carry` makes the calls that a record's change of state
+//! `table` has the records, `host` their bytes on the host (`ranges` of free ones, `pins` for the threads), `carry` makes the calls that a record's change of state
 //! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
 //! follows what was planned for it. Without a budget, `edge` says when all this begins, and `attention` calls for the
 //! hooks that it needs.
@@ -24,6 +24,8 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod pins;
+mod ranges;
 mod report;
 mod room;
 mod schedule;
@@ -47,7 +49,8 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
-use self::host::Host;
+use self::host::{Host, Slot};
+pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
 use self::step::Steps;
@@ -163,14 +166,14 @@ impl Swap {
             return Err("this device cannot copy to the host".into());
         };
         let said = |error: girih_runtime::DeviceError| error.to_string();
-        let pinner = copies.pinner();
+        let memory = copies.host_memory();
         let lanes = [copies.open_lane().map_err(said)?, copies.open_lane().map_err(said)?];
         let said = |error: Box<crate::error::HeapError>| error.to_string();
         let [out, inward] = lanes.map(|lane| state.stream(lane));
         let budget = settings
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
-        let mut host = Host::new(pinner, budget);
+        let mut host = Host::new(memory, budget);
         let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
         let is_edge = settings.gpu_budget.is_none();
         if is_edge {
@@ -451,7 +454,7 @@ impl Swap {
                 let _ = state.device.destroy_event(event);
             }
             if let Some(slot) = entry.slot {
-                self.host.give_back(slot);
+                self.host.give_back(&slot);
             }
         }
     }
@@ -491,7 +494,7 @@ impl Swap {
         self.table.check()?;
         self.host.check()?;
         let slots: u64 =
-            self.table.all().filter_map(|entry| entry.slot).map(|slot| slot.size).sum();
+            self.table.all().filter_map(|entry| entry.slot.as_ref()).map(Slot::size).sum();
         if slots != self.host.used().0 {
             return Err(format!("records have {slots} bytes of the host, {:?}", self.host.used()));
         }

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use girih_cuda::StreamHandle;
 use girih_runtime::{
-    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, MemoryInfo,
-    Pinner, Prices, StreamEvent, TimeStamp,
+    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, HostMemory,
+    MemoryInfo, Prices, StreamEvent, TimeStamp,
 };
 use girih_trace::StreamId;
 use girih_trace::generate::{Chance, Rng};
 
 use super::clocks::{Clocks, Use};
-use crate::device::{HeapDevice, Simulated, addresses_alone};
+use crate::device::{AddressesAlone, HeapDevice, Simulated};
 use crate::settings;
 
 /// Bytes that contents are kept of.
@@ -486,8 +486,8 @@ impl Copies for Adversary {
         Ok(())
     }
 
-    fn pinner(&mut self) -> Pinner {
-        addresses_alone()
+    fn host_memory(&mut self) -> Arc<dyn HostMemory> {
+        Arc::new(AddressesAlone::default())
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
