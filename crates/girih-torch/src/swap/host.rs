@@ -170,8 +170,9 @@ impl Host {
         }
     }
 
-    /// Takes in what threads have pinned.
-    fn collect(&mut self) {
+    /// Takes in what threads have pinned. False if the host had no memory for some of it.
+    fn collect(&mut self) -> bool {
+        let mut is_all_there = true;
         for (piece, outcome) in self.pins.collect() {
             match outcome {
                 Ok(HostBacking::Pinned) => {
@@ -184,9 +185,13 @@ impl Host {
                     self.slow.add(piece);
                     self.refused = Some(error);
                 }
-                Err(error) => self.refused = Some(error),
+                Err(error) => {
+                    self.refused = Some(error);
+                    is_all_there = false;
+                }
             }
         }
+        is_all_there
     }
 
     /// A place for `bytes`.
@@ -212,11 +217,16 @@ impl Host {
     #[cold]
     fn take_late(&mut self, size: u64) -> Result<Vec<Part>, NoSlot> {
         self.late += 1;
-        self.want(self.used + size);
+        let mut is_there_more = true;
         loop {
+            // Each time: a refusal ends what is wanted.
+            if is_there_more {
+                self.want(self.used + size);
+            }
             let (has_come, seconds) = timed(|| self.pins.wait());
             self.waited += seconds;
-            self.collect();
+            // What the host has no memory for is not tried again for the same place.
+            is_there_more &= self.collect();
             if let Some(parts) = self.free.take(size) {
                 return Ok(parts);
             }

@@ -275,7 +275,7 @@ impl Swap {
                     "not saved for backward: weights, states, temporaries"
                 }
             ),
-            if self.host.budget() < used + request.size {
+            if idle > 0 || self.host.budget() < used + request.size {
                 "  - give the host more: host_budget".to_owned()
             } else if self.is_edge {
                 "  - a smaller batch; or gpu_budget, which has tensors go from the first on"

@@ -104,7 +104,7 @@ impl Shared {
 
     /// Pins as long as something is wanted. Whoever calls is counted as working.
     fn work(&self) {
-        let _working = Working(self);
+        let mut working = Working { shared: self, is_counted: true };
         let mut books = self.lock();
         while let Some(piece) = books.take_piece() {
             drop(books);
@@ -113,17 +113,26 @@ impl Shared {
             books.note(piece, outcome);
             self.changed.notify_all();
         }
-        drop(books);
+        // Within the lock that said there is nothing: who wants more from now on begins another thread.
+        books.working -= 1;
+        working.is_counted = false;
+        self.changed.notify_all();
     }
 }
 
 /// Somebody works until this is dropped, whatever becomes of him.
-struct Working<'a>(&'a Shared);
+struct Working<'a> {
+    shared: &'a Shared,
+    /// The books count him.
+    is_counted: bool,
+}
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.lock().working -= 1;
-        self.0.changed.notify_all();
+        if self.is_counted {
+            self.shared.lock().working -= 1;
+            self.shared.changed.notify_all();
+        }
         WORKING.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -165,7 +174,7 @@ impl Pins {
                 match is_alone {
                     // Whoever needs it does it.
                     true => self.shared.work(),
-                    false => drop(Working(&self.shared)),
+                    false => drop(Working { shared: &self.shared, is_counted: true }),
                 }
                 return Ok(());
             }
