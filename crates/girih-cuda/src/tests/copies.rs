@@ -94,7 +94,17 @@ fn a_part_that_is_refused_stays_pageable_and_all_is_given_back_in_the_end() {
     let memory = device.host_memory();
     let host = memory.reserve(3 * MIB).unwrap();
     memory.pin(host, MIB).unwrap();
-    fake::fail_next("cuMemHostRegister", CuResult::OUT_OF_MEMORY);
+    // Of its calls the registration alone is about memory.
+    let refused = (1..10).find_map(|call| {
+        let second = memory.reserve(MIB).unwrap();
+        fake::calls();
+        fake::fail(call, CuResult::OUT_OF_MEMORY);
+        let refused = memory.pin(second, MIB).unwrap();
+        let is_it = fake::fault_came();
+        memory.release(second);
+        (is_it && refused != HostBacking::Pinned).then_some(call)
+    });
+    fake::fail(refused.unwrap(), CuResult::OUT_OF_MEMORY);
     let refused = memory.pin(host + MIB, MIB).unwrap();
     assert!(matches!(refused, HostBacking::Pageable(_)), "{refused:?}");
     memory.pin(host + 2 * MIB, MIB).unwrap();
@@ -121,16 +131,19 @@ fn a_piece_of_a_copy_that_is_refused_leaves_none_under_way() {
     memory.pin(host, MIB).unwrap();
     memory.pin(host + MIB, MIB).unwrap();
     let gpu = device.alloc(2 * MIB).unwrap();
-    let mut call = 1;
-    loop {
-        fake::fail(call, CuResult::OUT_OF_MEMORY);
+    for call in 1.. {
         fake::calls();
         fake::fail(call, CuResult::OUT_OF_MEMORY);
         let copied = device.copy_out(lane, gpu, host, 2 * MIB);
-        let calls = fake::calls();
-        if !fake::fault_came_of(call) {
+        if !fake::fault_came() {
             copied.unwrap();
+            assert!(call > 2, "both pieces were refused in turn");
             break;
         }
+        assert!(copied.is_err(), "call {call}");
+        let calls = fake::calls();
+        let pieces = calls.iter().filter(|name| **name == "cuMemcpyDtoHAsync").count();
+        let waits = calls.iter().filter(|name| **name == "cuStreamSynchronize").count();
+        assert_eq!(waits, usize::from(pieces == 2), "call {call}: {calls:?}");
     }
 }
