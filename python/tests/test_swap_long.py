@@ -50,8 +50,11 @@ def test_a_step_of_131072_tokens_fits_a_third_of_its_memory_and_what_the_host_ha
     found = run(f"run(131072, 4, gpu_budget=40535 * MIB, host_budget={host * 1024} * MIB)")
     assert found["error"] is None
     swap = found["swap"]
-    assert swap["host_full"] == 0, "as long as the budget has the bytes there is a place"
+    if host == 92:
+        assert swap["host_full"] == 0, "as long as the budget has the bytes there is a place"
     assert swap["host_peak"] > 60 << 30
+    # Matrices, gradients and states, and what an operator needs beside what it saves.
+    assert swap["without_record_peak"] > 8 << 30
     assert found["reserved_peak"] <= 40535 << 20
     assert swap["records"] == swap["host_used"] == swap["away"] == 0
 

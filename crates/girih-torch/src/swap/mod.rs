@@ -92,6 +92,12 @@ pub(crate) struct Counts {
     pub(crate) kept: u64,
     /// Saved tensors that got no record: too many, or not of this heap's own memory.
     pub(crate) unseen: u64,
+    /// The bytes of these.
+    pub(crate) unseen_bytes: u64,
+    /// Bytes in use of which there is no record, when memory was asked for last, and at most: what no hook sees, and
+    /// can never go.
+    pub(crate) without_record: u64,
+    pub(crate) without_record_peak: u64,
     /// Tensors that did not go because somebody else had them, and because the host had no room.
     pub(crate) shared: u64,
     pub(crate) host_full: u64,
@@ -217,7 +223,7 @@ impl Swap {
                     if request.size >= LEAST && is_own {
                         self.streams.insert(address, request.stream);
                     }
-                    self.steps.saw_load(self.load(state));
+                    self.note_load(state);
                     if refusals > 0 {
                         state.forgive_ooms(refusals);
                         self.note_averted(state);
@@ -292,6 +298,20 @@ impl Swap {
         state.bytes_in_use() + self.table.bytes().1
     }
 
+    /// Memory was given.
+    fn note_load(&mut self, state: &State) {
+        self.steps.saw_load(self.load(state));
+        let without = state.bytes_in_use().saturating_sub(self.table.bytes_on_gpu());
+        self.counts.without_record = without;
+        self.counts.without_record_peak = without.max(self.counts.without_record_peak);
+    }
+
+    /// A tensor is saved that gets no record.
+    fn note_unseen(&mut self, size: u64) {
+        self.counts.unseen += 1;
+        self.counts.unseen_bytes += size;
+    }
+
     /// A block is free.
     pub(crate) fn freed(&mut self, address: Address) {
         self.streams.remove(&address);
@@ -320,13 +340,15 @@ impl Swap {
             .map(|entry| entry.stream)
             .or_else(|| self.streams.get(&address).copied());
         let (Some(home), true) = (home, size >= LEAST) else {
-            self.counts.unseen += u64::from(size >= LEAST);
+            if size >= LEAST {
+                self.note_unseen(size);
+            }
             return Ok(None);
         };
         if known.is_none() && self.table.len() >= RECORDS_MAX
             || state.device.is_capturing(stream)?
         {
-            self.counts.unseen += 1;
+            self.note_unseen(size);
             return Ok(None);
         }
         let ready = state.device.record_event(stream)?;

@@ -8,8 +8,6 @@ use std::time::Duration;
 use super::super::pins::PIECE;
 use super::*;
 
-const MIB: u64 = 1 << 20;
-
 /// A system that gives memory as it was told to, and keeps books of it.
 #[derive(Default)]
 struct System {
