@@ -77,7 +77,7 @@ pub(crate) struct Pinnable {
 }
 
 /// The host has too little: a refusal of the system, in words.
-fn too_little(call: &'static str, reason: impl ToString) -> DeviceError {
+fn too_little(call: &'static str, reason: &dyn ToString) -> DeviceError {
     DeviceError::Driver { call, reason: reason.to_string() }
 }
 
@@ -87,7 +87,7 @@ fn find_pages(memory: &MmapRaw, at: usize, size: usize) -> Result<(), DeviceErro
     match memory.advise_range(memmap2::Advice::PopulateWrite, at, size) {
         // Linux before 5.14: the driver finds them.
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
-        found => found.map_err(|error| too_little("madvise", error)),
+        found => found.map_err(|error| too_little("madvise", &error)),
     }
 }
 
@@ -111,7 +111,7 @@ fn advise(_memory: &MmapRaw) -> std::io::Result<()> {
 
 impl HostMemory for Pinnable {
     fn reserve(&self, size: u64) -> Result<HostAddress, DeviceError> {
-        let refused = |reason: &dyn ToString| too_little("mmap", reason.to_string());
+        let refused = |reason: &dyn ToString| too_little("mmap", reason);
         if size == 0 || !size.is_multiple_of(PAGE) {
             return misuse("reserve", format!("{size} bytes are not whole pages"));
         }

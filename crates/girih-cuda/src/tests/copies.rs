@@ -94,17 +94,21 @@ fn a_part_that_is_refused_stays_pageable_and_all_is_given_back_in_the_end() {
     let memory = device.host_memory();
     let host = memory.reserve(3 * MIB).unwrap();
     memory.pin(host, MIB).unwrap();
-    // Of its calls the registration alone is about memory.
-    let refused = (1..10).find_map(|call| {
-        let second = memory.reserve(MIB).unwrap();
-        fake::calls();
+    for call in 1.. {
+        let other = memory.reserve(MIB).unwrap();
         fake::fail(call, CuResult::OUT_OF_MEMORY);
-        let refused = memory.pin(second, MIB).unwrap();
-        let is_it = fake::fault_came();
-        memory.release(second);
-        (is_it && refused != HostBacking::Pinned).then_some(call)
-    });
-    fake::fail(refused.unwrap(), CuResult::OUT_OF_MEMORY);
+        let backing = memory.pin(other, MIB).unwrap();
+        let came = fake::fault_came();
+        memory.release(other);
+        fake::arrange(|state| assert_eq!(state.pinned.len(), 1));
+        if !came {
+            assert_eq!(backing, HostBacking::Pinned);
+            break;
+        }
+        // But for the calls that only put the context back.
+        assert!(call > 3 || backing != HostBacking::Pinned, "call {call}");
+    }
+    fake::fail(1, CuResult::OUT_OF_MEMORY);
     let refused = memory.pin(host + MIB, MIB).unwrap();
     assert!(matches!(refused, HostBacking::Pageable(_)), "{refused:?}");
     memory.pin(host + 2 * MIB, MIB).unwrap();
