@@ -1,4 +1,4 @@
-"""A step of 131,072 tokens on a simulated GPU: tensors that are larger than what is pinned at once."""
+"""A step of 131,072 tokens on a simulated GPU: tensors larger than what is pinned at once."""
 
 import json
 import os
