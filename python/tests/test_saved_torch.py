@@ -257,6 +257,24 @@ def test_hooks_that_come_late_compile_nothing_anew(monkeypatch):
     assert len(graphs) == 1
 
 
+def test_what_a_compiled_region_saves_is_seen_tensor_by_tensor():
+    torch.compiler.reset()
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1)), torch.randn(8, 16)
+    compiled, kinds = torch.compile(model, backend="aot_eager"), []
+
+    def pack(tensor):
+        saved = _native.pack(tensor)
+        kinds.append((tuple(tensor.shape), isinstance(tensor, nn.Parameter)))
+        return saved
+
+    compiled(x).sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(pack, _native.unpack):
+        compiled(x).sum().backward()
+    activations = [shape for shape, is_parameter in kinds if not is_parameter]
+    assert activations.count((8, 16)) >= 2, kinds
+    assert any(is_parameter for _, is_parameter in kinds), kinds
+
+
 def test_another_thread_leaves_the_hooks_alone(monkeypatch):
     monkeypatch.setattr(_native, "wants_hooks", lambda: True)
     hooks, seen = _saved.Hooks(torch), []

@@ -1,76 +1,60 @@
-//! Copies of a [`CudaDevice`] to and from pinned memory of the host.
-//!
-//! The memory is taken from the system, touched, and pinned then (`cuMemHostRegister`): the driver's own way
-//! (`cuMemHostAlloc`) keeps other calls waiting while the system finds the pages. It is exact, where torch's pinned
-//! memory is a power of two, and never given back: somebody may still copy when the process ends.
-//!
-//! The driver does not check addresses of the host, so the books here do: a copy outside of pinned memory is misuse.
+//! Copies of a [`CudaDevice`] to memory of the host and back: see [`host`](crate::host) for that memory.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use girih_runtime::{Address, Copies, DeviceError, HostAddress, Pinner, StreamEvent, TimeStamp};
+use girih_runtime::{
+    Address, Copies, Device, DeviceError, HostAddress, HostMemory, StreamEvent, TimeStamp,
+};
 use girih_trace::StreamId;
 
 use crate::books::misuse;
 use crate::context::Scope;
 use crate::device::CudaDevice;
-use crate::driver::Driver;
-use crate::driver::types::CuContext;
+use crate::driver::types::CuStream;
+use crate::driver::{Driver, Failure};
 use crate::events::EventPool;
-
-/// Bytes of a page of the host.
-const PAGE: usize = 4096;
+use crate::host::{HostBooks, Pinnable};
 
 /// What a device needs for copies.
 #[derive(Default)]
 pub(crate) struct CopyBooks {
-    /// Pinned memory: first address and bytes.
-    pinned: Arc<Mutex<BTreeMap<HostAddress, u64>>>,
+    /// Memory of the host.
+    host: Arc<HostBooks>,
     /// Events that take the time.
     pub(crate) timers: EventPool,
 }
 
-impl CopyBooks {
-    /// True if all of these bytes are pinned.
-    fn holds(&self, address: HostAddress, size: u64) -> bool {
-        let pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = pinned.range(..=address).next_back();
-        before.is_some_and(|(&start, &bytes)| {
-            let end = address.checked_add(size);
-            end.is_some_and(|end| end <= start + bytes)
-        })
-    }
-}
-
-/// Takes memory of the host and pins it.
-fn pin(driver: &'static Driver, context: CuContext, size: u64) -> Result<HostAddress, DeviceError> {
-    let refused =
-        |reason: &str| DeviceError::Driver { call: "cuMemHostRegister", reason: reason.to_owned() };
-    let size = usize::try_from(size).map_err(|_| refused("more than can be addressed"))?;
-    let mut memory: Vec<u8> = Vec::new();
-    let with_room = size.checked_add(PAGE).ok_or_else(|| refused("more than can be addressed"))?;
-    memory.try_reserve_exact(with_room).map_err(|_| refused("the host has too little memory"))?;
-    memory.resize(with_room, 0);
-    let before = memory.as_ptr().align_offset(PAGE);
-    let whole = &mut memory.leak()[before..before + size];
-    let address = whole.as_ptr() as HostAddress;
-    let pinned = Scope::relaxed(driver, context).and_then(|_scope| driver.register(whole));
-    pinned.map_err(|failure| driver.error(failure))?;
-    Ok(address)
-}
+/// A copy of the driver, of so many bytes from the beginning of the whole one on, of which there are so many.
+type CopyCall<'a> = &'a dyn Fn(&'static Driver, u64, usize, CuStream) -> Result<(), Failure>;
 
 impl CudaDevice {
-    fn check_host(
-        &self,
+    /// Makes a copy in as many pieces as the host's memory has under it. If one is refused, those before are waited
+    /// for: the caller gives the bytes to others then. How many calls were made.
+    fn copy_pieces(
+        &mut self,
         call: &'static str,
+        lane: StreamId,
         host: HostAddress,
         size: u64,
-    ) -> Result<(), DeviceError> {
-        if self.copies.holds(host, size) {
-            return Ok(());
+        copy: CopyCall<'_>,
+    ) -> Result<u64, DeviceError> {
+        let Some(pieces) = self.copies.host.cut(host, size) else {
+            return misuse(call, format!("{size} bytes at {host:#x} of the host are not pinned"));
+        };
+        let (stream, context) = self.stream(call, lane)?;
+        let scope = self.checked(Scope::enter(self.driver, context))?;
+        let mut at = 0;
+        for piece in &pieces {
+            if let Err(failure) = copy(self.driver, at, *piece as usize, stream) {
+                drop(scope);
+                if at > 0 {
+                    self.synchronize_stream(lane)?;
+                }
+                return Err(self.driver.error(failure));
+            }
+            at += piece;
         }
-        misuse(call, format!("{size} bytes at {host:#x} of the host are not pinned"))
+        Ok(pieces.len() as u64)
     }
 }
 
@@ -88,11 +72,11 @@ impl Copies for CudaDevice {
         to: HostAddress,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.check_host("copy_out", to, size)?;
-        let (stream, context) = self.stream("copy_out", lane)?;
-        let _scope = self.checked(Scope::enter(self.driver, context))?;
-        self.calls.copy_out += 1;
-        self.checked(self.driver.copy_out(from, to, size as usize, stream))
+        self.calls.copy_out +=
+            self.copy_pieces("copy_out", lane, to, size, &|driver, at, bytes, stream| {
+                driver.copy_out(from + at, to + at, bytes, stream)
+            })?;
+        Ok(())
     }
 
     fn copy_in(
@@ -102,22 +86,16 @@ impl Copies for CudaDevice {
         to: Address,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.check_host("copy_in", from, size)?;
-        let (stream, context) = self.stream("copy_in", lane)?;
-        let _scope = self.checked(Scope::enter(self.driver, context))?;
-        self.calls.copy_in += 1;
-        self.checked(self.driver.copy_in(from, to, size as usize, stream))
+        self.calls.copy_in +=
+            self.copy_pieces("copy_in", lane, from, size, &|driver, at, bytes, stream| {
+                driver.copy_in(from + at, to + at, bytes, stream)
+            })?;
+        Ok(())
     }
 
-    fn pinner(&mut self) -> Pinner {
+    fn host_memory(&mut self) -> Arc<dyn HostMemory> {
         let (driver, context) = (self.driver, self.context);
-        let pinned = Arc::clone(&self.copies.pinned);
-        Arc::new(move |size| {
-            let address = pin(driver, context, size)?;
-            let mut pinned = pinned.lock().unwrap_or_else(PoisonError::into_inner);
-            pinned.insert(address, size);
-            Ok(address)
-        })
+        Arc::new(Pinnable { driver, context, books: Arc::clone(&self.copies.host) })
     }
 
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {

@@ -9,7 +9,7 @@
 //!                          │           order: events, fences, streams; peers, counters
 //!                          │           stalls: how long streams wait for each other
 //!                          │           ipc: memory of other processes
-//!                          │           copies: to and from pinned memory of the host
+//!                          │           copies: to and from the host; host: its memory, pinned in parts
 //!                          ▼
 //!                        Scope: our context is current, a capture is not disturbed
 //!                          ▼
@@ -31,6 +31,7 @@ pub mod driver;
 mod events;
 #[cfg(test)]
 mod fake;
+mod host;
 pub mod ipc;
 mod order;
 mod peers;

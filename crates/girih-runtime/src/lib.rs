@@ -37,7 +37,7 @@ pub mod waste;
 pub mod wrapper;
 
 pub use auto::Auto;
-pub use copies::{Copies, HostAddress, Pinner, TimeStamp};
+pub use copies::{Copies, HostAddress, HostBacking, HostMemory, TimeStamp};
 pub use device::{
     Address, CapturedEnds, Device, DeviceError, GraphNode, Handle, MemoryInfo, Prices, StreamEvent,
 };

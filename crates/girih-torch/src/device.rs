@@ -8,8 +8,8 @@ use std::time::Duration;
 use girih_cuda::{Backing, StreamHandle};
 use girih_runtime::sim::{Call, SimDevice};
 use girih_runtime::{
-    Address, Copies, Device, DeviceError, Handle, HostAddress, MemoryInfo, Pinner, Prices,
-    TimeStamp,
+    Address, Copies, Device, DeviceError, Handle, HostAddress, HostBacking, HostMemory, MemoryInfo,
+    Prices, TimeStamp,
 };
 use girih_trace::StreamId;
 
@@ -224,9 +224,21 @@ impl HeapDevice for Simulated {
 }
 
 /// Addresses of the host one after another, behind which there is nothing.
-pub(crate) fn addresses_alone() -> Pinner {
-    let next = AtomicU64::new(1 << 40);
-    Arc::new(move |size| Ok(next.fetch_add(size, Ordering::Relaxed)))
+#[derive(Default)]
+pub(crate) struct AddressesAlone {
+    reserved: AtomicU64,
+}
+
+impl HostMemory for AddressesAlone {
+    fn reserve(&self, size: u64) -> Result<HostAddress, DeviceError> {
+        Ok((1 << 40) + self.reserved.fetch_add(size, Ordering::Relaxed))
+    }
+
+    fn pin(&self, _address: HostAddress, _size: u64) -> Result<HostBacking, DeviceError> {
+        Ok(HostBacking::Pinned)
+    }
+
+    fn release(&self, _address: HostAddress) {}
 }
 
 /// Its memory has no contents, so nothing moves, and nothing takes time.
@@ -257,8 +269,8 @@ impl Copies for Simulated {
         Ok(())
     }
 
-    fn pinner(&mut self) -> Pinner {
-        addresses_alone()
+    fn host_memory(&mut self) -> Arc<dyn HostMemory> {
+        Arc::new(AddressesAlone::default())
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {

@@ -25,6 +25,7 @@ use crate::early::EarlyMarks;
 use crate::error::{Outcome, unknown, unsupported};
 use crate::heap::{Heap, check_fraction};
 use crate::settings::Settings;
+use crate::swap;
 
 /// Devices that a process may have: as many as PyTorch can number are never seen.
 pub const DEVICES: usize = 64;
@@ -362,4 +363,5 @@ pub(crate) fn is_finished() -> bool {
 /// The process ends: frees do nothing from now on.
 pub fn finish() {
     FINISHED.store(true, Ordering::Relaxed);
+    swap::await_end();
 }

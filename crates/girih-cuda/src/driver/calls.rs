@@ -370,10 +370,15 @@ impl Driver {
         ))
     }
 
-    /// Pins memory of the host, for good.
-    pub(crate) fn register(&self, host: &'static mut [u8]) -> Result<(), Failure> {
-        let (start, size) = (host.as_mut_ptr().cast(), host.len());
+    /// Pins memory of the host.
+    pub(crate) fn register(&self, host: u64, size: usize) -> Result<(), Failure> {
+        let start = host as *mut c_void;
         make!("cuMemHostRegister", (self.table.host_register)(start, size, HOST_REGISTER_PORTABLE))
+    }
+
+    /// Lets go of memory of the host that was pinned from this address on.
+    pub(crate) fn unregister(&self, host: u64) -> Result<(), Failure> {
+        make!("cuMemHostUnregister", (self.table.host_unregister)(host as *mut c_void))
     }
 
     /// Queues a copy to the host.

@@ -100,6 +100,7 @@ table! {
         ipc_close = "cuIpcCloseMemHandle" (u64);
 
         host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        host_unregister = "cuMemHostUnregister" (*mut c_void);
         copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, CuStream);
         copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, CuStream);
 

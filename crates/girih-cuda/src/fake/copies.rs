@@ -11,16 +11,27 @@ pub(super) extern "C" fn host_register(host: *mut c_void, size: usize, _: c_uint
     memory_call("cuMemHostRegister", |state| {
         let start = host as usize;
         check(start.is_multiple_of(4096) && size > 0, INVALID)?;
+        let before = state.pinned.range(..start + size).next_back();
+        check(before.is_none_or(|(&at, &bytes)| at + bytes <= start), INVALID)?;
         state.pinned.insert(start, size);
         Ok(())
     })
 }
 
-/// Refuses what is not pinned, and what is no memory of the device.
+pub(super) extern "C" fn host_unregister(host: *mut c_void) -> CuResult {
+    memory_call("cuMemHostUnregister", |state| {
+        check(state.pinned.remove(&(host as usize)).is_some(), INVALID)
+    })
+}
+
+/// Refuses what does not lie within one registration or wholly outside of all, and what is no memory of the device.
 fn check_copy(state: &State, host: usize, device: u64, size: usize) -> Result<(), CuResult> {
     state.current()?;
     let pinned = state.pinned.range(..=host).next_back();
-    check(pinned.is_some_and(|(&at, &bytes)| host + size <= at + bytes), INVALID)?;
+    let is_within = pinned.is_some_and(|(&at, &bytes)| host + size <= at + bytes);
+    let meets = |(&at, &bytes): (&usize, &usize)| host < at + bytes;
+    let is_outside = !state.pinned.range(..host + size).next_back().is_some_and(meets);
+    check(is_within || is_outside, INVALID)?;
     let end = device + size as u64;
     let allocated = state.allocations.range(..=device).next_back();
     let mapped = state.mappings.range(..=device).next_back();
@@ -40,7 +51,7 @@ pub(super) extern "C" fn copy_out(
         check_copy(state, to as usize, from, size)?;
         let bytes = state.contents.get(&from).cloned().unwrap_or_else(|| vec![0; size]);
         let count = bytes.len().min(size);
-        // SAFETY: the range was checked to be pinned memory, which is never given back.
+        // SAFETY: the range is memory that the test has reserved: the books of the device know it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), count) };
         Ok(())
     })

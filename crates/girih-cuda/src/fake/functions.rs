@@ -560,6 +560,7 @@ pub(crate) fn table() -> Table {
         ipc_open,
         ipc_close,
         host_register: copies::host_register,
+        host_unregister: copies::host_unregister,
         copy_out: copies::copy_out,
         copy_in: copies::copy_in,
         event_create,

@@ -9,7 +9,7 @@
 //!  use         the user's stream, and the bytes' own, wait for the end of the copy in
 //! ```
 
-use girih_runtime::{AllocError, DeviceError, Request, StreamEvent};
+use girih_runtime::{AllocError, Copies, DeviceError, HostAddress, Request, StreamEvent};
 use girih_swap::record::{Call, Refusal, Wish};
 use girih_trace::{PoolId, StreamId};
 
@@ -58,7 +58,7 @@ impl From<Fail> for Box<HeapError> {
 }
 
 /// The device as one that copies. A heap swaps only where there is one.
-fn copies(device: &mut dyn HeapDevice) -> Result<&mut dyn girih_runtime::Copies, Fail> {
+fn copies(device: &mut dyn HeapDevice) -> Result<&mut dyn Copies, Fail> {
     device.copies().ok_or_else(|| Fail::Other(bug("the device does not copy any more")))
 }
 
@@ -72,6 +72,27 @@ fn replace(
         Some(old) => device.destroy_event(old),
         None => Ok(()),
     }
+}
+
+/// Queues the copies of a record, one for each part of its place on the host. If one is refused, those before are
+/// waited for: their bytes are given to others after this.
+fn copy_parts(
+    device: &mut dyn HeapDevice,
+    lane: StreamId,
+    entry: &Entry,
+    copy: impl Fn(&mut dyn Copies, u64, HostAddress, u64) -> Result<(), DeviceError>,
+) -> Result<(), Fail> {
+    let slot = entry.slot.as_ref();
+    let slot = slot.ok_or_else(|| Fail::Other(bug("a tensor has no place on the host")))?;
+    for (from, host, bytes) in slot.pieces(entry.size) {
+        if let Err(error) = copy(copies(device)?, entry.address + from, host, bytes) {
+            if from > 0 {
+                device.synchronize_stream(lane)?;
+            }
+            return Err(error.into());
+        }
+    }
+    Ok(())
 }
 
 /// The end of a copy that was queued. If the device refuses to mark it, the copy is waited for: its bytes are given
@@ -154,13 +175,15 @@ impl Swap {
             Call::TakeHost => {
                 entry.slot = Some(self.host.take(entry.size).map_err(Fail::Host)?);
                 self.host.pin_ahead();
+                self.tell_refusal(state);
             }
             Call::CopyOut => {
-                let slot = slot_of(entry)?;
                 if let Some(ready) = entry.ready {
                     device.wait_event(out, ready)?;
                 }
-                copies(device)?.copy_out(out, entry.address, slot, entry.size)?;
+                copy_parts(device, out, entry, |copies, at, host, bytes| {
+                    copies.copy_out(out, at, host, bytes)
+                })?;
                 let end = end_of(device, out)?;
                 replace(device, &mut entry.out, Some(end))?;
                 self.counts.copies_out += 1;
@@ -198,12 +221,13 @@ impl Swap {
                 }
             }
             Call::CopyIn => {
-                let slot = slot_of(entry)?;
                 let now = device.record_event(entry.stream)?;
                 let waited = device.wait_event(inward, now);
                 device.destroy_event(now)?;
                 waited?;
-                copies(device)?.copy_in(inward, slot, entry.address, entry.size)?;
+                copy_parts(device, inward, entry, |copies, at, host, bytes| {
+                    copies.copy_in(inward, host, at, bytes)
+                })?;
                 let end = end_of(device, inward)?;
                 replace(device, &mut entry.back, Some(end))?;
                 self.counts.copies_in += 1;
@@ -226,11 +250,18 @@ impl Swap {
             }
             Call::FreeHost => {
                 if let Some(slot) = entry.slot.take() {
-                    self.host.give_back(slot);
+                    self.host.give_back(&slot);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Says once that the system pins no more.
+    pub(super) fn tell_refusal(&mut self, state: &mut State) {
+        if let Some(refusal) = self.host.take_refusal() {
+            state.warn(format!("device {}: {refusal}", state.ordinal));
+        }
     }
 
     /// Gives back what a wish had taken that failed later. What cannot be given back now stays the storage's, which
@@ -240,7 +271,7 @@ impl Swap {
         match call {
             Call::FreeHost => {
                 if let Some(slot) = entry.slot.take() {
-                    self.host.give_back(slot);
+                    self.host.give_back(&slot);
                 }
             }
             Call::FreeGpu => {
@@ -253,9 +284,4 @@ impl Swap {
             _ => {}
         }
     }
-}
-
-fn slot_of(entry: &Entry) -> Result<u64, Fail> {
-    let slot = entry.slot.ok_or_else(|| Fail::Other(bug("a tensor has no place on the host")))?;
-    Ok(slot.address)
 }

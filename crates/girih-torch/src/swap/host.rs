@@ -1,38 +1,56 @@
-//! The bytes of the host that swapped tensors have: pinned, of exact size, never more than the budget.
+//! The bytes of the host that swapped tensors have: of exact size, never more than the budget.
 //!
 //! ```text
-//!  pieces of pinned memory    | used | free | used |      | free          |      pinned ahead of need,
-//!                                                                                on a thread of its own
+//!  addresses  | used | free | used |  used  | free  |..........|     one range, pinned from the front on
+//!              <------------- pinned ------------->  not yet
 //! ```
 //!
-//! To pin takes a second for each GiB, most of it for the system to find the pages, so it is done before it is needed:
-//! while less than [`AHEAD`] is free, up to [`PINNERS`] threads pin a piece each; and all of a budget that a user
-//! chose. Without a budget of the GPU nothing is pinned before it is nearly full.
-//! Only where a copy is about to go and nothing is free does somebody wait for that; it is counted.
+//! Memory is pinned by threads, piece by piece ([`pins`](super::pins)): as much as was asked to be ready beyond what is
+//! used, and all of a budget that a user chose. Without a budget of the GPU nothing is pinned before it is nearly full.
+//! The first pieces serve while the others come. Only a copy that finds no place waits for more; it is counted, with
+//! the time.
 //!
-//! A slot is the smallest free range that fits. Ranges grow together where both are free, within a piece.
+//! A place is the smallest free range that fits, or several where none does: as long as the budget has the bytes there
+//! is a place. What the system refuses to pin is used too, but last: a copy of it keeps the host waiting.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use girih_runtime::{DeviceError, HostAddress, Pinner};
+use girih_runtime::{DeviceError, HostAddress, HostBacking, HostMemory};
 
-/// Bytes that slots are multiples of: a page of the host.
+use super::pins::Pins;
+use super::ranges::{Part, Ranges};
+use crate::control::timed;
+use crate::units::short;
+
+/// Bytes that places are multiples of: a page of the host.
 const GRAIN: u64 = 4096;
-/// Bytes that are pinned at once.
-const PIECE: u64 = 1 << 30;
 /// Free bytes below which more are pinned, unless a user said how much there should be.
 pub(super) const AHEAD: u64 = 8 << 30;
-/// Threads that pin.
-const PINNERS: usize = 4;
 
 /// A place of the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Slot {
-    pub(crate) address: HostAddress,
-    /// Bytes, whole pages.
-    pub(crate) size: u64,
+    /// The ranges that it consists of, in the order of its bytes; whole pages. Nearly always one.
+    pub(crate) parts: Vec<Part>,
+}
+
+impl Slot {
+    /// Bytes of all parts.
+    pub(crate) fn size(&self) -> u64 {
+        self.parts.iter().map(|part| part.size).sum()
+    }
+
+    /// Where each part's bytes are, of a tensor of `size` bytes: from which byte on, address, how many.
+    pub(crate) fn pieces(&self, size: u64) -> impl Iterator<Item = (u64, HostAddress, u64)> {
+        let mut from = 0;
+        self.parts.iter().map_while(move |part| {
+            let bytes = part.size.min(size.checked_sub(from)?);
+            let piece = (from, part.address, bytes);
+            from += part.size;
+            (bytes > 0).then_some(piece)
+        })
+    }
 }
 
 /// Why there is no place on the host.
@@ -40,53 +58,55 @@ pub(crate) struct Slot {
 pub(crate) enum NoSlot {
     /// The budget is used up.
     Budget,
-    /// The host does not give so much pinned memory.
+    /// The host does not give so much memory.
     Refused(DeviceError),
 }
 
-/// What the thread pins, and how it went.
-type Pinned = (u64, Result<HostAddress, DeviceError>);
-
-/// Pinned memory of the host.
+/// Memory of the host.
 pub(crate) struct Host {
-    pinner: Pinner,
+    pins: Pins,
     budget: u64,
-    /// Bytes that are pinned, those that are about to be included.
-    pinned: u64,
     used: u64,
     used_peak: u64,
-    /// First addresses of the pieces: ranges do not grow over them.
-    pieces: BTreeSet<HostAddress>,
-    free: BTreeMap<HostAddress, u64>,
-    by_size: BTreeSet<(u64, HostAddress)>,
-    /// What threads pin now, and where they say how it went.
-    coming: usize,
-    come: (Sender<Pinned>, Receiver<Pinned>),
-    /// Free bytes below which more are pinned.
+    /// Bytes that are pinned, and that could not be.
+    pinned: u64,
+    pageable: u64,
+    /// Free bytes of the one and of the other.
+    free: Ranges,
+    slow: Ranges,
+    /// Pieces that are pageable.
+    slow_pieces: BTreeMap<HostAddress, u64>,
+    /// Free bytes below which more are pinned, and how many were asked for last.
     ahead: u64,
+    wanted: u64,
     /// What the system refused last: then no more is asked for ahead.
     refused: Option<DeviceError>,
-    /// Pieces that were pinned only when a copy was about to go.
+    is_refusal_told: bool,
+    /// Places that had to be waited for, and how long. Seconds.
     late: u64,
+    waited: f64,
 }
 
 impl Host {
-    /// At most `budget` bytes, none of which is pinned yet.
-    pub(crate) fn new(pinner: Pinner, budget: u64) -> Host {
+    /// At most `budget` bytes, none of which is there yet.
+    pub(crate) fn new(memory: Arc<dyn HostMemory>, budget: u64) -> Host {
+        let budget = budget / GRAIN * GRAIN;
         Host {
-            pinner,
+            pins: Pins::new(memory, budget),
             budget,
-            pinned: 0,
             used: 0,
             used_peak: 0,
-            pieces: BTreeSet::new(),
-            free: BTreeMap::new(),
-            by_size: BTreeSet::new(),
-            coming: 0,
-            come: channel(),
+            pinned: 0,
+            pageable: 0,
+            free: Ranges::default(),
+            slow: Ranges::default(),
+            slow_pieces: BTreeMap::new(),
             ahead: 0,
+            wanted: 0,
             refused: None,
+            is_refusal_told: false,
             late: 0,
+            waited: 0.0,
         }
     }
 
@@ -105,72 +125,73 @@ impl Host {
         (self.used, self.used_peak)
     }
 
-    /// Bytes that are pinned, or about to be.
+    /// Bytes that are pinned.
     pub(crate) fn pinned(&self) -> u64 {
         self.pinned
     }
 
-    /// Pieces that were pinned in the way of a copy.
-    pub(crate) fn late(&self) -> u64 {
-        self.late
+    /// Bytes that are there and could not be pinned.
+    pub(crate) fn pageable(&self) -> u64 {
+        self.pageable
     }
 
-    /// Lets threads pin more if little is free.
-    pub(crate) fn pin_ahead(&mut self) {
+    /// Places that had to be waited for, and how long. Seconds.
+    pub(crate) fn late(&self) -> (u64, f64) {
+        (self.late, self.waited)
+    }
+
+    /// What a user should be told of a refusal; once.
+    pub(crate) fn take_refusal(&mut self) -> Option<String> {
         self.collect();
-        while self.coming < PINNERS && self.refused.is_none() {
-            let free = self.pinned - self.used;
-            let size = PIECE.min(self.budget.saturating_sub(self.pinned)) / GRAIN * GRAIN;
-            if free >= self.ahead || size == 0 {
-                return;
-            }
-            let (pinner, sender) = (Pinner::clone(&self.pinner), self.come.0.clone());
-            let thread = thread::Builder::new().name("girih-pin".to_owned());
-            let started = thread.spawn(move || {
-                let _ = sender.send((size, pinner(size)));
-            });
-            if started.is_err() {
-                // It is pinned when it is needed.
-                return;
-            }
-            self.pinned += size;
-            self.coming += 1;
+        let refused = self.refused.as_ref().filter(|_| !self.is_refusal_told)?;
+        self.is_refusal_told = true;
+        Some(format!(
+            "the system pins {} of the {} that swapping may have of the host, and refuses more ({refused}). What goes \
+             beyond is copied with the program waiting. Raise the limit of locked memory (ulimit -l), or choose a \
+             smaller host_budget.",
+            short(self.pinned),
+            short(self.budget)
+        ))
+    }
+
+    /// Lets threads pin more if less is free than should be.
+    pub(crate) fn pin_ahead(&mut self) {
+        let wanted = self.used.saturating_add(self.ahead).min(self.budget);
+        // Of what nobody waits for, so much at a time.
+        if self.refused.is_none() && wanted > self.wanted {
+            self.want(wanted);
         }
     }
 
-    /// Takes in what threads have pinned.
-    fn collect(&mut self) {
-        while self.coming > 0
-            && let Ok(come) = self.come.1.try_recv()
-        {
-            self.take_in(come);
+    fn want(&mut self, bytes: u64) {
+        self.wanted = self.wanted.max(bytes);
+        if let Err(error) = self.pins.want(bytes) {
+            self.refused = Some(error);
         }
     }
 
-    fn take_in(&mut self, (size, pinned): Pinned) {
-        self.coming -= 1;
-        match pinned {
-            Ok(address) => self.add_piece(address, size),
-            Err(error) => {
-                self.pinned -= size;
-                self.refused = Some(error);
+    /// Takes in what threads have pinned. False if the host had no memory for some of it.
+    fn collect(&mut self) -> bool {
+        let mut is_all_there = true;
+        for (piece, outcome) in self.pins.collect() {
+            match outcome {
+                Ok(HostBacking::Pinned) => {
+                    self.pinned += piece.size;
+                    self.free.add(piece);
+                }
+                Ok(HostBacking::Pageable(error)) => {
+                    self.pageable += piece.size;
+                    self.slow_pieces.insert(piece.address, piece.size);
+                    self.slow.add(piece);
+                    self.refused = Some(error);
+                }
+                Err(error) => {
+                    self.refused = Some(error);
+                    is_all_there = false;
+                }
             }
         }
-    }
-
-    fn add_piece(&mut self, address: HostAddress, size: u64) {
-        self.pieces.insert(address);
-        self.add_free(address, size);
-    }
-
-    fn add_free(&mut self, address: HostAddress, size: u64) {
-        self.free.insert(address, size);
-        self.by_size.insert((size, address));
-    }
-
-    fn remove_free(&mut self, address: HostAddress, size: u64) {
-        self.free.remove(&address);
-        self.by_size.remove(&(size, address));
+        is_all_there
     }
 
     /// A place for `bytes`.
@@ -178,78 +199,58 @@ impl Host {
     /// # Errors
     /// If the budget or the host has no more.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<Slot, NoSlot> {
-        let size = bytes.next_multiple_of(GRAIN);
-        self.collect();
-        let mut found = self.fitting(size);
-        if found.is_none() && self.used.saturating_add(size) > self.budget {
+        let size = bytes.checked_next_multiple_of(GRAIN).ok_or(NoSlot::Budget)?;
+        if self.used.saturating_add(size) > self.budget {
             return Err(NoSlot::Budget);
         }
-        while found.is_none()
-            && self.coming > 0
-            && let Ok(come) = self.come.1.recv()
-        {
-            self.late += 1;
-            self.take_in(come);
-            found = self.fitting(size);
-        }
-        if found.is_none() {
-            self.pin_now(size)?;
-            found = self.fitting(size);
-        }
-        let Some((whole, address)) = found else { return Err(NoSlot::Budget) };
-        self.remove_free(address, whole);
-        if whole > size {
-            self.add_free(address + size, whole - size);
-        }
+        self.collect();
+        let parts = match self.free.take(size) {
+            Some(parts) => parts,
+            None => self.take_late(size)?,
+        };
         self.used += size;
         self.used_peak = self.used_peak.max(self.used);
-        Ok(Slot { address, size })
+        Ok(Slot { parts })
     }
 
-    fn fitting(&self, size: u64) -> Option<(u64, HostAddress)> {
-        self.by_size.range((size, 0)..).next().copied()
-    }
-
-    /// Pins a piece for a slot of `size` bytes. Free pieces in between may be too small for it, so that more would be
-    /// pinned than the budget: then there is no place.
-    fn pin_now(&mut self, size: u64) -> Result<(), NoSlot> {
-        let room = self.budget.saturating_sub(self.pinned) / GRAIN * GRAIN;
-        if room < size {
-            return Err(NoSlot::Budget);
-        }
-        let piece = size.max(PIECE).min(room);
+    /// The same, once more is there.
+    #[cold]
+    fn take_late(&mut self, size: u64) -> Result<Vec<Part>, NoSlot> {
         self.late += 1;
-        let pinned = (self.pinner)(piece).map(|address| (address, piece));
-        // Little may be had where much is not.
-        let pinned = pinned.or_else(|_| (self.pinner)(size).map(|address| (address, size)));
-        let (address, piece) = pinned.map_err(|error| {
-            self.refused = Some(error.clone());
-            NoSlot::Refused(error)
-        })?;
-        self.pinned += piece;
-        self.add_piece(address, piece);
-        Ok(())
+        let mut is_there_more = true;
+        loop {
+            // Each time: a refusal ends what is wanted.
+            if is_there_more {
+                self.want(self.used + size);
+            }
+            let (has_come, seconds) = timed(|| self.pins.wait());
+            self.waited += seconds;
+            // What the host has no memory for is not tried again for the same place.
+            is_there_more &= self.collect();
+            if let Some(parts) = self.free.take(size) {
+                return Ok(parts);
+            }
+            if !has_come {
+                break;
+            }
+        }
+        if self.free.bytes() + self.slow.bytes() < size {
+            return Err(self.refused.clone().map_or(NoSlot::Budget, NoSlot::Refused));
+        }
+        let mut parts = self.free.take_largest(size);
+        let pinned: u64 = parts.iter().map(|part| part.size).sum();
+        parts.extend(self.slow.take_largest(size - pinned));
+        Ok(parts)
     }
 
     /// Gives a place back.
-    pub(crate) fn give_back(&mut self, slot: Slot) {
-        let Slot { mut address, mut size } = slot;
-        self.used -= size;
-        let after = address + size;
-        if !self.pieces.contains(&after)
-            && let Some(&more) = self.free.get(&after)
-        {
-            self.remove_free(after, more);
-            size += more;
+    pub(crate) fn give_back(&mut self, slot: &Slot) {
+        self.used -= slot.size();
+        for &part in &slot.parts {
+            let piece = self.slow_pieces.range(..=part.address).next_back();
+            let is_slow = piece.is_some_and(|(start, size)| part.address < start + size);
+            if is_slow { self.slow.add(part) } else { self.free.add(part) }
         }
-        if !self.pieces.contains(&address)
-            && let Some((&before, &more)) = self.free.range(..address).next_back()
-            && before + more == address
-        {
-            self.remove_free(before, more);
-            (address, size) = (before, size + more);
-        }
-        self.add_free(address, size);
     }
 
     /// Walks everything.
@@ -257,109 +258,23 @@ impl Host {
     /// # Errors
     /// What is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let free: u64 = self.free.values().sum();
-        let ranges: BTreeSet<(u64, u64)> =
-            self.free.iter().map(|(&address, &size)| (size, address)).collect();
-        let whole = self.free.iter().zip(self.free.iter().skip(1));
-        let apart = whole.clone().all(|((at, size), (next, _))| at + size <= *next);
-        let merged = whole
-            .clone()
-            .all(|((at, size), (next, _))| at + size < *next || self.pieces.contains(next));
-        let is_right = ranges == self.by_size && apart && merged;
-        // What threads pin just now is neither free nor used yet.
-        let is_full = self.coming > 0 || free + self.used == self.pinned;
-        if is_right && is_full && self.pinned <= self.budget.max(self.used) {
+        self.free.check()?;
+        self.slow.check()?;
+        let there = self.pinned + self.pageable;
+        if self.free.bytes() + self.slow.bytes() + self.used == there && there <= self.budget {
             return Ok(());
         }
         Err(format!(
-            "host: {} used and {free} free of {} pinned bytes, of {} allowed",
-            self.used, self.pinned, self.budget
+            "host: {} used, {} and {} free of {} pinned and {} pageable bytes, of {} allowed",
+            self.used,
+            self.free.bytes(),
+            self.slow.bytes(),
+            self.pinned,
+            self.pageable,
+            self.budget
         ))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    /// Pieces one right after the other, as a system may give them; at most so many bytes.
-    fn host_of(budget: u64, given: u64) -> Host {
-        let next = AtomicU64::new(1 << 40);
-        let pinner: Pinner = Arc::new(move |size| {
-            if next.load(Ordering::Relaxed) + size > (1 << 40) + given {
-                return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
-            }
-            Ok(next.fetch_add(size, Ordering::Relaxed))
-        });
-        let mut host = Host::new(pinner, budget);
-        host.hold_ready(AHEAD);
-        host
-    }
-
-    #[test]
-    fn slots_never_meet_whatever_comes_and_goes() {
-        arbtest::arbtest(|u| {
-            let mut host = host_of(3 * PIECE, u64::MAX >> 8);
-            let mut slots: Vec<Slot> = Vec::new();
-            for _ in 0..u.int_in_range(0..=60)? {
-                if u.ratio(2, 3)? || slots.is_empty() {
-                    let size = u.int_in_range(1..=PIECE / 2)?;
-                    if let Ok(slot) = host.take(size) {
-                        let end = slot.address + slot.size;
-                        let meets = |other: &&Slot| {
-                            slot.address < other.address + other.size && other.address < end
-                        };
-                        assert_eq!(slots.iter().find(meets), None);
-                        assert!(slot.size >= size);
-                        slots.push(slot);
-                    }
-                } else {
-                    let index = u.choose_index(slots.len())?;
-                    host.give_back(slots.swap_remove(index));
-                }
-                host.check().unwrap();
-                let used: u64 = slots.iter().map(|slot| slot.size).sum();
-                assert_eq!(host.used().0, used);
-                assert!(host.pinned() <= 3 * PIECE);
-            }
-            Ok(())
-        });
-    }
-
-    #[test]
-    fn the_budget_is_kept_and_what_the_system_refuses_is_told_from_it() {
-        let mut host = host_of(100 * MIB, u64::MAX >> 8);
-        let slot = host.take(60 * MIB).unwrap();
-        assert_eq!(host.take(60 * MIB), Err(NoSlot::Budget));
-        host.give_back(slot);
-        assert!(host.take(100 * MIB).is_ok(), "all of it, in one piece");
-        let mut poor = host_of(100 * MIB, 10 * MIB);
-        assert!(poor.take(8 * MIB).is_ok(), "less than a piece may still be had");
-        assert!(matches!(poor.take(8 * MIB), Err(NoSlot::Refused(_))));
-    }
-
-    #[test]
-    fn what_is_pinned_ahead_is_there_when_it_is_needed() {
-        let mut host = host_of(20 * PIECE, u64::MAX >> 8);
-        for _ in 0..1000 {
-            host.pin_ahead();
-            if host.pinned() == AHEAD && host.coming == 0 {
-                break;
-            }
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
-        assert_eq!(host.pinned(), AHEAD);
-        for _ in 0..AHEAD / PIECE {
-            host.take(PIECE).unwrap();
-        }
-        assert_eq!(host.late(), 0);
-        host.take(PIECE).unwrap();
-        assert_eq!(host.late(), 1, "nobody had pinned more");
-        host.check().unwrap();
-    }
-}
+mod tests;

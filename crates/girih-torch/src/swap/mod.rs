@@ -14,7 +14,7 @@
 //! happens under the lock of a heap, in calls of the allocator and of autograd's hooks. It needs no Python, and
 //! nothing waits on the host: the order of copies and kernels is made of events.
 //!
-//! `table` has the records, `host` their bytes on the host, `carry` makes the calls that a record's change of state
+//! `table` has the records, `host` their bytes on the host (`ranges` of free ones, `pins` for the threads), `carry` makes the calls that a record's change of state
 //! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
 //! follows what was planned for it. Without a budget, `edge` says when all this begins, and `attention` calls for the
 //! hooks that it needs.
@@ -24,6 +24,8 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod pins;
+mod ranges;
 mod report;
 mod room;
 mod schedule;
@@ -47,7 +49,8 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
-use self::host::Host;
+use self::host::{Host, Slot};
+pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
 use self::step::Steps;
@@ -89,6 +92,12 @@ pub(crate) struct Counts {
     pub(crate) kept: u64,
     /// Saved tensors that got no record: too many, or not of this heap's own memory.
     pub(crate) unseen: u64,
+    /// The bytes of these.
+    pub(crate) unseen_bytes: u64,
+    /// Bytes in use of which there is no record, when memory was asked for last, and at most: what no hook sees, and
+    /// can never go.
+    pub(crate) without_record: u64,
+    pub(crate) without_record_peak: u64,
     /// Tensors that did not go because somebody else had them, and because the host had no room.
     pub(crate) shared: u64,
     pub(crate) host_full: u64,
@@ -163,14 +172,14 @@ impl Swap {
             return Err("this device cannot copy to the host".into());
         };
         let said = |error: girih_runtime::DeviceError| error.to_string();
-        let pinner = copies.pinner();
+        let memory = copies.host_memory();
         let lanes = [copies.open_lane().map_err(said)?, copies.open_lane().map_err(said)?];
         let said = |error: Box<crate::error::HeapError>| error.to_string();
         let [out, inward] = lanes.map(|lane| state.stream(lane));
         let budget = settings
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
-        let mut host = Host::new(pinner, budget);
+        let mut host = Host::new(memory, budget);
         let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
         let is_edge = settings.gpu_budget.is_none();
         if is_edge {
@@ -214,7 +223,7 @@ impl Swap {
                     if request.size >= LEAST && is_own {
                         self.streams.insert(address, request.stream);
                     }
-                    self.steps.saw_load(self.load(state));
+                    self.note_load(state);
                     if refusals > 0 {
                         state.forgive_ooms(refusals);
                         self.note_averted(state);
@@ -272,7 +281,7 @@ impl Swap {
                     "not saved for backward: weights, states, temporaries"
                 }
             ),
-            if self.host.budget() < used + request.size {
+            if idle > 0 || self.host.budget() < used + request.size {
                 "  - give the host more: host_budget".to_owned()
             } else if self.is_edge {
                 "  - a smaller batch; or gpu_budget, which has tensors go from the first on"
@@ -287,6 +296,20 @@ impl Swap {
     /// Bytes in use, those included that are on the host alone.
     fn load(&self, state: &State) -> u64 {
         state.bytes_in_use() + self.table.bytes().1
+    }
+
+    /// Memory was given.
+    fn note_load(&mut self, state: &State) {
+        self.steps.saw_load(self.load(state));
+        let without = state.bytes_in_use().saturating_sub(self.table.bytes_on_gpu());
+        self.counts.without_record = without;
+        self.counts.without_record_peak = without.max(self.counts.without_record_peak);
+    }
+
+    /// A tensor is saved that gets no record.
+    fn note_unseen(&mut self, size: u64) {
+        self.counts.unseen += 1;
+        self.counts.unseen_bytes += size;
     }
 
     /// A block is free.
@@ -317,13 +340,15 @@ impl Swap {
             .map(|entry| entry.stream)
             .or_else(|| self.streams.get(&address).copied());
         let (Some(home), true) = (home, size >= LEAST) else {
-            self.counts.unseen += u64::from(size >= LEAST);
+            if size >= LEAST {
+                self.note_unseen(size);
+            }
             return Ok(None);
         };
         if known.is_none() && self.table.len() >= RECORDS_MAX
             || state.device.is_capturing(stream)?
         {
-            self.counts.unseen += 1;
+            self.note_unseen(size);
             return Ok(None);
         }
         let ready = state.device.record_event(stream)?;
@@ -451,7 +476,7 @@ impl Swap {
                 let _ = state.device.destroy_event(event);
             }
             if let Some(slot) = entry.slot {
-                self.host.give_back(slot);
+                self.host.give_back(&slot);
             }
         }
     }
@@ -491,7 +516,7 @@ impl Swap {
         self.table.check()?;
         self.host.check()?;
         let slots: u64 =
-            self.table.all().filter_map(|entry| entry.slot).map(|slot| slot.size).sum();
+            self.table.all().filter_map(|entry| entry.slot.as_ref()).map(Slot::size).sum();
         if slots != self.host.used().0 {
             return Err(format!("records have {slots} bytes of the host, {:?}", self.host.used()));
         }

@@ -17,7 +17,9 @@ impl Swap {
             host_used: host,
             host_peak,
             host_pinned: self.host.pinned(),
-            pinned_late: self.host.late(),
+            host_pageable: self.host.pageable(),
+            pinned_late: self.host.late().0,
+            pinned_late_us: self.host.late().1 * 1e6,
             records: self.table.len() as u64,
             going,
             away,
@@ -47,7 +49,11 @@ pub(crate) struct SwapReport {
     host_used: u64,
     host_peak: u64,
     host_pinned: u64,
+    /// What could not be pinned: its copies keep the host waiting.
+    host_pageable: u64,
+    /// Copies whose place was not pinned yet, and how long they were held up. Microseconds.
     pinned_late: u64,
+    pinned_late_us: f64,
     records: u64,
     going: u64,
     away: u64,

@@ -97,6 +97,7 @@ impl Swap {
 
     /// A step ends and the next begins.
     pub(crate) fn end_step(&mut self, state: &mut State) {
+        self.tell_refusal(state);
         let mut forgotten = Vec::new();
         let Some(copies) = state.device.copies() else { return };
         // What the device does not tell costs the plan of a step.

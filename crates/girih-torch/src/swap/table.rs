@@ -62,6 +62,7 @@ pub(crate) struct Table {
     going: BTreeMap<u64, RecordId>,
     away: BTreeMap<u64, RecordId>,
     coming: BTreeMap<u64, RecordId>,
+    bytes_here: u64,
     bytes_coming: u64,
     bytes_going: u64,
     bytes_away: u64,
@@ -90,6 +91,7 @@ impl Table {
         let id = RecordId(u64::from(*uses) << 32 | u64::from(place));
         self.by_storage.insert(entry.storage, id);
         self.here.insert(entry.number, id);
+        self.bytes_here += entry.size;
         self.saved = self.saved.max(entry.number + 1);
         *vacancy = Some(entry);
         id
@@ -132,7 +134,10 @@ impl Table {
         }
         self.leave_shelf(id, before);
         match now {
-            State::OnGpu => _ = self.here.insert(number, id),
+            State::OnGpu => {
+                self.here.insert(number, id);
+                self.bytes_here += size;
+            }
             State::Going => {
                 self.going.insert(number, id);
                 self.bytes_going += size;
@@ -153,7 +158,10 @@ impl Table {
         let Some(entry) = self.get(id) else { return };
         let (number, size) = (entry.number, entry.size);
         match state {
-            State::OnGpu => _ = self.here.remove(&number),
+            State::OnGpu => {
+                self.here.remove(&number);
+                self.bytes_here -= size;
+            }
             State::Going => {
                 self.going.remove(&number);
                 self.bytes_going -= size;
@@ -195,6 +203,11 @@ impl Table {
         (self.bytes_going, self.bytes_away, self.bytes_coming)
     }
 
+    /// Bytes on the GPU: those that are there, going and coming.
+    pub(crate) fn bytes_on_gpu(&self) -> u64 {
+        self.bytes_here + self.bytes_going + self.bytes_coming
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.by_storage.len()
@@ -230,6 +243,9 @@ impl Table {
             shelf.values().filter_map(|&id| self.get(id)).map(|entry| entry.size).sum()
         };
         let bytes = (of(&self.going), of(&self.away), of(&self.coming));
+        if of(&self.here) != self.bytes_here {
+            return Err(format!("{} bytes of records on the GPU were counted", self.bytes_here));
+        }
         if found != self.all().count() || found != self.len() || bytes != self.bytes() {
             return Err(format!(
                 "{found} records are found, {bytes:?} bytes of {:?}",

@@ -123,6 +123,24 @@ fn a_host_that_is_too_small_costs_requests_and_nothing_else() {
     }
 }
 
+/// The copies of tensors whose place on the host is in several parts are more than the tensors that went.
+#[test]
+fn what_lies_on_the_host_in_several_parts_comes_back_as_it_went() {
+    let (mut parts, mut calls) = (0, 0);
+    for seed in 0..40 {
+        for fault in [None, Some(40 + 11 * seed)] {
+            let outcome = run(seed, 4, 13 * MIB, fault);
+            assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}, {fault:?}");
+            let report = outcome.report.expect("it swaps");
+            if fault.is_none() {
+                parts += outcome.copies_out - report.copies_out();
+                calls += outcome.copies_out;
+            }
+        }
+    }
+    assert!(parts > 20, "{parts} of {calls} copies were of further parts");
+}
+
 #[test]
 fn whichever_call_of_the_device_fails_nothing_is_lost() {
     let mut came = 0;

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use girih_cuda::StreamHandle;
 use girih_runtime::{
-    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, MemoryInfo,
-    Pinner, Prices, StreamEvent, TimeStamp,
+    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, HostMemory,
+    MemoryInfo, Prices, StreamEvent, TimeStamp,
 };
 use girih_trace::StreamId;
 use girih_trace::generate::{Chance, Rng};
 
 use super::clocks::{Clocks, Use};
-use crate::device::{HeapDevice, Simulated, addresses_alone};
+use crate::device::{AddressesAlone, HeapDevice, Simulated};
 use crate::settings;
 
 /// Bytes that contents are kept of.
@@ -88,6 +88,7 @@ struct Inner {
     /// Where each unit of addresses is mapped.
     mapped: BTreeMap<Address, (u64, u64)>,
     wrong: Vec<String>,
+    copies_out: u64,
     rng: Option<Rng>,
     calls: u64,
     fault: Option<u64>,
@@ -245,6 +246,10 @@ impl World {
     }
 
     /// Whether it came to that.
+    pub(super) fn copies_out(&self) -> u64 {
+        self.with(|inner| inner.copies_out)
+    }
+
     pub(super) fn fault_came(&self) -> bool {
         self.with(|inner| inner.fault.is_some_and(|call| inner.calls >= call))
     }
@@ -460,6 +465,7 @@ impl Copies for Adversary {
         self.call("copy_out")?;
         let lane = self.stream(lane);
         self.world.with(|inner| {
+            inner.copies_out += 1;
             let units = inner.units(from, size);
             inner.order(lane, Use::Read, &on_gpu(&units), "a copy out");
             inner.order(lane, Use::Write, &on_host(to, &units), "a copy out");
@@ -486,8 +492,8 @@ impl Copies for Adversary {
         Ok(())
     }
 
-    fn pinner(&mut self) -> Pinner {
-        addresses_alone()
+    fn host_memory(&mut self) -> Arc<dyn HostMemory> {
+        Arc::new(AddressesAlone::default())
     }
 
     fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {

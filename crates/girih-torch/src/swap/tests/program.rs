@@ -76,6 +76,8 @@ pub(super) struct Outcome {
     pub(super) ooms: u64,
     pub(super) told: usize,
     pub(super) fault_came: bool,
+    /// Copies to the host, as the device was asked for them.
+    pub(super) copies_out: u64,
 }
 
 pub(super) struct Program {
@@ -387,6 +389,8 @@ impl Program {
         }
         let ooms = self.heap.stats().expect("it works").num_ooms as u64;
         let told = self.heap.with(|state| Ok(state.warnings.len())).expect("it works");
-        Outcome { wrong, refused: self.refused, said: self.said, report, ooms, told, fault_came }
+        let copies_out = self.world.copies_out();
+        let (refused, said) = (self.refused, self.said);
+        Outcome { wrong, refused, said, report, ooms, told, fault_came, copies_out }
     }
 }

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use girih_cuda::StreamHandle;
 use girih_runtime::{
-    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, MemoryInfo,
-    Pinner, Prices, StreamEvent, TimeStamp,
+    Address, CapturedEnds, Copies, Device, DeviceError, GraphNode, Handle, HostAddress, HostMemory,
+    MemoryInfo, Prices, StreamEvent, TimeStamp,
 };
 use girih_trace::StreamId;
 
-use crate::device::{HeapDevice, Simulated, addresses_alone};
+use crate::device::{AddressesAlone, HeapDevice, Simulated};
 use crate::settings;
 
 /// Bytes a microsecond in each direction while the other is busy too: half of what an H200 does both ways.
@@ -185,8 +185,8 @@ impl Copies for Timed {
         Ok(())
     }
 
-    fn pinner(&mut self) -> Pinner {
-        addresses_alone()
+    fn host_memory(&mut self) -> Arc<dyn HostMemory> {
+        Arc::new(AddressesAlone::default())
     }
 
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {
