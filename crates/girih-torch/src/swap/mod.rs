@@ -36,6 +36,7 @@ mod table;
 pub mod tensors;
 #[cfg(test)]
 mod tests;
+mod times;
 mod tuning;
 mod waits;
 

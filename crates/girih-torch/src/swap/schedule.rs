@@ -100,9 +100,9 @@ impl Swap {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
         let Some(copies) = state.device.copies() else { return };
+        self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
-        self.waits.read_all(copies);
     }
 }

@@ -6,11 +6,14 @@
 //! step that does the same (`schedule`).
 //!
 //! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done:
-//! nobody waits for it. A step that had to wait for copies took longer than its operators do, so the shortest times that were
-//! seen count, and a step is planned again when they have become shorter.
+//! nobody waits for it. What was waited for copies in between is taken off: to a plan that took it for work, every step
+//! would have to wait there. What a plan is worth is seen when steps have followed it, since not all is known that makes
+//! them wait (a lane may hold up another, a host fall behind). So a sequence is planned [`Tuning::plans_max`] times, and
+//! the plan with the shortest step stays.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
@@ -21,6 +24,7 @@ use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulat
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::table::RecordId;
+use super::times::{Times, times_of};
 use super::tuning::Tuning;
 use crate::control::timed;
 
@@ -35,6 +39,15 @@ pub(super) fn of_save(kind: u64) -> u64 {
 /// The key of a use.
 pub(super) fn of_use(kind: u64) -> u64 {
     BuildHasherDefault::<FxHasher>::default().hash_one((2_u8, kind))
+}
+
+/// An operator of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Moment {
+    /// The number of the step, from the first.
+    step: u64,
+    /// The number of the operator, from the beginning of the step.
+    pub(super) operator: u32,
 }
 
 /// A tensor of the step.
@@ -59,6 +72,20 @@ struct Observation {
     by_record: FxHashMap<RecordId, u32>,
     /// Points in time, with the operator that begins there.
     stamps: Vec<(u32, TimeStamp)>,
+    /// Waits for copies, with the operator that waited. Microseconds.
+    waits: Vec<(u32, f64)>,
+    /// The number of the policy that it follows.
+    followed: Option<u32>,
+}
+
+impl Observation {
+    fn times(
+        &self,
+        waits: &[(u32, f64)],
+        between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
+    ) -> Option<Vec<f64>> {
+        times_of(self.keys.len(), &self.stamps, waits, between)
+    }
 }
 
 /// What was planned for one sequence, by operators: who leaves, whose bytes are let go of, who is fetched. A tensor is
@@ -72,6 +99,8 @@ pub(super) struct Policy {
     before: FxHashMap<u32, u32>,
     /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
     pub(super) us: [f64; 3],
+    /// Which one of the run.
+    pub(super) number: u32,
 }
 
 impl Policy {
@@ -93,31 +122,27 @@ impl Policy {
     }
 }
 
-/// How long the operators of a sequence take.
-#[derive(Debug)]
-struct Times {
-    /// The shortest that was seen of each, in microseconds.
-    us: Vec<f64>,
-    /// How often it was planned, and with which sum.
-    plans: u32,
-    planned: f64,
-}
-
 /// The steps of a run.
 pub(crate) struct Steps {
     tuning: Tuning,
     room: u64,
     host: u64,
+    /// The number of the step that runs, and what is seen of it.
+    number: u64,
     now: Observation,
     /// The step before, whose times are not read yet.
     before: Option<Observation>,
-    /// How many operators the step before had: where the time is taken.
-    length: usize,
+    /// The time is taken at every operator with a number that this divides: twice as many once there are too many.
+    stride: usize,
+    /// Points in time that are not needed any more.
+    spare: Vec<TimeStamp>,
     /// By the hash of the keys, of sequences that do not fit.
     times: FxHashMap<u64, Times>,
     sequences: Sequences,
     /// By the number of the sequence.
-    policies: Vec<Policy>,
+    policies: Vec<Arc<Policy>>,
+    /// How many were planned.
+    planned: u32,
     cursor: Option<Cursor>,
     /// The operator of the sequence that runs now, if the step is not lost.
     place: Option<(usize, u32)>,
@@ -142,12 +167,15 @@ impl Steps {
             tuning: Tuning::default(),
             room,
             host,
+            number: 0,
             now: Observation::default(),
             before: None,
-            length: 0,
+            stride: 1,
+            spare: Vec::new(),
             times: FxHashMap::default(),
             sequences: Sequences::default(),
             policies: Vec::new(),
+            planned: 0,
             cursor: None,
             place: None,
             live: FxHashMap::default(),
@@ -189,15 +217,17 @@ impl Steps {
             self.now.load.push(load);
         }
         self.advance(key);
-        at.is_multiple_of((self.length / self.tuning.stamps).max(1))
-            && at < OPERATORS_MAX
-            && self.now.stamps.len() < 2 * self.tuning.stamps
+        at.is_multiple_of(self.stride) && at < OPERATORS_MAX
     }
 
     fn advance(&mut self, key: u64) {
         let Some(cursor) = &mut self.cursor else { return };
         let changes = cursor.changes();
         self.place = cursor.advance(&self.sequences, key).map(|(of, over)| (of, *over.end()));
+        if self.now.followed.is_none() {
+            let policy = self.place.and_then(|(number, _)| self.policies.get(number));
+            self.now.followed = policy.map(|policy| policy.number);
+        }
         if cursor.changes() != changes {
             self.changes += 1;
             self.find_again();
@@ -222,6 +252,23 @@ impl Steps {
     /// The number of the operator that runs now, from the beginning of the step.
     pub(super) fn operator(&self) -> u32 {
         self.now.keys.len().saturating_sub(1) as u32
+    }
+
+    /// The operator that runs now.
+    pub(super) fn moment(&self) -> Moment {
+        Moment { step: self.number, operator: self.operator() }
+    }
+
+    /// So many microseconds were waited for a copy.
+    pub(super) fn waited(&mut self, at: Moment, us: f64) {
+        let seen = match self.number.checked_sub(at.step) {
+            Some(0) => Some(&mut self.now),
+            Some(1) => self.before.as_mut(),
+            _ => None,
+        };
+        if let Some(seen) = seen.filter(|seen| seen.waits.len() < OPERATORS_MAX) {
+            seen.waits.push((at.operator, us));
+        }
     }
 
     /// The number of the operator that begins next.
@@ -265,6 +312,15 @@ impl Steps {
     pub(super) fn note_time(&mut self, stamp: TimeStamp) {
         let at = self.now.keys.len().saturating_sub(1) as u32;
         self.now.stamps.push((at, stamp));
+        if self.now.stamps.len() < 2 * self.tuning.stamps {
+            return;
+        }
+        self.stride *= 2;
+        let stride = self.stride as u32;
+        let (kept, spare): (Vec<_>, Vec<_>) =
+            self.now.stamps.drain(..).partition(|(at, _)| at.is_multiple_of(stride));
+        self.now.stamps = kept;
+        self.spare.extend(spare.iter().map(|(_, stamp)| *stamp));
     }
 
     /// True if the step before this one needed no swapping.
@@ -324,28 +380,34 @@ impl Steps {
         mut between: impl FnMut(TimeStamp, TimeStamp) -> Option<f64>,
         forgotten: &mut Vec<TimeStamp>,
     ) {
-        self.collect();
         if let Some((number, _)) = self.place
-            && number < self.policies.len()
+            && let Some(policy) = self.policies.get(number)
         {
             self.sequences.note_use(number);
+            self.now.followed = self.now.followed.filter(|&number| number == policy.number);
         }
         if let Some(before) = self.before.take() {
             let peak = before.load.iter().copied().max().unwrap_or(0);
             if peak > self.room
-                && let Some(us) = times_of(&before, &mut between)
+                && let Some(waited) = before.times(&[], &mut between)
+                && let Some(us) = before.times(&before.waits, &mut between)
             {
-                self.plan_if_shorter(&before, &us);
+                let (begin, end) = (before.stamps.first(), self.now.stamps.first());
+                let whole = begin.zip(end).and_then(|((_, begin), (_, end))| between(*begin, *end));
+                self.saw_times(&before, us, waited, whole);
             }
             forgotten.extend(before.stamps.iter().map(|(_, stamp)| *stamp));
         }
         let now = std::mem::take(&mut self.now);
-        self.length = now.keys.len();
+        self.number += 1;
+        self.stride = (now.keys.len() / self.tuning.stamps).max(1);
+        forgotten.append(&mut self.spare);
         if !now.keys.is_empty() && now.keys.len() < OPERATORS_MAX {
             self.before = Some(now);
         } else {
             forgotten.extend(now.stamps.iter().map(|(_, stamp)| *stamp));
         }
+        self.collect();
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
@@ -353,27 +415,39 @@ impl Steps {
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
     }
 
-    /// Plans a step that is new, or whose operators take less time than was known.
-    fn plan_if_shorter(&mut self, seen: &Observation, us: &[f64]) {
-        let hash = BuildHasherDefault::<FxHasher>::default().hash_one(&seen.keys);
+    /// A step took these microseconds, operator by operator: without what was waited for, and with it; and from its
+    /// beginning to that of the next. Plans it if that is new, or the last plan was tried; the one with the shortest step
+    /// stays.
+    fn saw_times(
+        &mut self,
+        seen: &Observation,
+        us: Vec<f64>,
+        waited: Vec<f64>,
+        whole: Option<f64>,
+    ) {
+        let hash = hash_of(&seen.keys);
         if !self.times.contains_key(&hash) && self.times.len() >= SEQUENCES_MAX {
             self.times.clear();
         }
-        let times = self.times.entry(hash).or_insert_with(|| Times {
-            us: us.to_vec(),
-            plans: 0,
-            planned: f64::INFINITY,
-        });
-        times.us.iter_mut().zip(us).for_each(|(least, us)| *least = least.min(*us));
-        let sum: f64 = times.us.iter().sum();
-        if self.job.is_some()
-            || times.plans >= self.tuning.plans_max
-            || sum > times.planned * self.tuning.shorter
-        {
+        let times = self.times.entry(hash).or_default();
+        if let Some((number, us)) = seen.followed.zip(whole) {
+            times.note(number, us);
+        }
+        times.see(seen.stamps.iter().map(|(at, _)| *at).collect(), us, waited);
+        times.see_load(&seen.load);
+        if self.job.is_some() || !times.is_judged() {
             return;
         }
-        (times.plans, times.planned) = (times.plans + 1, sum);
-        let step = step_of(seen, &times.us);
+        if times.plans >= self.tuning.plans_max {
+            if let (Some(best), Some(number)) = (times.best(), self.sequences.find(&seen.keys))
+                && let Some(policy) = self.policies.get_mut(number)
+            {
+                *policy = Arc::clone(best);
+            }
+            return;
+        }
+        let load = times.load.clone();
+        let step = step_of(seen, load, times.next());
         self.plan(seen, step);
     }
 
@@ -408,9 +482,14 @@ impl Steps {
     fn take_up(&mut self, (keys, policy, seconds): (Vec<u64>, Policy, f64)) {
         self.seconds += seconds;
         self.last_us = policy.us;
+        self.planned += 1;
+        let policy = Arc::new(Policy { number: self.planned, ..policy });
+        if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
+            times.tries(&policy);
+        }
         let number = self.sequences.learn(&keys);
         let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
-        self.policies.resize_with(count, Policy::default);
+        self.policies.resize_with(count, Arc::default);
         self.policies[number] = policy;
     }
 
@@ -446,29 +525,15 @@ impl Steps {
     }
 }
 
-/// Microseconds of each operator; none if the work is not done yet, or no time was taken.
-fn times_of(
-    seen: &Observation,
-    between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
-) -> Option<Vec<f64>> {
-    let mut us = vec![0.0; seen.keys.len()];
-    let (last, _) = *seen.stamps.last()?;
-    for pair in seen.stamps.windows(2) {
-        let [(from, begin), (to, end)] = *pair else { continue };
-        let each = between(begin, end)?.max(0.0) / f64::from((to - from).max(1));
-        us[from as usize..to as usize].fill(each);
-    }
-    // What comes after the last point takes as long as an operator did in the mean.
-    let mean = us.iter().sum::<f64>() / f64::from(last.max(1));
-    us[last as usize..].fill(mean);
-    Some(us)
+fn hash_of(keys: &[u64]) -> u64 {
+    BuildHasherDefault::<FxHasher>::default().hash_one(keys)
 }
 
 /// A step that was seen as one that can be planned.
-fn step_of(seen: &Observation, us: &[f64]) -> Step {
+fn step_of(seen: &Observation, load: Vec<u64>, us: &[f64]) -> Step {
     let count = seen.keys.len();
     let ops = seen.keys.iter().zip(us).map(|(&key, &us)| Op { key, us, ..Op::default() });
-    let mut step = Step { ops: ops.collect(), load: seen.load.clone(), ..Step::default() };
+    let mut step = Step { ops: ops.collect(), load, ..Step::default() };
     for tensor in &seen.seen {
         let last = tensor.before.unwrap_or(count as u32 - 1);
         let (Some(after), Some(before)) = (tensor.after, tensor.before) else { continue };
@@ -491,10 +556,11 @@ mod tests {
     #[test]
     fn a_program_without_steps_is_not_watched_for_ever() {
         let mut steps = Steps::new(1 << 30, 1 << 30);
-        let stamps = steps.tuning.stamps;
+        let (stamps, mut taken) = (steps.tuning.stamps, 0);
         for number in 0..3 * OPERATORS_MAX as u64 {
             if steps.begin(of_save(number % 5), number) {
                 steps.note_time(TimeStamp(number));
+                taken += 1;
             }
             steps.saves(RecordId(number + 1), 1 << 20);
             steps.saw_load(number);
@@ -508,6 +574,7 @@ mod tests {
         let mut forgotten = Vec::new();
         steps.end(|_, _| None, &mut forgotten);
         assert_eq!(steps.now.keys.len(), 0, "the next step begins anew");
-        assert_eq!(forgotten.len(), 2 * stamps, "and its points in time are given back");
+        assert_eq!(forgotten.len(), taken, "and its points in time are given back");
+        assert!(taken < 2 * stamps * 20, "{taken} points in time for a step of any length");
     }
 }

@@ -160,8 +160,9 @@ fn a_step_that_repeats_is_planned_and_then_nothing_is_fetched_too_late() {
     let (device, world) = Adversary::new(64 * MIB, 1);
     let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB));
     let mut program = Program::new(heap, world, Seed(1));
-    for _ in 0..20 {
+    for _ in 0..40 {
         program.regular_step();
+        program.finish_planning();
     }
     let planned = program.report().expect("it swaps");
     assert!(planned.policies() > 0, "{planned:?}");

@@ -19,10 +19,8 @@ pub(crate) struct Tuning {
     pub(crate) looked_at: usize,
     /// Points of a step at which the time is taken. Each is an event of the device.
     pub(crate) stamps: usize,
-    /// How often a sequence is planned, and what part of the time of the last plan is shorter. A plan takes a core for
-    /// some seconds.
+    /// How often a sequence is planned. A plan takes a core for some seconds, and three steps to be judged.
     pub(crate) plans_max: u32,
-    pub(crate) shorter: f64,
 }
 
 impl Default for Tuning {
@@ -34,7 +32,6 @@ impl Default for Tuning {
             looked_at: 256,
             stamps: 128,
             plans_max: 4,
-            shorter: 0.98,
         }
     }
 }

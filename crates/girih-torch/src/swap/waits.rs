@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 
 use super::Swap;
+use super::step::Moment;
 use super::table::{Entry, RecordId};
 use crate::heap::State;
 
@@ -114,6 +115,8 @@ impl WaitedFor {
 #[derive(Debug)]
 struct Unread {
     key: Key,
+    /// When it was queued.
+    at: Moment,
     from: TimeStamp,
     to: TimeStamp,
 }
@@ -184,24 +187,26 @@ impl Waits {
         self.by_tensor.extend(all);
     }
 
-    /// Reads one wait. True if it is settled, for its time is known.
-    fn read(&mut self, unread: &Unread, copies: &mut dyn Copies) -> bool {
-        let Ok(Some(us)) = copies.time_between(unread.from, unread.to) else { return false };
-        self.us += us.max(0.0);
+    /// Reads one wait. Its microseconds, if it is over.
+    fn read(&mut self, unread: &Unread, copies: &mut dyn Copies) -> Option<f64> {
+        let us = copies.time_between(unread.from, unread.to).ok().flatten()?.max(0.0);
+        self.us += us;
         if let Some(waited) = self.by_tensor.get_mut(&unread.key) {
-            waited.us += us.max(0.0);
+            waited.us += us;
             waited.measured += 1;
         }
-        true
+        Some(us)
     }
 
-    /// Reads the waits that are over, in the order in which they were queued, up to one that is not.
-    pub(super) fn read_all(&mut self, copies: &mut dyn Copies) {
+    /// Reads the waits that are over, in the order in which they were queued, up to one that is not, and says when
+    /// each was queued and its microseconds.
+    pub(super) fn read_all(&mut self, copies: &mut dyn Copies, mut found: impl FnMut(Moment, f64)) {
         while let Some(first) = self.unread.pop_front() {
-            if !self.read(&first, copies) {
+            let Some(us) = self.read(&first, copies) else {
                 self.unread.push_front(first);
                 return;
-            }
+            };
+            found(first.at, us);
             copies.forget_time(first.from);
             copies.forget_time(first.to);
         }
@@ -249,7 +254,8 @@ impl Swap {
         };
         let Entry { size, shape, saved_at, .. } = *entry;
         let (key, module) = (Key { way, saved_at, size, shape }, entry.module.clone());
-        self.waits.count(key, module, self.steps.operator());
+        let at = self.steps.moment();
+        self.waits.count(key, module, at.operator);
         // A device that does not tell the time costs the time.
         let from = device.copies().and_then(|copies| copies.take_time(stream).ok());
         let waited = device.wait_event(stream, end);
@@ -257,7 +263,7 @@ impl Swap {
             && let Some(from) = from
         {
             match copies.take_time(stream) {
-                Ok(to) => self.waits.add(Unread { key, from, to }, copies),
+                Ok(to) => self.waits.add(Unread { key, at, from, to }, copies),
                 Err(_) => copies.forget_time(from),
             }
         }

@@ -243,11 +243,12 @@ fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
     let mut settled = f64::NAN;
     if settles {
         let mut times = Vec::new();
-        for _ in 0..8 {
+        // Four plans are tried, five steps each, and the best is taken up.
+        for _ in 0..24 {
             times.push(run.step() / alone);
             run.finish_planning();
         }
-        settled = times[6..].iter().sum::<f64>() / 2.0;
+        settled = times[22..].iter().sum::<f64>() / 2.0;
     }
     let (refused, plans) = (run.refused, run.report().planning_seconds());
     Outcome { first, settled, demanded, refused, plans }
@@ -261,7 +262,7 @@ struct Knob {
     set: fn(&mut Tuning, f64),
 }
 
-const KNOBS: [Knob; 7] = [
+const KNOBS: [Knob; 6] = [
     Knob {
         name: "ahead_part",
         values: &[2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
@@ -297,12 +298,6 @@ const KNOBS: [Knob; 7] = [
         values: &[1.0, 2.0, 4.0, 8.0],
         settles: true,
         set: |tuning, value| tuning.plans_max = value as u32,
-    },
-    Knob {
-        name: "shorter",
-        values: &[0.5, 0.9, 0.98, 1.0],
-        settles: true,
-        set: |tuning, value| tuning.shorter = value,
     },
 ];
 
@@ -371,4 +366,27 @@ fn a_step_of_a_recording_is_swapped_on_streams_with_clocks() {
     assert_eq!(swapped.refused, 0);
     let alone = outcome(&step, 0.8, Tuning { ahead_part: u64::MAX, ..Tuning::default() }, false);
     assert!(alone.first > swapped.first, "{} without copies ahead", alone.first);
+}
+
+/// Without this a plan takes its own waits for work, sees that nothing is waited for, and stays.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn a_wait_for_a_copy_is_no_work_and_the_plan_with_the_shortest_step_stays() {
+    let Some(step) = step_of("llama2b_vary.girih") else {
+        return eprintln!("SKIPPED: the recordings are not there");
+    };
+    let mut run = Run::new(&step, 0.8, Tuning::default());
+    let (mut times, mut planned) = (Vec::new(), Vec::new());
+    for _ in 0..26 {
+        times.push(run.step() / step.us());
+        run.finish_planning();
+        let report = serde_json::to_value(run.report()).expect("numbers");
+        planned.push(report["step_us"].as_f64().expect("a number") / step.us());
+    }
+    let first = planned.iter().find(|us| **us > 0.0).expect("it is planned");
+    assert!((0.7..1.05).contains(first), "a step takes {first:.3} of itself without waits");
+    assert!(times[3] > 1.3, "and there are waits");
+    let (before, settled) = (&times[4..22], times[25]);
+    let least = before.iter().copied().fold(f64::INFINITY, f64::min);
+    assert!(settled <= least * 1.001, "{settled:.3} in the end, {least:.3} before: {times:.3?}");
 }

@@ -122,6 +122,17 @@ impl Program {
         self.heap.with(|state| Ok(state.swap_report())).expect("it works")
     }
 
+    /// Waits for the thread that plans.
+    pub(super) fn finish_planning(&self) {
+        let finished = self.heap.with(|state| {
+            state.with_swap(|swap, _| {
+                swap.steps.finish_planning();
+                Ok(())
+            })
+        });
+        finished.expect("it works");
+    }
+
     fn go_on(&mut self) {
         let turns = self.rng.below(6);
         self.world.turn(turns);
