@@ -50,6 +50,8 @@ class Operator:
     """What it gives may decide what the program does: it must be right."""
     is_answered: bool
     """It does not run in a replay."""
+    is_received: bool = False
+    """It communicates: what it writes into is answered, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +81,17 @@ class Trace:
     # ---- while a replay runs
 
     def note(
-        self, func: Any, args: Any, kwargs: Any, outputs: Any, *, is_answered: bool, name: str
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outputs: Any,
+        *,
+        is_answered: bool,
+        name: str,
+        into: list[Any] | None = None,
     ) -> None:
-        """An operator has run, or was answered."""
+        """An operator has run, or was answered; one that communicates, by what it writes `into`."""
         index = len(self.operators)
         given, gave = tensors((args, kwargs)), tree_leaves(outputs)
         made = [it for it in gave if isinstance(it, torch.Tensor)]
@@ -91,6 +101,19 @@ class Trace:
             self.is_usable = False
         if any(address(it) is None for it in (*given, *made)):
             self.is_usable = False
+            return
+        if into is not None:
+            self._receive(index, into or made)
+            self.operators.append(
+                Operator(
+                    name,
+                    frozenset(),
+                    is_pure=False,
+                    is_root=False,
+                    is_answered=True,
+                    is_received=True,
+                )
+            )
             return
         if is_answered:
             # It reads nothing in a replay, and who needs nothing of it need not be given it.
@@ -119,6 +142,14 @@ class Trace:
         is_pure = not changed and is_whole and is_safe
         is_root = not is_view and not is_pure and not (changed and is_safe)
         self.operators.append(Operator(name, after, is_pure, is_root, is_answered=False))
+
+    def _receive(self, index: int, into: list[Any]) -> None:
+        """What communication gave is there, in tensors of its own or in others."""
+        for it in into:
+            start = start_of(it)
+            is_all = it.nbytes == it.untyped_storage().nbytes()
+            before = frozenset[int]() if is_all else self._writers.get(start, frozenset())
+            self._writers[start] = before | {index}
 
     def saves(self, place: int, tensor: Any) -> None:
         """Autograd saves a tensor."""
@@ -230,7 +261,7 @@ class Unwritten:
         if device is None or len(devices) > 1:
             raise OutOfStep
         try:
-            shapes = func(*tree_map(_meta, args), **(tree_map(_meta, kwargs) | _on_meta(kwargs)))
+            shapes = func(*tree_map(meta, args), **(tree_map(meta, kwargs) | _on_meta(kwargs)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise OutOfStep from error
         return self.like(tree_map(lambda it: Shape.of(it, device), shapes))
@@ -274,7 +305,8 @@ class Shape:
         return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, where)
 
 
-def _meta(it: Any) -> Any:
+def meta(it: Any) -> Any:
+    """A tensor without its bytes; anything else as it is."""
     if not isinstance(it, torch.Tensor):
         return it
     return torch.empty_strided(it.shape, it.stride(), dtype=it.dtype, device="meta")
