@@ -235,7 +235,10 @@ class Call:
         del self.notes[notes:]
         note = Note(name, (), communicates=True, function=origins.functions - 1)
         note.outputs = tree_map(self.hold, outputs)
-        note.changed = {it: self.hold(tensors[it]) for it in changed}
+        held = {place(it.tensor): it for it in _packed_of(note)}
+        note.changed = {
+            it: held.get(place(tensors[it])) or self.hold(tensors[it]) for it in changed
+        }
         note.saves = len(self.saves)
         places = {place(one): it for it, one in tensors.items() if it not in changed}
         for index in range(saves, note.saves):
@@ -302,13 +305,11 @@ class Call:
             if note.communicates:
                 note.outputs, note.changed = None, {}
         saved = {(save.place, save.version) for save in self.saves if save.tensor is not None}
-        for note in self.notes[:last]:
-            if note.communicates:
-                for packed in tree_flatten((note.outputs, note.changed))[0]:
-                    if isinstance(packed, Packed):
-                        if (place(packed.tensor), packed.version) not in saved:
-                            packed.copy()
-                        self._pack_around(packed)
+        kept = [it for note in self.notes[:last] if note.communicates for it in _packed_of(note)]
+        for packed in {id(it): it for it in kept}.values():
+            if (place(packed.tensor), packed.version) not in saved:
+                packed.copy()
+            self._pack_around(packed)
         self.held.clear()
 
     def _kept_anyway(self) -> set[tuple[Any, ...]]:

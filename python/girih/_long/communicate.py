@@ -116,6 +116,24 @@ def returned(func: Any, args: tuple[Any, ...], into: list[Any]) -> Any:
     return gives[0] if len(gives) == 1 else tuple(gives)
 
 
+def shapes_of(name: str, args: tuple[Any, ...], note: Any) -> list[tuple[int, ...]]:
+    """Of what a functional operator would give of these arguments, by what it gave of others.
+
+    Ranks are in the first dimension, if anywhere: that alone may be another than what was sent.
+    """
+    found = []
+    for tensor, sent, packed in zip(tensors(args[:1]), note.given, note.outputs, strict=True):
+        first, rest = tensor.shape[0] if tensor.ndim else 1, tuple(tensor.shape[1:])
+        gave = tuple(packed.like.size)
+        if name.endswith("::all_to_all_single"):
+            found.append((sum(args[1]) if args[1] else first, *rest))
+        elif gave == sent:
+            found.append(tuple(tensor.shape))
+        else:
+            found.append((first * gave[0] // max(1, sent[0]), *rest))
+    return found
+
+
 class Origins:
     """What of a pass comes from what the layer was given, while the pass runs.
 
@@ -181,7 +199,9 @@ def _starts(them: Iterable[Any]) -> set[int]:
 _lock = threading.Lock()
 _here = threading.local()
 _users = 0
-_original: Any = None
+_BELOW: Any = getattr(torch.autograd.function, "_SingleLevelFunction", None)
+"""What `Function.apply` calls, also where a program has noted it as a function of its own. Without
+it (another torch) each operator of a function is answered by itself."""
 
 
 @contextlib.contextmanager
@@ -198,18 +218,19 @@ def watching(handler: Apply) -> Iterator[None]:
 
 
 def _install(users: int) -> None:
-    global _users, _original  # noqa: PLW0603 - as many as there are Functions: one
+    global _users  # noqa: PLW0603 - as many as there are classes of functions: one
     with _lock:
         _users += users
+        if _BELOW is None:
+            return
         if _users == 1 and users == 1:
-            _original = torch.autograd.Function.__dict__["apply"]
-            setattr(torch.autograd.Function, "apply", classmethod(_apply))
+            _BELOW.apply = classmethod(_apply)
         elif _users == 0:
-            setattr(torch.autograd.Function, "apply", _original)
+            del _BELOW.apply
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    run = functools.partial(_original.__func__, cls, *args, **kwargs)
+    run = functools.partial(super(_BELOW, cls).apply, *args, **kwargs)
     handlers = getattr(_here, "handlers", None)
     if not handlers:
         return run()

@@ -30,7 +30,6 @@ from girih._long.trace import (
     OutOfStep,
     Trace,
     Unwritten,
-    meta,
     start_of,
     tensors,
     written,
@@ -85,6 +84,8 @@ class Note:
     """Of a module or function: how many saves there were at its end. The replay goes on there."""
     communicates: bool = False
     """It is an operator or a function that does."""
+    given: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    """Of an operator that communicates: the shapes of what it sent."""
     function: int | None = None
     """Of a function: how many there were before it."""
     own: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -212,6 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             gave = received(func, _name(func), args, kwargs) or tensors(outputs)
             note = Note(_name(func), _first_shape(gave), communicates=True)
             note.outputs = [self.call.hold(it) for it in gave]
+            note.given = [tuple(it.shape) for it in tensors(args[:1])]
             self.call.notes.append(note)
         return outputs
 
@@ -343,8 +345,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return communicate.returned(func, args, into)
         whole = [self.call.kept(packed).detach() for packed in note.outputs]
         if self.first > 0:
-            gives = tensors(func(*tree_map(meta, args), **tree_map(meta, kwargs)))
-            shapes = [tuple(it.shape) for it in gives]
+            shapes = communicate.shapes_of(name, args, note)
             whole = [self.rows_for(*it) for it in zip(note.outputs, shapes, strict=True)]
         elif self.is_learning:
             whole = [it.clone() for it in whole]

@@ -261,7 +261,7 @@ class Unwritten:
         if device is None or len(devices) > 1:
             raise OutOfStep
         try:
-            shapes = func(*tree_map(meta, args), **(tree_map(meta, kwargs) | _on_meta(kwargs)))
+            shapes = func(*tree_map(_meta, args), **(tree_map(_meta, kwargs) | _on_meta(kwargs)))
         except (RuntimeError, TypeError, ValueError) as error:
             raise OutOfStep from error
         return self.like(tree_map(lambda it: Shape.of(it, device), shapes))
@@ -305,8 +305,7 @@ class Shape:
         return Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, where)
 
 
-def meta(it: Any) -> Any:
-    """A tensor without its bytes; anything else as it is."""
+def _meta(it: Any) -> Any:
     if not isinstance(it, torch.Tensor):
         return it
     return torch.empty_strided(it.shape, it.stride(), dtype=it.dtype, device="meta")
