@@ -71,8 +71,8 @@ def unwrapped(tensor: Any) -> tuple[Any, Any]:
     """The plain tensor that a wrapper holds, and what makes a wrapper of another one like it."""
     if not is_wrapper(type(tensor)):
         return tensor, None
-    if type(tensor).__name__ == "AsyncCollectiveTensor":
-        return waited(tensor), None
+    if is_on_its_way(tensor):
+        return tensor.trigger_wait(), None
     shape, stride = tensor.shape, tensor.stride()
     kind, mesh, placements = type(tensor), tensor.device_mesh, tensor.placements
     local = unwrapped(tensor._local_tensor)[0]
@@ -86,10 +86,28 @@ def unwrapped(tensor: Any) -> tuple[Any, Any]:
     return local, wrap
 
 
+def is_on_its_way(leaf: Any) -> bool:
+    """Whether it is a tensor that is waited for when it is first used."""
+    return type(leaf).__name__ == "AsyncCollectiveTensor" and is_wrapper(type(leaf))
+
+
+class Waited(torch.autograd.Function):  # type: ignore[misc]
+    """A tensor that has come, with the history of the one that was on its way."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Any) -> Any:
+        """Waits for it."""
+        return tensor.trigger_wait()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Any) -> Any:
+        """As it is."""
+        return gradient
+
+
 def waited(leaf: Any) -> Any:
     """A tensor that is on its way, when it has come; anything else as it is."""
-    is_on_its_way = type(leaf).__name__ == "AsyncCollectiveTensor" and is_wrapper(type(leaf))
-    return leaf.trigger_wait() if is_on_its_way else leaf
+    return Waited.apply(leaf) if is_on_its_way(leaf) else leaf
 
 
 def space_of(name: str) -> str:
@@ -234,4 +252,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     handlers = getattr(_here, "handlers", None)
     if not handlers:
         return run()
-    return handlers[-1](cls.__qualname__, run, tree_leaves((args, kwargs)))
+    given = tree_leaves((args, kwargs))
+    if any(is_wrapper(type(it)) for it in given):
+        # What it does with the plain ones is answered by itself.
+        return run()
+    return handlers[-1](cls.__qualname__, run, given)
