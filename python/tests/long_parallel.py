@@ -1,11 +1,23 @@
 """Attention of which each of several ranks has a part of the tokens, in the ways that there are."""
 
+import functools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.nn import functional as differentiable
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 WIDTH, HEADS = 32, 4
 
@@ -60,7 +72,7 @@ def to_tokens(x, exchange):
     return x.transpose(0, 1).reshape(batch, ranks * heads, tokens // ranks, width)
 
 
-def ulysses(q, k, v, exchange, mask=None):
+def ulysses(exchange, q, k, v, mask=None):
     """Every rank has all tokens of some heads while it attends. `mask` is of all tokens."""
     q, k, v = (to_heads(it, exchange) for it in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -136,9 +148,10 @@ def gathered(q, k, v):
 
 
 WAYS = {
-    **{f"ulysses, {it}": lambda *qkv, it=it: ulysses(*qkv, EXCHANGES[it]) for it in EXCHANGES},
+    **{f"ulysses, {it}": functools.partial(ulysses, EXCHANGES[it]) for it in EXCHANGES},
     "ring": Ring.apply,
     "gathered": gathered,
+    "alone": functools.partial(F.scaled_dot_product_attention, is_causal=True),
 }
 
 
@@ -150,13 +163,16 @@ class Attention(nn.Module):
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.o, self.way = nn.Linear(WIDTH, WIDTH), way
 
-    def forward(self, x, cos):
+    def forward(self, x, cos, mask=None):
         batch, tokens, _ = x.shape
+        # Of tensor parallelism the heads that are here.
         q, k, v = (
-            it(x).view(batch, tokens, HEADS, -1).transpose(1, 2) for it in (self.q, self.k, self.v)
+            it(x).view(batch, tokens, -1, WIDTH // HEADS).transpose(1, 2)
+            for it in (self.q, self.k, self.v)
         )
-        y = WAYS[self.way](q * cos, k * cos, v)
-        return self.o(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
+        more = () if mask is None else (mask,)
+        y = WAYS[self.way](q * cos, k * cos, v, *more)
+        return self.o(y.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -175,8 +191,8 @@ class Block(nn.Module):
         self.norm, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention, self.mlp = Attention(way), Mlp()
 
-    def forward(self, x, cos):
-        x = x + self.attention(self.norm(x), cos)
+    def forward(self, x, cos, mask=None):
+        x = x + self.attention(self.norm(x), cos, mask)
         return x + self.mlp(self.norm2(x))
 
 
@@ -186,13 +202,85 @@ class Model(nn.Module):
     def __init__(self, way, layers=3):
         super().__init__()
         self.embedding = nn.Embedding(50, WIDTH)
-        self.layers = nn.ModuleList(Block(way) for _ in range(layers))
+        self.layers, self.way = nn.ModuleList(Block(way) for _ in range(layers)), way
 
-    def forward(self, ids):
+    def forward(self, ids, mask=None):
         tokens = ids.shape[1]
-        first = dist.get_rank() * tokens
+        first = 0 if self.way == "alone" else dist.get_rank() * tokens
         x = self.embedding(ids)
         cos = torch.arange(first, first + tokens).mul(0.03).cos()[None, None, :, None].to(x.dtype)
         for layer in self.layers:
-            x = layer(x, cos)
+            x = layer(x, cos, mask)
         return x
+
+
+def tensor_parallel(is_sequence):
+    """Every rank has some heads and some of the perceptron; with `is_sequence`, of norms tokens."""
+    model, mesh = Model("alone"), init_device_mesh("cpu", (dist.get_world_size(),))
+    inner, outer = ColwiseParallel(), RowwiseParallel()
+    plan = {f"attention.{it}": inner for it in "qkv"} | {"attention.o": outer}
+    plan |= {"mlp.gate": inner, "mlp.up": inner, "mlp.down": outer}
+    if is_sequence:
+        whole, rows = Replicate(), RowwiseParallel(output_layouts=Shard(1))
+        given = PrepareModuleInput(
+            input_layouts=(Shard(1), None, None), desired_input_layouts=(whole, None, None)
+        )
+        plan |= {"norm": SequenceParallel(), "norm2": SequenceParallel(), "attention": given}
+        plan |= {"attention.o": rows, "mlp.down": rows}
+        plan["mlp"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=whole)
+        embedding = RowwiseParallel(input_layouts=whole, output_layouts=Shard(1))
+        parallelize_module(model, mesh, {"embedding": embedding})
+    for layer in model.layers:
+        parallelize_module(layer, mesh, plan)
+    return model
+
+
+class Count(TorchDispatchMode):
+    """What is communicated, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(it.__module__.startswith("torch.distributed") for it in types):
+            return NotImplemented
+        space, _, name = func.name().partition("::")
+        if "c10d" in space and not name.startswith(("wait_tensor", "_wrap")):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def mask_of(kind, tokens, batch):
+    """Of all tokens: those before, of the same sequence; or those that are no padding."""
+    place = torch.arange(tokens)
+    mask = (place[:, None] >= place[None]).expand(batch, 1, tokens, tokens).clone()
+    for row in range(batch):
+        if kind == "packed":
+            sequence = place // (tokens // 3 + 7 * row)
+            mask[row] &= sequence[:, None] == sequence[None]
+        else:
+            mask[row, ..., : 40 * row + 5] = False
+            mask[row] |= torch.eye(tokens, dtype=torch.bool)
+    return mask
+
+
+def train(model, batch=1, mask=None):
+    """Three steps, of lengths that differ: losses and gradients, and what was communicated."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    seen, counts, rank = [], [], dist.get_rank() if model.way != "alone" else 0
+    for step in range(3):
+        chance, tokens = torch.Generator().manual_seed(10 * step + rank), 300 + 2 * step
+        ids = torch.randint(0, 50, (batch, tokens), generator=chance)
+        more = () if mask is None else (mask_of(mask, dist.get_world_size() * tokens, batch),)
+        with Count() as count:
+            loss = model(ids, *more).float().pow(2).mean()
+            loss.backward()
+        counts.append(count.names)
+        seen.append(loss.detach())
+        for parameter in model.parameters():
+            whole = parameter.grad
+            seen.append((whole.to_local() if hasattr(whole, "to_local") else whole).clone())
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen, counts
