@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from girih._long import communicate
 from girih._long.communicate import Function, Origins, unwrapped, watching
 from girih._long.compare import Found, compare
 from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
@@ -247,8 +246,8 @@ class Call:
             if save.is_fixed:
                 continue
             argument = places.get(save.place)
-            one = tensors.get(argument)
-            if one is not None and (one.shape, one.stride()) == (save.shape, save.stride):
+            one = None if argument is None else tensors[argument]
+            if argument is not None and (one.shape, one.stride()) == (save.shape, save.stride):
                 note.own[index] = argument
             else:
                 save.is_fixed = True

@@ -53,10 +53,9 @@ Apply = Callable[[str, Callable[[], Any], Any], Any]
 def is_there() -> bool:
     """Whether this process is one of several that communicate."""
     distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized()
+    return bool(distributed.is_available() and distributed.is_initialized())
 
 
-@functools.cache
 def is_wrapper(kind: type) -> bool:
     """Whether it is one of `WRAPPERS`."""
     return kind.__name__ in WRAPPERS and kind.__module__.startswith("torch.distributed")
@@ -236,7 +235,7 @@ def watching(handler: Apply) -> Iterator[None]:
 
 
 def _install(users: int) -> None:
-    global _users  # noqa: PLW0603 - as many as there are classes of functions: one
+    global _users
     with _lock:
         _users += users
         if _BELOW is None:

@@ -72,7 +72,7 @@ class Save:
     notes: int = 0
     """How many notes a replay has come to when it saves this."""
     wrap: Any = None
-    """Makes what autograd saved of the plain tensor that this is, where that was a wrapper of it."""
+    """Makes of the plain tensor that this is the wrapper that autograd saved, if it was one."""
 
 
 def place(tensor: Any) -> tuple[Any, ...]:

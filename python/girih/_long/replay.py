@@ -105,7 +105,7 @@ def kind_of(func: Any) -> str:
     return kind
 
 
-def _classify(func: Any) -> str:  # noqa: C901, PLR0911 - one for each kind
+def _classify(func: Any) -> str:  # noqa: PLR0911 - one for each kind
     name, tags = _name(func), getattr(func, "tags", ())
     space = name.partition("::")[0]
     if name in ATTENTION or name == "flex_attention":
@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not self.call.is_in_function:
             # What comes may still be on its way: it is held, and looked at when the pass has ended.
             gave = received(func, _name(func), args, kwargs) or tensors(outputs)
-            note = Note(_name(func), _first_shape(gave), communicates=True)
+            note = Note(_name(func), _first_shape(tuple(gave)), communicates=True)
             note.outputs = [self.call.hold(it) for it in gave]
             note.given = [tuple(it.shape) for it in tensors(args[:1])]
             self.call.notes.append(note)
