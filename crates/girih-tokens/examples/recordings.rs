@@ -42,8 +42,12 @@ fn line(read: &Result<Recorded, RecordingError>) -> String {
         Err(error) => return format!("refused: {error}"),
     };
     let kinds: usize = problem.layers.iter().map(|layer| layer.kinds.len()).sum();
-    let again: f64 =
-        problem.layers.iter().flat_map(|layer| &layer.kinds).filter_map(|kind| kind.remake_us).sum();
+    let again: f64 = problem
+        .layers
+        .iter()
+        .flat_map(|layer| &layer.kinds)
+        .filter_map(|kind| kind.remake_us)
+        .sum();
     format!(
         "{} layers, {kinds} kinds, {:.1} MiB kept, {:.2} ms again, step {} ms, recomputed {} ms",
         problem.layers.len(),

@@ -246,11 +246,12 @@ class Call:
             if save.is_fixed:
                 continue
             argument = places.get(save.place)
-            one = None if argument is None else tensors[argument]
-            if argument is not None and (one.shape, one.stride()) == (save.shape, save.stride):
-                note.own[index] = argument
-            else:
-                save.is_fixed = True
+            save.is_fixed = argument is None
+            if argument is not None:
+                one: Any = tensors[argument]
+                save.is_fixed = (one.shape, one.stride()) != (save.shape, save.stride)
+                if not save.is_fixed:
+                    note.own[index] = argument
         self.notes.append(note)
         return outputs
 
