@@ -5,6 +5,8 @@
 //! cargo run --release -p girih-tokens --example recordings -- corpus/*.girih
 //! ```
 
+#![allow(clippy::print_stdout, reason = "printing is what it is for")]
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::File;
