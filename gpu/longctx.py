@@ -4,6 +4,7 @@
     python gpu/longctx.py sweep --length 65536 # alpha in nine steps, and what is found
     python gpu/longctx.py longest --layers 32  # the longest sequence of each way
     python gpu/longctx.py loss                 # the loss of all tokens, in tiles, fused, and not
+    python gpu/longctx.py parallel             # Ulysses and a ring over all cards of this machine
 
 Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says
 what the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just
@@ -17,7 +18,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modes import MIB
+import torch
+from modes import MIB, printed, ran
 from swap import launch
 
 HIDDEN, FFN, VOCABULARY = 4096, 11008, 32000
@@ -27,6 +29,7 @@ MFU_WAYS = (
 )
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
 LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
+PARALLEL = str(Path(__file__).with_name("workloads") / "parallel.py")
 UNIT = 4096
 """Tokens: lengths are found to within so many, if nothing else is said."""
 
@@ -131,7 +134,39 @@ def loss(table: Table, options: argparse.Namespace) -> None:
             table.run(way, length, "0", base, ["--fused-loss"])
 
 
-TABLES = {"mfu": mfu, "sweep": sweep, "longest": longest, "loss": loss}
+def parallel(table: Table, options: argparse.Namespace) -> None:
+    """Sequences that all cards of this machine share: `workloads/parallel.py`, by `torchrun`."""
+    cards = torch.cuda.device_count()
+    if cards < 2:
+        print(f"run parallel on a machine with 2 GPUs or more: here are {cards}")
+        return
+    for kind in options.only or ("ulysses", "ring"):
+        for length in options.length or (65536, 131072):
+            base: dict[str, Any] = {}
+            for alpha in options.alpha or ("", "0", "products", "0.5"):
+                way = f"{kind}:{alpha}" if alpha else kind
+                words = ["--kind", kind, *(["--alpha", alpha] if alpha else [])]
+                words += [it for it in shape(options, length) if it not in ("--batch", "1")]
+                start = ["-m", "torch.distributed.run", f"--nproc-per-node={cards}"]
+                done = ran([*start, PARALLEL, *words], options.timeout, "RESULT")
+                if isinstance(done, str):
+                    table.runs.append({"tokens": length, "way": way, "error": done})
+                    print(f"{length:>8} {way:<16} FAILED {done[:90]}", flush=True)
+                    continue
+                sums = json.JSONDecoder().raw_decode(done.stdout.split("SEEN ")[1])[0]
+                seen = printed(done.stdout)[0] | sums
+                base = base or seen
+                table.runs.append({"tokens": length, "way": way, "gpus": cards, "seen": seen})
+                same = "same" if seen["sums"] == base["sums"] else "differ"
+                print(
+                    f"{length:>8} {way:<16} {seen['allocated_peak'] / MIB:>10.0f}"
+                    f" {seen['reserved_peak'] / MIB:>10.0f} {seen['median_step_s']:>8.3f}"
+                    f" {seen['median_step_s'] / base['median_step_s']:>7.3f} {'':>6} {same:>7}",
+                    flush=True,
+                )
+
+
+TABLES = {"mfu": mfu, "sweep": sweep, "longest": longest, "loss": loss, "parallel": parallel}
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

@@ -7,7 +7,17 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from long_layers import WIDTH, Attention, Chunked, Model, assert_same, check, gradients, ids  # noqa: E402
+from long_layers import (  # noqa: E402
+    WIDTH,
+    Attention,
+    Chunked,
+    Gated,
+    Model,
+    assert_same,
+    check,
+    gradients,
+    ids,
+)
 from torch import nn  # noqa: E402
 
 import girih  # noqa: E402
@@ -135,16 +145,20 @@ class Communicating(nn.Module):
         return torch.sin(self.linear(x)) + total * 0
 
 
-def test_a_layer_that_communicates_is_left_alone(tmp_path, caplog):
-    distributed = torch.distributed
-    if not distributed.is_available():
+@pytest.fixture
+def alone(tmp_path):
+    """A job of one process."""
+    if not torch.distributed.is_available():
         pytest.skip("torch is built without distributed")
-    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        report = check(Model(make=Communicating), ids(), alphas=(0,), splits=False)
-    finally:
-        distributed.destroy_process_group()
-    assert all("it communicates" in layer["reason"] for layer in report)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/s", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_layer_that_communicates_what_it_was_given_is_split():
+    report = check(Model(make=Communicating), ids(), alphas=(0,))
+    assert all(layer["kept_whole"] == [] and layer["split"] == 3 for layer in report)
 
 
 class Summed(nn.Module):
@@ -169,29 +183,117 @@ class Parallel(nn.Module):
         return x + torch.tanh(self.down(torch.sin(self.up(self.norm(x)))))
 
 
-def test_a_module_that_communicates_does_so_once(tmp_path, monkeypatch):
-    distributed = torch.distributed
-    if not distributed.is_available():
-        pytest.skip("torch is built without distributed")
-    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model, count = Model(make=Parallel), [0]
-        expected = gradients(model, ids())
-        girih.long_context(model, alpha=0.5)
-        gradients(model, ids())
-        reduce = distributed.all_reduce
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("alpha", [0, "products", 0.5])
+def test_what_is_communicated_in_place_is_communicated_once(alpha):
+    from long_parallel import Count
 
-        def counted(tensor):
-            count[0] += 1
-            return reduce(tensor)
-
-        monkeypatch.setattr(distributed, "all_reduce", counted)
-        assert_same(expected, gradients(model, ids()))
-    finally:
-        distributed.destroy_process_group()
-    assert count == [3]
+    model = Model(make=Parallel)
+    expected = gradients(model, ids())
+    girih.long_context(model, alpha=alpha)
+    for _ in range(3):
+        with Count() as count:
+            assert_same(expected, gradients(model, ids()))
+        assert count.names == 3 * ["allreduce_"]
     report = girih.long_context_report(model)["layers"]
-    assert all(layer["kept_whole"] == ["down"] and layer["split"] for layer in report)
+    assert all(layer["kept_whole"] == [] and layer["split"] == 3 for layer in report)
+
+
+class Shared(nn.Module):
+    """What comes, comes into memory that all layers use one after the other."""
+
+    buffer = torch.empty(0)
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.mlp = nn.Linear(WIDTH, WIDTH), Gated()
+
+    def forward(self, x):
+        if Shared.buffer.shape != x.shape:
+            Shared.buffer = torch.empty_like(x)
+        torch.distributed.all_gather_into_tensor(Shared.buffer, x.detach() * 2)
+        return x + self.mlp(torch.sin(self.linear(x) + Shared.buffer))
+
+
+class Reused(nn.Module):
+    """What came is written over when it was used."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.mlp = nn.Linear(WIDTH, WIDTH), Gated()
+
+    def forward(self, x):
+        came = torch.empty_like(x)
+        torch.distributed.all_to_all_single(came, x.detach())
+        y = torch.tanh(self.linear(x) + came)
+        came.mul_(3)
+        y = torch.sin(y + came)
+        torch.distributed.all_reduce(came)
+        return x + self.mlp(torch.sigmoid(y + came))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("make", [Shared, Reused])
+def test_what_came_is_kept_as_it_came(make):
+    report = check(Model(make=make), ids(), alphas=(0, "products", 0.5), passes=3)
+    assert all(layer["split"] == 3 and layer["kept_whole"] == [] for layer in report)
+
+
+class IntoShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if Shared.buffer.shape != x.shape:
+            Shared.buffer = torch.empty_like(x)
+        torch.distributed.all_gather_into_tensor(Shared.buffer, x)
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient + 0 * x
+
+
+class Behind(nn.Module):
+    """A function communicates into memory that others read."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = IntoShared.apply(torch.sin(self.linear(x)))
+        return x + torch.tanh(y + Shared.buffer)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_function_that_writes_elsewhere_is_not_answered():
+    Shared.buffer = torch.empty(1, 301, WIDTH)
+    report = check(Model(make=Behind), ids(), alphas=(0,), passes=3, splits=False)
+    assert all("communicates" in layer["reason"] for layer in report)
+
+
+class Gathering(nn.Module):
+    """Weights come before a module runs, as sharding by hooks has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.inner = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.inner.register_forward_pre_hook(self.gather)
+
+    @staticmethod
+    def gather(module, _inputs):
+        whole = torch.empty_like(module.weight)
+        torch.distributed.all_gather_into_tensor(whole, module.weight.detach())
+
+    def forward(self, x):
+        return x + torch.sin(self.inner(torch.tanh(self.linear(x))))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_layer_that_gathers_weights_is_left_alone():
+    report = check(Model(make=Gathering), ids(), alphas=(0,), splits=False)
+    assert all("communicates what is not of its input" in layer["reason"] for layer in report)
 
 
 def test_tensors_of_other_classes(tmp_path):
@@ -284,10 +386,10 @@ def test_a_product_that_is_changed_in_place_is_computed_again():
     check(Model(make=InPlace), ids(), alphas=(0, "products", 0.5))
     model = Model(make=InPlace)
     girih.long_context(model, alpha="products")
-    for _ in range(2):
+    for _ in range(3):
         gradients(model, ids())
     report = girih.long_context_report(model)["layers"]
-    assert all(it["kept_whole"] == [] and it["split"] == 2 for it in report)
+    assert all(it["kept_whole"] == [] and it["split"] == 3 for it in report)
 
 
 class Unseen(nn.Module):

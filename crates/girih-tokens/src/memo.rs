@@ -27,6 +27,8 @@ pub enum Limit {
     Link,
     /// The memory of the host is full.
     Host,
+    /// The GPU does not hold what cannot leave it. Never of the paper's program, which asks for no such budget.
+    Gpu,
     /// Nothing: all of it goes.
     None,
 }

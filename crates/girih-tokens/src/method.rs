@@ -171,14 +171,16 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What limits a layer: nothing, if none of it is computed again and nobody waits for its copies; the host, if its
-    /// budget is used up; else the link.
+    /// What limits a layer: of a step that does not fit, the memory that is too small; nothing, if none of the layer is
+    /// computed again and nobody waits for its copies; the host, if its budget is used up; else the link.
     pub fn limit(&self, layer: usize, budgets: &Budgets) -> memo::Limit {
         let wait = self.outcome.waits_us(self.decision.shares.len())[layer];
         let is_free = self.decision.sums(layer).remake == 0 && wait.0 + wait.1 <= 0.0;
         // Splits are rounded to bytes: a thousandth of the budget is as good as all of it.
         let is_full = |budget: u64| self.outcome.host_peak >= budget - budget / 1000;
         match is_free {
+            _ if self.outcome.gpu_peak > budgets.gpu => memo::Limit::Gpu,
+            _ if !self.fits => memo::Limit::Host,
             true => memo::Limit::None,
             false if budgets.host.is_some_and(is_full) => memo::Limit::Host,
             false => memo::Limit::Link,

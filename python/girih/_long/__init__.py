@@ -16,6 +16,7 @@ is kept.
 |:--|:--|
 | `call.py` | one pass of a layer: what was saved, cutting it, putting it together again |
 | `replay.py` | what cannot be computed row by row, noted and answered: attention, random numbers |
+| `communicate.py` | what ranks say to each other: once, in the forward pass |
 | `layout.py` | where the tokens of a tensor are |
 | `layer.py` | a layer of the model: its forward, and what was learnt of it |
 | `find.py` | the layers of a model, and why one cannot be split |

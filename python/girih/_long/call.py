@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from girih._long.communicate import Function, Origins, unwrapped, watching
 from girih._long.compare import Found, compare
 from girih._long.keep import Keeping
 from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
@@ -25,7 +26,7 @@ from girih._long.replay import (
     generator_state,
     set_generator_state,
 )
-from girih._long.trace import Group, OutOfStep, Shape, Trace
+from girih._long.trace import Group, OutOfStep, Shape, Trace, start_of
 
 
 @dataclasses.dataclass
@@ -65,8 +66,8 @@ class Call:
         self.leaves = [self.keep(leaf) for leaf in leaves]
         self.fixed = sorted(
             (at, at + it.nbytes)
-            for it in [*layer.module.parameters(), *layer.module.buffers()]
-            if (at := address(it))
+            for one in [*layer.module.parameters(), *layer.module.buffers()]
+            if (at := address(it := unwrapped(one)[0]))
         )
         device_type = self.device.type
         self.autocast = {
@@ -99,6 +100,12 @@ class Call:
         """Where what it saves comes from, as far as that is known."""
         self.plan: Trace | None = layer.plan_of(self)
         """What of its products it keeps; None if that is not known, or is to be found out again."""
+        self.origins: Origins | None = None
+        """What comes from the layer's input; None where nothing communicates."""
+        if layer.listens():
+            self.origins = Origins(tensors)
+        self.held: list[Packed] = []
+        """What communication gave, until the pass has ended."""
 
     # ---- the forward pass
 
@@ -110,11 +117,20 @@ class Call:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Around the layer's own forward."""
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, unpack), Recorder(self):
+        hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
+        handler = self.function if self.origins is not None else None
+        with watching(handler) if handler else contextlib.nullcontext(), hooks, Recorder(self):
             yield
+        self.origins = None if self.origins is None else self.origins.ended()
+
+    def watched(self, handler: Any) -> Any:
+        """Around a replay: functions of autograd go through `handler`, where any communicated."""
+        has_any = any(note.function is not None for note in self.notes)
+        return watching(handler) if has_any else contextlib.nullcontext()
 
     def pack(self, tensor: Any) -> Handle:
         """Autograd saves a tensor: nothing is cut before the pass has ended."""
+        tensor, wrap = unwrapped(tensor)
         is_fixed = self.is_in_opaque or address(tensor) is None or self._is_of_the_module(tensor)
         module = self.layer.running()
         self.saves.append(
@@ -127,6 +143,8 @@ class Call:
                 tensor.stride(),
                 place(tensor),
                 0 if self._is_of_the_module(tensor) else tensor.nbytes,
+                notes=len(self.notes),
+                wrap=wrap,
             )
         )
         return Handle(self, len(self.saves) - 1)
@@ -134,6 +152,15 @@ class Call:
     def keep(self, output: Any) -> Any:
         """An output that the replay will be answered with."""
         return self._packed(output) if isinstance(output, torch.Tensor) else output
+
+    def hold(self, output: Any) -> Any:
+        """What communication gives: it may not have come yet, and may be written over."""
+        if not isinstance(output, torch.Tensor) or address(output) is None:
+            return output
+        plain, needs = output.detach(), bool(output.requires_grad)
+        packed = Packed(plain, None, plain._version, needs, Shape.of(plain), plain)
+        self.held.append(packed)
+        return packed
 
     def wants_note(self, index: int) -> bool:
         """Whether a replay needs this note, as far as is known."""
@@ -145,13 +172,24 @@ class Call:
         """The way back."""
         return output.get() if isinstance(output, Packed) else output
 
-    def forget_products(self, changed: list[Any]) -> None:
-        """What is changed in place is not what a product gave: that is computed again.
+    @property
+    def looks_at_changes(self) -> bool:
+        """Whether it matters what operators write into."""
+        return self.keeps_products or self.origins is not None
 
-        Versions do not tell: what a layer is given may be a tensor of its own over the bytes.
+    def changes(self, changed: list[Any]) -> None:
+        """These are to be written into. What communication gave is copied before.
+
+        What a product gave is forgotten, and computed again. Versions do not tell: what a layer is
+        given may be a tensor of its own over the bytes.
         """
-        parts = [(it.data_ptr(), it.data_ptr() + span_of(it)) for it in changed]
-        for note in self.notes:
+        plain = [it for it in changed if address(it) is not None]
+        parts = [(it.data_ptr(), it.data_ptr() + span_of(it)) for it in plain]
+        for packed in self.held:
+            at, end = packed.value.data_ptr(), packed.value.data_ptr() + span_of(packed.value)
+            if any(start < end and at < stop for start, stop in parts):
+                packed.copy()
+        for note in self.notes if self.keeps_products else ():
             if note.name in PRODUCTS and note.outputs is not None:
                 at = note.outputs.tensor.data_ptr()
                 end = at + note.outputs.tensor.nbytes
@@ -161,6 +199,66 @@ class Call:
     def meets(self, kind: str, name: str) -> None:
         """An operator that must not run twice."""
         self.met.append((kind, name, self.layer.running()))
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether a function of autograd runs."""
+        return self.origins is not None and self.origins.function is not None
+
+    def hears(self, name: str, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """An operator communicates: whether a replay can be answered with what it gives."""
+        if self.origins is None:
+            return False
+        self.origins.is_heard = True
+        is_sound = self.origins.is_of_the_input(name, args, kwargs)
+        if self.origins.function is not None:
+            self.origins.function.communicates = True
+            self.origins.function.is_sound &= is_sound
+        return is_sound
+
+    def function(self, name: str, run: Any, given: list[Any]) -> Any:
+        """Applies a function of autograd. One that communicates is noted, and nothing within it."""
+        origins = self.origins
+        if origins is None or origins.function is not None or self.is_in_opaque:
+            return run()
+        origins.function, origins.functions = Function(), origins.functions + 1
+        notes, saves = len(self.notes), len(self.saves)
+        try:
+            outputs = run()
+            ran = origins.function
+        finally:
+            origins.function = None
+        if not ran.communicates or not ran.is_sound:
+            return outputs
+        tensors = {it: one for it, one in enumerate(given) if address(one) is not None}
+        changed = {it for it, one in tensors.items() if start_of(one) in ran.changed}
+        if ran.changed - {start_of(tensors[it]) for it in changed}:
+            # Into memory of the program's: who reads that cannot be told.
+            self.meets("collective", name)
+            return outputs
+        del self.notes[notes:]
+        note = Note(name, (), communicates=True, function=origins.functions - 1)
+        note.outputs = tree_map(self.hold, outputs)
+        held = {place(it.tensor): it for it in _packed_of(note)}
+        note.changed = {
+            it: held.get(place(tensors[it])) or self.hold(tensors[it]) for it in changed
+        }
+        note.saves = len(self.saves)
+        places = {place(one): it for it, one in tensors.items() if it not in changed}
+        for index in range(saves, note.saves):
+            save = self.saves[index]
+            save.notes = notes + 1
+            if save.is_fixed:
+                continue
+            argument = places.get(save.place)
+            save.is_fixed = argument is None
+            if argument is not None:
+                one: Any = tensors[argument]
+                save.is_fixed = (one.shape, one.stride()) != (save.shape, save.stride)
+                if not save.is_fixed:
+                    note.own[index] = argument
+        self.notes.append(note)
+        return outputs
 
     def opaque(self, name: str, run: Any) -> Any:
         """Runs a module that a replay will be answered for."""
@@ -194,17 +292,36 @@ class Call:
             if save.tensor is not None:
                 self._cut(index, save, layout)
         self.is_cut = self.bytes_cut > 0
+        self._settle()
         self.sizes = self._sizes()
         for save in self.saves:
             save.tensor = None
         for packed in self._all_packed():
             packed.tensor = None
 
+    def _settle(self) -> None:
+        """Keeps what communication gave, as far as a replay comes to it.
+
+        Memory that it came into may be used for the next to come, which no version tells: what
+        autograd does not hold itself is copied.
+        """
+        last = max((save.notes for save in self.saves if save.whole is None), default=0)
+        for note in self.notes[last:]:
+            if note.communicates:
+                note.outputs, note.changed = None, {}
+        saved = {(save.place, save.version) for save in self.saves if save.tensor is not None}
+        kept = [it for note in self.notes[:last] if note.communicates for it in _packed_of(note)]
+        for packed in {id(it): it for it in kept}.values():
+            if (place(packed.tensor), packed.version) not in saved:
+                packed.copy()
+            self._pack_around(packed)
+        self.held.clear()
+
     def _kept_anyway(self) -> set[tuple[Any, ...]]:
         """Where inputs are, and what attention, products and opaque modules gave."""
         given = [it for it in self.leaves if isinstance(it, Packed)]
         for note in self.notes:
-            given += [it for it in tree_flatten(note.outputs)[0] if isinstance(it, Packed)]
+            given += _packed_of(note)
         return {place(it.tensor) for it in given}
 
     def _cut(self, index: int, save: Save, layout: Layout | None) -> None:
@@ -247,13 +364,15 @@ class Call:
             if isinstance(leaf, Packed):
                 yield leaf
         for note in self.notes:
-            for output in tree_flatten(note.outputs)[0]:
-                if isinstance(output, Packed):
-                    yield output
+            yield from _packed_of(note)
         for save in self.saves:
             for packed in (save.whole, save.kept):
                 if packed is not None:
                     yield packed
+
+    def _pack_around(self, packed: Packed) -> None:
+        if self.pack_around is not None:
+            packed.value, packed.unpack = self.pack_around(packed.value), self.unpack_around
 
     def _packed(self, tensor: Any, version: int | None = None) -> Packed:
         detached, needs = tensor.detach(), bool(tensor.requires_grad)
@@ -274,6 +393,10 @@ class Call:
 
     def get(self, index: int) -> Any:
         """The tensor that was saved. If it was cut, it is put together now, and others with it."""
+        plain, wrap = self._plain(index), self.saves[index].wrap
+        return plain if wrap is None else wrap(plain)
+
+    def _plain(self, index: int) -> Any:
         save = self.saves[index]
         if save.whole is not None:
             return save.whole.get()
@@ -516,6 +639,11 @@ class Call:
         if len(trace.groups) == len(groups):
             trace.keeping = keeping
         self.trace = trace if trace.groups else None
+
+
+def _packed_of(note: Note) -> list[Packed]:
+    leaves, _ = tree_flatten((note.outputs, note.changed))
+    return [it for it in leaves if isinstance(it, Packed)]
 
 
 def unpack(handle: Handle) -> Any:

@@ -11,8 +11,9 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
+from girih._long import communicate
 from girih._long.call import Call
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.part import Held
@@ -34,7 +35,7 @@ NO_MEMORY = "there was no memory to find out what of it can be cut"
 # Why something must not run twice.
 DOES = {
     "dynamic": "has shapes that depend on data",
-    "collective": "communicates",
+    "collective": "communicates what is not of its input",
     "generator": "draws from a generator of its own",
 }
 # Plans of one layer: by the shapes of what it saves, but for the tokens.
@@ -78,6 +79,8 @@ class Known:
     """They do what must not be done twice: a replay is answered with what they gave."""
     mixing: set[str] = dataclasses.field(default_factory=set)
     """They do not work token by token: they run again over all tokens or not at all."""
+    communicates: bool | None = None
+    """Whether anything was seen to; None before the first pass."""
 
 
 class Layer:
@@ -127,6 +130,8 @@ class Layer:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's."""
+        if communicate.is_there():
+            args, kwargs = tree_map(communicate.waited, (args, kwargs))
         tokens = self._tokens(args, kwargs)
         if tokens is None:
             return self.original(*args, **kwargs)
@@ -170,6 +175,10 @@ class Layer:
                 self.thread.running.pop()
 
         return forward
+
+    def listens(self) -> bool:
+        """Whether it is looked for what a layer communicates."""
+        return self.known.communicates is not False and communicate.is_there()
 
     def opaque_names(self, first: int) -> frozenset[str]:
         """Modules that do not run again in a replay from the token `first` on."""
@@ -250,6 +259,8 @@ class Layer:
     # ---- the end of a pass
 
     def _close(self, call: Call) -> None:
+        if call.origins is not None:
+            self.known.communicates = bool(self.known.communicates or call.origins.is_heard)
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
         if self._may_run_twice(call):
@@ -274,6 +285,10 @@ class Layer:
                 # The same data has the same shapes.
                 continue
             may = False
+            if kind == "collective" and call.origins is None:
+                # Other passes did not. What it is of is known in the next.
+                self.known.communicates = True
+                continue
             does = DOES[kind]
             if module:
                 # From the next pass on; layers of this class that are still to come know it, too.

@@ -24,6 +24,11 @@ class Packed:
     tensor: Any = None
     """The tensor itself, until the layer's pass ends."""
 
+    def copy(self) -> None:
+        """From now on it is a copy: someone is to write into the tensor."""
+        self.value = self.tensor = self.tensor.clone()
+        self.version = self.value._version
+
     def get(self) -> Any:
         """The tensor."""
         if self.unpack is not None:
@@ -64,6 +69,10 @@ class Save:
     layout: Layout | None = None
     kept: Packed | None = None
     """The first tokens, if there are any that are kept."""
+    notes: int = 0
+    """How many notes a replay has come to when it saves this."""
+    wrap: Any = None
+    """Makes of the plain tensor that this is the wrapper that autograd saved, if it was one."""
 
 
 def place(tensor: Any) -> tuple[Any, ...]:

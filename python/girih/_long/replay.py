@@ -4,9 +4,11 @@
   with rows of them.
 - Random numbers are drawn for all tokens at once. The state of their generator is noted, and the
   replay draws all of them again and takes its rows.
+- Communication gives what it gave (`communicate.py`).
 - Modules that were found not to work token by token (`opaque`) give what they gave.
 
-What must not be done twice is noted too: communication, shapes that depend on the data.
+What must not be done twice is noted too: shapes that depend on the data, communication that is not
+of the layer's input.
 """
 
 from __future__ import annotations
@@ -19,9 +21,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from girih._long.layout import close_up, narrow
+from girih._long import communicate
+from girih._long.communicate import is_within_shapes, is_wrapper, received
+from girih._long.layout import candidates, close_up, narrow
 from girih._long.packed import Packed
-from girih._long.trace import Group, OutOfStep, Shape, Trace, Unwritten, start_of, written
+from girih._long.trace import (
+    Group,
+    OutOfStep,
+    Shape,
+    Trace,
+    Unwritten,
+    start_of,
+    tensors,
+    written,
+)
 
 Take = Callable[[int, Any], bool]
 """Is given the index of a tensor that a replay saves, and the tensor; true if it wants the next."""
@@ -46,7 +59,6 @@ PRODUCTS = {
 DEPTH = 512
 """Terms of each of a product's sums from which on its output is worth keeping. What has fewer, as
 LoRA's have, is computed again about as fast as it is read."""
-COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
 
 class Done(BaseException):
@@ -59,10 +71,10 @@ class ReplayError(RuntimeError):
 
 @dataclasses.dataclass
 class Note:
-    """What an operator, or an opaque module, gave in the forward pass."""
+    """What an operator, a function of autograd, or an opaque module gave in the forward pass."""
 
     name: str
-    """The operator; of a module, its name within the layer."""
+    """The operator, the function; of a module, its name within the layer."""
     shape: tuple[int, ...]
     """Of its first tensor, or of what it makes."""
     outputs: Any = None
@@ -73,14 +85,24 @@ class Note:
     state: Any = None
     """Of the generator, before."""
     saves: int = 0
-    """Of an opaque module: how many saves there were at its end. The replay goes on there."""
+    """Of a module or function: how many saves there were at its end. The replay goes on there."""
+    communicates: bool = False
+    """It is an operator or a function that does."""
+    given: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    """Of an operator that communicates: the shapes of what it sent."""
+    function: int | None = None
+    """Of a function: how many there were before it."""
+    own: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Of a function: by the place of a save, which of the things that it was given is saved."""
+    changed: dict[int, Any] = dataclasses.field(default_factory=dict)
+    """Of a function: things that it was given and has written into, as they were at its end."""
 
 
 _kinds: dict[Any, str] = {}
 
 
 def kind_of(func: Any) -> str:
-    """`attention`, `product`, `random`, `collective`, `dynamic`, or nothing."""
+    """`attention`, `product`, `random`, `collective`, `passes`, `dynamic`, or nothing."""
     kind = _kinds.get(func)
     if kind is None:
         kind = _kinds[func] = _classify(func)
@@ -96,7 +118,9 @@ def _classify(func: Any) -> str:  # noqa: PLR0911 - one for each kind
         return "attention"
     if name in PRODUCTS:
         return "product"
-    if space in COLLECTIVES:
+    if name in communicate.PASSES:
+        return "passes"
+    if space in communicate.SPACES:
         return "collective"
     if torch.Tag.nondeterministic_seeded in tags:
         return "random"
@@ -146,16 +170,34 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs the operator."""
-        kwargs = kwargs or {}
+        kwargs, call = kwargs or {}, self.call
         kind = kind_of(func)
+        if kind == "passes" or is_within_shapes():
+            return func(*args, **kwargs)
+        if kind != "attention" and any(is_wrapper(it) for it in types):
+            # What it does with the plain tensors that it holds comes here.
+            return NotImplemented
         schema = getattr(func, "_schema", None)
-        if self.call.keeps_products and schema is not None and schema.is_mutable:
-            self.call.forget_products(written(func, args, kwargs))
+        changed: list[Any] = []
+        if kind == "collective":
+            changed = received(func, _name(func), args, kwargs)
+        elif call.looks_at_changes and schema is not None and schema.is_mutable:
+            changed = written(func, args, kwargs)
+        if changed:
+            call.changes(changed)
+        outputs = self._record(func, kind, args, kwargs)
+        if call.origins is not None:
+            call.origins.note((args, kwargs), outputs, changed)
+        return outputs
+
+    def _record(self, func: Any, kind: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not kind or self.call.is_in_opaque:
             return func(*args, **kwargs)
         if kind == "product":
             return self._product(func, args, kwargs)
         has_generator = kwargs.get("generator") is not None
+        if kind == "collective" and self.call.hears(_name(func), args, kwargs):
+            return self._collective(func, args, kwargs)
         if has_generator or kind in ("collective", "dynamic"):
             self.call.meets("generator" if has_generator else kind, _name(func))
             return func(*args, **kwargs)
@@ -166,6 +208,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if kind == "attention":
             note.outputs = tree_map(self.call.keep, outputs)
         self.call.notes.append(note)
+        return outputs
+
+    def _collective(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        outputs = func(*args, **kwargs)
+        if not self.call.is_in_function:
+            # What comes may still be on its way: it is held, and looked at when the pass has ended.
+            gave = received(func, _name(func), args, kwargs) or tensors(outputs)
+            note = Note(_name(func), _first_shape(tuple(gave)), communicates=True)
+            note.outputs = [self.call.hold(it) for it in gave]
+            note.given = [tuple(it.shape) for it in tensors(args[:1])]
+            self.call.notes.append(note)
         return outputs
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -214,18 +267,31 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Runs the operator, or gives what it gave."""
         kwargs = kwargs or {}
-        if self.is_aside:
+        if self.is_aside or is_within_shapes():
             return func(*args, **kwargs)
         if self.is_done:
             raise Done
-        name = _name(func)
+        kind, name = kind_of(func), _name(func)
+        if kind == "passes":
+            # There is nothing to wait for.
+            return args[0] if name.endswith("wait_tensor") else func(*args, **kwargs)
+        if kind != "attention" and any(is_wrapper(it) for it in types):
+            return NotImplemented
         if self.traced is not None:
             return self._in_part(func, name, args, kwargs)
         outputs, is_answered = self._run(func, name, args, kwargs)
         if self.learns is not None:
-            product = self.at - 1 if is_answered and kind_of(func) == "product" else -1
+            into = received(func, name, args, kwargs) if kind == "collective" else None
+            product = self.at - 1 if is_answered and kind == "product" else -1
             self.learns.note(
-                func, args, kwargs, outputs, is_answered=is_answered, name=name, product=product
+                func,
+                args,
+                kwargs,
+                outputs,
+                is_answered=is_answered,
+                name=name,
+                product=product,
+                into=into,
             )
         return outputs
 
@@ -244,7 +310,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         if is_answered != operator.is_answered:
             raise OutOfStep
         if is_answered and not is_left_out:
-            self.unwritten.forget(outputs)
+            self.unwritten.forget((args[0], outputs) if operator.is_received else outputs)
         if is_answered or is_left_out:
             return outputs
         has_schema = getattr(func, "_schema", None) is not None
@@ -261,11 +327,12 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         is_product = kind == "product" and self.call.keeps_products
         if is_product and is_worth_keeping(name, args):
             note = self.next(name)
-            if note.outputs is not None:
-                return self.rows(note.outputs, None, is_left_out=is_left_out), True
-            # Nothing that is wanted comes of it; where all of the layer runs again, it runs.
-            if is_left_out and note.like is not None:
-                return self.unwritten.like(note.like), True
+            # Without either it runs: nothing that is wanted comes of it, but all runs again.
+            like = self.unwritten.like(note.like) if is_left_out and note.like is not None else None
+            if note.outputs is not None or like is not None:
+                kept = note.outputs
+                rows = like if kept is None else self.rows(kept, None, is_left_out=is_left_out)
+                return rows, True
         elif kind == "attention":
             note = self.next(name)
             query = tuple(args[0].shape)
@@ -274,6 +341,8 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return tree_map(
                 lambda it: self.rows(it, like, is_left_out=is_left_out), note.outputs
             ), True
+        elif kind == "collective":
+            return self._communicated(func, name, args, kwargs), True
         elif kind == "random":
             note = self.next(name)
             if not is_left_out:
@@ -281,6 +350,34 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         if is_left_out:
             return self.unwritten.instead(func, args, kwargs), False
         return func(*args, **kwargs), False
+
+    def _communicated(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """What came the first time. Nothing is sent."""
+        note, into = self.next(name), received(func, name, args, kwargs)
+        if note.outputs is None or not note.communicates:
+            raise ReplayError(f"{name} comes where it did not come in the forward pass")
+        if into or name in communicate.SENDS:
+            for tensor, packed in zip(into, note.outputs, strict=True):
+                tensor.copy_(self.rows_for(packed, tuple(tensor.shape)))
+            return communicate.returned(func, args, into)
+        whole = [self.call.kept(packed).detach() for packed in note.outputs]
+        if self.first > 0:
+            shapes = communicate.shapes_of(name, args, note)
+            whole = [self.rows_for(*it) for it in zip(note.outputs, shapes, strict=True)]
+        elif self.is_learning:
+            whole = [it.clone() for it in whole]
+        is_one = str(func._schema.returns[0].type) == "Tensor"
+        return whole[0] if is_one else whole
+
+    def rows_for(self, packed: Any, shape: tuple[int, ...]) -> Any:
+        """The replay's rows of what came, where they are of this shape."""
+        whole, tokens = self.call.kept(packed).detach(), self.call.tokens
+        if tuple(whole.shape) == shape:
+            return whole
+        for layout in candidates(tuple(whole.shape), shape, tokens, tokens - self.first):
+            rows = layout.rows(whole, self.first, tokens, tokens)
+            return close_up(layout.together(rows), whole)
+        raise ReplayError(f"what communication gave has no rows of the shape {list(shape)}")
 
     def next(self, name: str) -> Note:
         """What was noted next. It must be of that name."""
@@ -353,6 +450,9 @@ class Replay:
         """Nothing that comes is wanted."""
         self.running: list[str] = []
         """Modules within the layer, the innermost last."""
+        self.functions = 0
+        """Functions of autograd that were come to, outermost ones alone."""
+        self.is_in_function = False
 
     def only(self, trace: Trace, group: Group, *, is_proof: bool) -> None:
         """Is to run what is needed for a group, and no more."""
@@ -378,6 +478,7 @@ class Replay:
                 torch.enable_grad(),
                 torch.autocast(**call.autocast),
                 call.layer.replaying(self),
+                call.watched(self.function),
                 hooks,
                 self.replayer,
             ):
@@ -404,7 +505,44 @@ class Replay:
         self.replayer.unwritten.forget(outputs)
         return outputs
 
+    def function(self, name: str, run: Callable[[], Any], given: list[Any]) -> Any:
+        """What a function of autograd gave, if it communicates; else it is applied."""
+        replayer = self.replayer
+        if self.is_in_function or replayer.is_aside:
+            return run()
+        if replayer.is_done:
+            raise Done
+        count, notes, at = self.functions, self.call.notes, replayer.at
+        self.functions += 1
+        if at >= len(notes) or notes[at].function != count:
+            self.is_in_function = True
+            try:
+                return run()
+            finally:
+                self.is_in_function = False
+        return self._answer_function(replayer.next(name), given)
+
+    def _answer_function(self, note: Note, given: list[Any]) -> Any:
+        replayer = self.replayer
+        if note.outputs is None:
+            raise ReplayError(f"{note.name} comes where it did not come in the forward pass")
+        replayer.is_aside = True
+        try:
+            outputs = tree_map(self._answered, note.outputs)
+            with torch.no_grad():
+                for index, packed in note.changed.items():
+                    given[index].copy_(replayer.rows_for(packed, tuple(given[index].shape)))
+        finally:
+            replayer.is_aside = False
+        replayer.unwritten.forget((outputs, [given[index] for index in note.changed]))
+        for place, index in note.own.items():
+            self.place = place
+            self._pack(given[index])
+        self.place = note.saves
+        return outputs
+
     def _pack(self, tensor: Any) -> None:
+        tensor, _ = communicate.unwrapped(tensor)
         place = self.place
         self.place += 1
         if place not in self.wanted or self.is_over:

@@ -55,6 +55,8 @@ class Operator:
     """Of a product that is answered, the number of its note."""
     bytes: int = 0
     """Of what it makes."""
+    is_received: bool = False
+    """It communicates: what it writes into is answered, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,13 @@ class Trace:
         *,
         is_answered: bool,
         name: str,
-        product: int,
+        product: int = -1,
+        into: list[Any] | None = None,
     ) -> None:
-        """An operator has run, or was answered: a product with the note of that number."""
+        """An operator has run, or was answered.
+
+        A product with the note of that number; one that communicates by what it writes `into`.
+        """
         index = len(self.operators)
         given, gave = tensors((args, kwargs)), tree_leaves(outputs)
         made = [it for it in gave if isinstance(it, torch.Tensor)]
@@ -112,6 +118,19 @@ class Trace:
             return
         sources = {start_of(it) for it in given}
         self._bytes |= {start_of(it): it.nbytes for it in made if start_of(it) not in sources}
+        if into is not None:
+            self._receive(index, into or made)
+            self.operators.append(
+                Operator(
+                    name,
+                    frozenset(),
+                    is_pure=False,
+                    is_root=False,
+                    is_answered=True,
+                    is_received=True,
+                )
+            )
+            return
         if is_answered:
             # It reads nothing in a replay, and who needs nothing of it need not be given it.
             self._writers |= {start_of(it): frozenset({index}) for it in made}
@@ -148,6 +167,14 @@ class Trace:
         is_pure = not changed and is_whole and is_safe
         is_root = not is_view and not is_pure and not (changed and is_safe)
         self.operators.append(Operator(name, after, is_pure, is_root, is_answered=False))
+
+    def _receive(self, index: int, into: list[Any]) -> None:
+        """What communication gave is there, in tensors of its own or in others."""
+        for it in into:
+            start = start_of(it)
+            is_all = it.nbytes == it.untyped_storage().nbytes()
+            before = frozenset[int]() if is_all else self._writers.get(start, frozenset())
+            self._writers[start] = before | {index}
 
     def saves(self, place: int, tensor: Any) -> None:
         """Autograd saves a tensor."""

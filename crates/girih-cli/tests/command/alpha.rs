@@ -90,6 +90,7 @@ fn what_does_not_fit_says_how_much_and_is_a_no_where_it_must_fit() {
     args[12] = "20GiB";
     let own = json(&args);
     assert_eq!(own["fits"], false);
+    assert!(own["layers"].as_array().unwrap().iter().all(|layer| layer["binds"] == "gpu"));
     assert!(integer(&own, "gpu_least") > 20 << 30);
     assert_eq!(girih(&[&args[..], &["--require-fit"]].concat()).code, 1);
     let said = text(&args);

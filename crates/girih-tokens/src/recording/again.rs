@@ -18,9 +18,6 @@ use girih_trace::Lifetimes;
 use super::SMALL;
 use super::passes::born;
 
-/// The least part of a forward pass that must come again.
-const PART_MIN: usize = 2;
-
 /// A forward pass that runs again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Again {
@@ -32,7 +29,7 @@ pub struct Again {
     pub first: Vec<u32>,
 }
 
-/// What runs again of a layer in its backward pass, from a tick on; none if less than half of its forward pass does.
+/// What runs again of a layer in its backward pass, from a tick on at which marks say that it does; none if nothing does.
 pub fn again(
     lives: &Lifetimes,
     forward: &Range<u32>,
@@ -51,7 +48,7 @@ pub fn again(
     let (first, second) = (large(first), large(second));
     let pairs = first.iter().zip(&second);
     let same = pairs.take_while(|(first, second)| size(**first) == size(**second)).count();
-    if same * PART_MIN < first.len() {
+    if same == 0 {
         return None;
     }
     let end = match second.get(same) {

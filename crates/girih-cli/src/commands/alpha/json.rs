@@ -219,6 +219,7 @@ fn limit(limit: Limit) -> &'static str {
     match limit {
         Limit::Link => "link",
         Limit::Host => "host",
+        Limit::Gpu => "gpu",
         Limit::None => "none",
     }
 }
