@@ -10,7 +10,7 @@ that is nearest to what is saved: it leaves the least to be computed again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -34,57 +34,78 @@ def cheapest(
     `products` and `sizes` are bytes; `needs` are the products that something saved comes from: it
     is kept itself, or all of these are. Of equal ways the one that keeps the most of what is saved.
     """
-    saved = {it: sizes[it] for it in needs}
-    flow: dict[tuple[int, Any], int] = {}
-    given, taken = dict.fromkeys(products, 0), dict.fromkeys(saved, 0)
+    flow = _Flow(products, {it: sizes[it] for it in needs}, needs)
+    while flow.grows():
+        pass
+    return flow.cut()
 
-    def path() -> tuple[list[tuple[int, Any, int]], int] | None:
-        """From a product that can give to something that can take more, there and back again."""
-        came: dict[tuple[str, Hashable], tuple[str, Hashable] | None] = {
-            ("product", it): None for it, most in products.items() if given[it] < most
+
+class _Flow:
+    """Bytes that go from products to what is saved of them, as many as both sides have.
+
+    As many as go at most are kept at least, and there is a way to keep no more.
+    """
+
+    def __init__(
+        self,
+        products: Mapping[int, int],
+        saved: Mapping[Any, int],
+        needs: Mapping[Any, frozenset[int]],
+    ) -> None:
+        self.needs = needs
+        self.left = dict(products)
+        """Bytes that a product could still give."""
+        self.room = dict(saved)
+        """Bytes that something saved could still take."""
+        self.goes: dict[tuple[int, Any], int] = {}
+
+    def grows(self) -> bool:
+        """Sends more from a product that has some to a place that has room, if there is a way.
+
+        A way may take back what goes elsewhere: `came` has for each end where it was come from.
+        """
+        came: dict[tuple[bool, Any], Any] = {
+            (True, it): None for it, left in self.left.items() if left
         }
-        left = list(came)
+        ends = list(came)
+        while ends:
+            end = is_product, name = ends.pop()
+            if not is_product and self.room[name]:
+                self._send(end, came)
+                return True
+            if is_product:
+                others = [(False, it) for it, need in self.needs.items() if name in need]
+            else:
+                others = [(True, it) for it in self.needs[name] if self.goes.get((it, name))]
+            for other in others:
+                if other not in came:
+                    came[other] = end
+                    ends.append(other)
+        return False
+
+    def _send(self, end: tuple[bool, Any], came: dict[tuple[bool, Any], Any]) -> None:
+        way = [end]
+        while (before := came[way[-1]]) is not None:
+            way.append(before)
+        first, last = way[-1][1], way[0][1]
+        pairs = list(zip(way[1:], way[:-1], strict=True))
+        back = [(name, other) for (is_product, other), (_, name) in pairs if not is_product]
+        most = min([self.left[first], self.room[last], *(self.goes[it] for it in back)])
+        self.left[first] -= most
+        self.room[last] -= most
+        for (is_product, name), (_, other) in pairs:
+            pair = (name, other) if is_product else (other, name)
+            self.goes[pair] = self.goes.get(pair, 0) + (most if is_product else -most)
+
+    def cut(self) -> tuple[set[int], set[Any]]:
+        """What is kept: products from which something with room is come to, and what has none."""
+        with_room = {it for it, room in self.room.items() if room}
+        left, kept = list(with_room), set[int]()
         while left:
-            node = kind, name = left.pop()
-            if kind == "product":
-                steps = [("saved", it) for it in saved if name in needs[it]]
-            elif taken[name] < saved[name]:
-                return _walk(node, came)
-            else:
-                steps = [("product", it) for it in needs[name] if flow.get((it, name), 0)]
-            for step in steps:
-                if step not in came:
-                    came[step] = node
-                    left.append(step)
-        return None
-
-    def _walk(node: Any, came: Any) -> tuple[list[tuple[int, Any, int]], int]:
-        most, edges, last = saved[node[1]] - taken[node[1]], [], node
-        while (before := came[node]) is not None:
-            if node[0] == "saved":
-                edges.append((before[1], node[1], 1))
-            else:
-                edges.append((node[1], before[1], -1))
-                most = min(most, flow[node[1], before[1]])
-            node = before
-        most = min(most, products[node[1]] - given[node[1]])
-        given[node[1]] += most
-        taken[last[1]] += most
-        return edges, most
-
-    while (found := path()) is not None:
-        edges, most = found
-        for product, it, sign in edges:
-            flow[product, it] = flow.get((product, it), 0) + sign * most
-    # What still could take more is not the bottleneck, nor is what feeds it: those products are.
-    open_saved = {it for it in saved if taken[it] < saved[it]}
-    left, kept = list(open_saved), set[int]()
-    while left:
-        for product in needs[left.pop()]:
-            if product in kept:
-                continue
-            kept.add(product)
-            more = {it for it in saved if flow.get((product, it), 0)} - open_saved
-            open_saved |= more
-            left += more
-    return kept, set(saved) - open_saved
+            for product in self.needs[left.pop()] - kept:
+                kept.add(product)
+                # What it gives to others it could give to these.
+                more = {it for it in self.room if self.goes.get((product, it))} - with_room
+                with_room |= more
+                left += more
+        return kept, self.room.keys() - with_room
