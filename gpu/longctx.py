@@ -18,7 +18,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from modes import MIB, printed, ran
 from swap import launch
 
@@ -136,6 +135,8 @@ def loss(table: Table, options: argparse.Namespace) -> None:
 
 def parallel(table: Table, options: argparse.Namespace) -> None:
     """Sequences that all cards of this machine share: `workloads/parallel.py`, by `torchrun`."""
+    import torch
+
     cards = torch.cuda.device_count()
     if cards < 2:
         print(f"run parallel on a machine with 2 GPUs or more: here are {cards}")
