@@ -320,7 +320,7 @@ def long_context_report(model: Any) -> dict[str, Any]:
     met another way through it, and had to be of all). `loss` says whether the loss is computed
     `in_tiles`, and `fused` with the product before it, and the `reason` if not. `found`, where
     Girih swaps and alpha was not given: the `way` that was chosen ("nothing", "products" or "whole"
-    is kept; empty until then) and `us_per_token` of those that were tried.
+    is kept, or of how many layers which; empty until then) and `us_per_token` of those tried.
 
     Raises:
         GirihError: if `long_context` was not called with it.

@@ -131,6 +131,7 @@ def _share(
             budgets.get("host_budget") or host_memory(),
             steps=steps_from_now(),
             now=OnGpu,
+            is_settled=has_settled,
         )
     if alpha is None:
         if not torch.cuda.is_available():
@@ -167,6 +168,12 @@ def swapping() -> dict[str, Any]:
         return {}
     options = process.settings.options
     return dict(options) if "gpu_budget" in options else {}
+
+
+def has_settled() -> bool:
+    """Whether swapping has tried its plans for the steps as they are now, on all devices."""
+    devices = _process.report().get("devices", [])
+    return all(device["swap"]["settled"] for device in devices if device.get("swap"))
 
 
 @functools.cache

@@ -30,6 +30,7 @@ impl Swap {
             waited_for: self.waits.worst(),
             policies: self.steps.policies() as u64,
             policy_changes: self.steps.changes(),
+            settled: self.steps.is_settled(),
             planning_seconds: self.steps.planning_seconds(),
             step_us: self.steps.planned_us()[0],
             step_us_swapped: self.steps.planned_us()[1],
@@ -67,6 +68,8 @@ pub(crate) struct SwapReport {
     waited_for: Vec<WaitedFor>,
     policies: u64,
     policy_changes: u64,
+    /// The last step that is known fits, or follows the plan that has stayed of those that were tried for it.
+    settled: bool,
     planning_seconds: f64,
     /// Microseconds of the step that was planned last: without swapping, as it was planned, and as no schedule can
     /// beat.
@@ -99,6 +102,10 @@ impl SwapReport {
 
     pub(crate) fn host_pinned(&self) -> u64 {
         self.host_pinned
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
     }
 
     pub(crate) fn policies(&self) -> u64 {

@@ -159,6 +159,8 @@ pub(crate) struct Steps {
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
+    /// Whether the step that was read last is as all like it will be: see [`Times::is_settled`].
+    is_settled: bool,
 }
 
 impl Steps {
@@ -187,6 +189,7 @@ impl Steps {
             changes: 0,
             seconds: 0.0,
             last_us: [0.0; 3],
+            is_settled: false,
         }
     }
 
@@ -388,6 +391,7 @@ impl Steps {
         }
         if let Some(before) = self.before.take() {
             let peak = before.load.iter().copied().max().unwrap_or(0);
+            self.is_settled = peak <= self.room;
             if peak > self.room
                 && let Some(waited) = before.times(&[], &mut between)
                 && let Some(us) = before.times(&before.waits, &mut between)
@@ -435,10 +439,11 @@ impl Steps {
         }
         times.see(seen.stamps.iter().map(|(at, _)| *at).collect(), us, waited);
         times.see_load(&seen.load);
+        self.is_settled = times.is_settled(self.tuning.plans_max);
         if self.job.is_some() || !times.is_judged() {
             return;
         }
-        if times.plans >= self.tuning.plans_max {
+        if self.is_settled {
             if let (Some(best), Some(number)) = (times.best(), self.sequences.find(&seen.keys))
                 && let Some(policy) = self.policies.get_mut(number)
             {
@@ -513,6 +518,11 @@ impl Steps {
 
     pub(super) fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// True if the last step whose times were read needed no swapping, or follows the plan that has stayed for it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled
     }
 
     /// Microseconds of the step that was planned last: see [`Policy::us`].

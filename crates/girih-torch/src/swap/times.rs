@@ -74,6 +74,11 @@ impl Times {
         }
     }
 
+    /// True if nothing more is planned for it, and one has stayed.
+    pub(super) fn is_settled(&self, plans_max: u32) -> bool {
+        self.plans >= plans_max && self.is_judged()
+    }
+
     /// True if the last policy was followed often enough to be judged.
     pub(super) fn is_judged(&self) -> bool {
         self.tried.last().is_none_or(|tried| tried.steps >= STEPS_JUDGED)

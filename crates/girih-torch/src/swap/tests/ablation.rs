@@ -376,13 +376,19 @@ fn a_wait_for_a_copy_is_no_work_and_the_plan_with_the_shortest_step_stays() {
         return eprintln!("SKIPPED: the recordings are not there");
     };
     let mut run = Run::new(&step, 0.8, Tuning::default());
-    let (mut times, mut planned) = (Vec::new(), Vec::new());
-    for _ in 0..26 {
+    let (mut times, mut planned, mut settled_at) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..26 {
         times.push(run.step() / step.us());
         run.finish_planning();
         let report = serde_json::to_value(run.report()).expect("numbers");
         planned.push(report["step_us"].as_f64().expect("a number") / step.us());
+        settled_at.extend(run.report().is_settled().then_some(number));
     }
+    let plans = Tuning::default().plans_max as usize;
+    assert!(
+        settled_at[0] > 3 * plans && settled_at == Vec::from_iter(settled_at[0]..26),
+        "{settled_at:?}"
+    );
     let first = planned.iter().find(|us| **us > 0.0).expect("it is planned");
     assert!((0.7..1.05).contains(first), "a step takes {first:.3} of itself without waits");
     assert!(times[3] > 1.3, "and there are waits");
