@@ -8,8 +8,9 @@
 //! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done:
 //! nobody waits for it. What was waited for copies in between is taken off: to a plan that took it for work, every step
 //! would have to wait there. What a plan is worth is seen when steps have followed it, since not all is known that makes
-//! them wait (a lane may hold up another, a host fall behind). So a sequence is planned [`Tuning::plans_max`] times, and
-//! the plan with the shortest step stays.
+//! them wait (a lane may hold up another, a host fall behind). So a sequence is planned again with what the last plan has
+//! shown, until [`Tuning::in_vain_max`] plans in a row make its step no shorter. What had the shortest step stays, be it
+//! no plan at all.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
@@ -24,7 +25,7 @@ use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulat
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::table::RecordId;
-use super::times::{Times, times_of};
+use super::times::{NO_POLICY, Times, times_of};
 use super::tuning::Tuning;
 use crate::control::timed;
 
@@ -75,7 +76,9 @@ struct Observation {
     /// Waits for copies, with the operator that waited. Microseconds.
     waits: Vec<(u32, f64)>,
     /// The number of the policy that it follows.
-    followed: Option<u32>,
+    followed: u32,
+    /// It ended with another.
+    is_mixed: bool,
 }
 
 impl Observation {
@@ -140,7 +143,7 @@ pub(crate) struct Steps {
     times: FxHashMap<u64, Times>,
     sequences: Sequences,
     /// By the number of the sequence.
-    policies: Vec<Arc<Policy>>,
+    policies: Vec<Option<Arc<Policy>>>,
     /// How many were planned.
     planned: u32,
     cursor: Option<Cursor>,
@@ -227,11 +230,11 @@ impl Steps {
         let Some(cursor) = &mut self.cursor else { return };
         let changes = cursor.changes();
         self.place = cursor.advance(&self.sequences, key).map(|(of, over)| (of, *over.end()));
-        if self.now.followed.is_none() {
-            let policy = self.place.and_then(|(number, _)| self.policies.get(number));
-            self.now.followed = policy.map(|policy| policy.number);
+        let has_changed = cursor.changes() != changes;
+        if self.now.followed == NO_POLICY {
+            self.now.followed = self.number_of_policy();
         }
-        if cursor.changes() != changes {
+        if has_changed {
             self.changes += 1;
             self.find_again();
         }
@@ -351,13 +354,17 @@ impl Steps {
 
     /// True if there is a policy for what the step does now.
     pub(super) fn is_following(&self) -> bool {
-        self.place.is_some_and(|(number, _)| number < self.policies.len())
+        self.policy().is_some()
     }
 
     /// What was planned, and the operator that begins now.
     pub(super) fn policy(&self) -> Option<(&Policy, u32)> {
         let (number, at) = self.place?;
-        Some((self.policies.get(number)?, at))
+        Some((self.policies.get(number)?.as_deref()?, at))
+    }
+
+    fn number_of_policy(&self) -> u32 {
+        self.policy().map_or(NO_POLICY, |(policy, _)| policy.number)
     }
 
     /// The record that an operator of the sequence has saved in this step.
@@ -383,11 +390,9 @@ impl Steps {
         mut between: impl FnMut(TimeStamp, TimeStamp) -> Option<f64>,
         forgotten: &mut Vec<TimeStamp>,
     ) {
-        if let Some((number, _)) = self.place
-            && let Some(policy) = self.policies.get(number)
-        {
+        if let Some((number, _)) = self.place {
             self.sequences.note_use(number);
-            self.now.followed = self.now.followed.filter(|&number| number == policy.number);
+            self.now.is_mixed = self.now.followed != self.number_of_policy();
         }
         if let Some(before) = self.before.take() {
             let peak = before.load.iter().copied().max().unwrap_or(0);
@@ -420,8 +425,7 @@ impl Steps {
     }
 
     /// A step took these microseconds, operator by operator: without what was waited for, and with it; and from its
-    /// beginning to that of the next. Plans it if that is new, or the last plan was tried; the one with the shortest step
-    /// stays.
+    /// beginning to that of the next. Plans it if that is new, or the last plan was tried, until that brings nothing more.
     fn saw_times(
         &mut self,
         seen: &Observation,
@@ -434,20 +438,21 @@ impl Steps {
             self.times.clear();
         }
         let times = self.times.entry(hash).or_default();
-        if let Some((number, us)) = seen.followed.zip(whole) {
-            times.note(number, us);
+        if let Some(us) = whole.filter(|_| !seen.is_mixed) {
+            times.note(seen.followed, us);
         }
         times.see(seen.stamps.iter().map(|(at, _)| *at).collect(), us, waited);
         times.see_load(&seen.load);
-        self.is_settled = times.is_settled(self.tuning.plans_max);
-        if self.job.is_some() || !times.is_judged() {
+        self.is_settled = false;
+        if self.job.is_some() || !times.judge(&self.tuning) {
             return;
         }
+        self.is_settled = times.is_settled(&self.tuning);
         if self.is_settled {
-            if let (Some(best), Some(number)) = (times.best(), self.sequences.find(&seen.keys))
+            if let Some(number) = self.sequences.find(&seen.keys)
                 && let Some(policy) = self.policies.get_mut(number)
             {
-                *policy = Arc::clone(best);
+                *policy = times.best().map(Arc::clone);
             }
             return;
         }
@@ -494,8 +499,8 @@ impl Steps {
         }
         let number = self.sequences.learn(&keys);
         let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
-        self.policies.resize_with(count, Arc::default);
-        self.policies[number] = policy;
+        self.policies.resize_with(count, || None);
+        self.policies[number] = Some(policy);
     }
 
     /// Other numbers than the usual ones.
@@ -513,7 +518,7 @@ impl Steps {
     }
 
     pub(super) fn policies(&self) -> usize {
-        self.policies.len()
+        self.policies.iter().flatten().count()
     }
 
     pub(super) fn changes(&self) -> u64 {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use girih_runtime::TimeStamp;
 
 use super::step::Policy;
+use super::tuning::Tuning;
 
-/// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
-const STEPS_JUDGED: u32 = 3;
+/// The number of no policy.
+pub(super) const NO_POLICY: u32 = 0;
 
 /// How long the operators of a sequence take.
 #[derive(Debug, Default)]
@@ -21,19 +22,35 @@ pub(super) struct Times {
     /// The times with what was waited for, in the step that was seen last.
     waited: Vec<f64>,
     /// How often it was planned.
-    pub(super) plans: u32,
-    /// What was planned, and how it did.
-    tried: Vec<Tried>,
+    plans: u32,
+    /// Plans in a row, up to the last, that made the step no shorter.
+    in_vain: u32,
+    /// What had the shortest step so far: no policy at first.
+    best: Tried,
+    /// The policy that is tried now.
+    last: Option<Tried>,
 }
 
-/// A policy that steps have followed.
+/// A policy that steps have followed, or none.
 #[derive(Debug)]
 struct Tried {
-    policy: Arc<Policy>,
+    policy: Option<Arc<Policy>>,
     /// Steps that have followed it from their beginning to their end, and microseconds of the shortest but for the
-    /// first.
+    /// first: that one finds what another policy has left.
     steps: u32,
     us: f64,
+}
+
+impl Default for Tried {
+    fn default() -> Tried {
+        Tried { policy: None, steps: 0, us: f64::INFINITY }
+    }
+}
+
+impl Tried {
+    fn number(&self) -> u32 {
+        self.policy.as_ref().map_or(NO_POLICY, |policy| policy.number)
+    }
 }
 
 impl Times {
@@ -63,31 +80,43 @@ impl Times {
 
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
-        self.tried.push(Tried { policy: Arc::clone(policy), steps: 0, us: f64::INFINITY });
+        self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
     }
 
-    /// A step that followed a policy took so long.
+    /// A step that followed the policy of this number took so long.
     pub(super) fn note(&mut self, number: u32, us: f64) {
-        if let Some(tried) = self.tried.iter_mut().find(|tried| tried.policy.number == number) {
+        let tried = std::iter::once(&mut self.best).chain(&mut self.last);
+        if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
             tried.steps += 1;
             tried.us = if tried.steps > 1 { tried.us.min(us) } else { tried.us };
         }
     }
 
-    /// True if nothing more is planned for it, and one has stayed.
-    pub(super) fn is_settled(&self, plans_max: u32) -> bool {
-        self.plans >= plans_max && self.is_judged()
+    /// Judges the policy that is tried, once it was followed often enough. True if none is tried any more.
+    pub(super) fn judge(&mut self, tuning: &Tuning) -> bool {
+        if self.last.as_ref().is_some_and(|last| last.steps < tuning.steps_judged) {
+            return false;
+        }
+        if let Some(last) = self.last.take() {
+            let is_better = last.us < self.best.us * (1.0 - tuning.better);
+            self.in_vain = if is_better { 0 } else { self.in_vain + 1 };
+            // The same with a policy as without one is rather with it.
+            if last.us <= self.best.us {
+                self.best = last;
+            }
+        }
+        true
     }
 
-    /// True if the last policy was followed often enough to be judged.
-    pub(super) fn is_judged(&self) -> bool {
-        self.tried.last().is_none_or(|tried| tried.steps >= STEPS_JUDGED)
+    /// True if it is not planned again.
+    pub(super) fn is_settled(&self, tuning: &Tuning) -> bool {
+        self.last.is_none()
+            && (self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max)
     }
 
-    /// The policy with the shortest step.
+    /// The policy with the shortest step; none if steps without one are shorter.
     pub(super) fn best(&self) -> Option<&Arc<Policy>> {
-        let best = self.tried.iter().min_by(|one, other| one.us.total_cmp(&other.us));
-        best.map(|tried| &tried.policy)
+        self.best.policy.as_ref()
     }
 }
 

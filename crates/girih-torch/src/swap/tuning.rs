@@ -19,8 +19,15 @@ pub(crate) struct Tuning {
     pub(crate) looked_at: usize,
     /// Points of a step at which the time is taken. Each is an event of the device.
     pub(crate) stamps: usize,
-    /// How often a sequence is planned. A plan takes a core for some seconds, and three steps to be judged.
+    /// How often a sequence is planned at most. A plan takes a core for some seconds, and steps to be judged.
     pub(crate) plans_max: u32,
+    /// Plans in a row that make its step no shorter: then it is planned no more. Every other plan takes waits for work,
+    /// so that both kinds have been tried.
+    pub(crate) in_vain_max: u32,
+    /// By what part of itself a step must get shorter not to be of them.
+    pub(crate) better: f64,
+    /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
+    pub(crate) steps_judged: u32,
 }
 
 impl Default for Tuning {
@@ -31,7 +38,10 @@ impl Default for Tuning {
             free_part: 8,
             looked_at: 256,
             stamps: 128,
-            plans_max: 4,
+            plans_max: 16,
+            in_vain_max: 2,
+            better: 0.005,
+            steps_judged: 3,
         }
     }
 }

@@ -242,13 +242,16 @@ fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
     let demanded = report.demanded();
     let mut settled = f64::NAN;
     if settles {
-        let mut times = Vec::new();
-        // Four plans are tried, five steps each, and the best is taken up.
-        for _ in 0..24 {
-            times.push(run.step() / alone);
+        // What is read is a step old, and the plan that stays is taken up after that.
+        let mut left = 4;
+        for _ in 0..200 {
+            settled = run.step() / alone;
             run.finish_planning();
+            left -= u32::from(run.report().is_settled());
+            if left == 0 {
+                break;
+            }
         }
-        settled = times[22..].iter().sum::<f64>() / 2.0;
     }
     let (refused, plans) = (run.refused, run.report().planning_seconds());
     Outcome { first, settled, demanded, refused, plans }
@@ -262,7 +265,7 @@ struct Knob {
     set: fn(&mut Tuning, f64),
 }
 
-const KNOBS: [Knob; 6] = [
+const KNOBS: [Knob; 9] = [
     Knob {
         name: "ahead_part",
         values: &[2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
@@ -295,9 +298,27 @@ const KNOBS: [Knob; 6] = [
     },
     Knob {
         name: "plans_max",
-        values: &[1.0, 2.0, 4.0, 8.0],
+        values: &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
         settles: true,
         set: |tuning, value| tuning.plans_max = value as u32,
+    },
+    Knob {
+        name: "in_vain_max",
+        values: &[1.0, 2.0, 3.0, 4.0],
+        settles: true,
+        set: |tuning, value| tuning.in_vain_max = value as u32,
+    },
+    Knob {
+        name: "better",
+        values: &[0.0, 0.005, 0.02],
+        settles: true,
+        set: |tuning, value| tuning.better = value,
+    },
+    Knob {
+        name: "steps_judged",
+        values: &[2.0, 3.0, 5.0],
+        settles: true,
+        set: |tuning, value| tuning.steps_judged = value as u32,
     },
 ];
 
@@ -338,9 +359,14 @@ fn ablation() {
                 }
                 sum
             };
-            let (own, others) = (mean(&steps, knob.settles), mean(&held_out, false));
+            let (own, others) = (mean(&steps, knob.settles), mean(&held_out, knob.settles));
             let settled = match knob.settles {
-                true => format!("{:.4} | {:.1}", own.settled, own.plans),
+                true => format!(
+                    "{:.4} + {:.4} | {:.1}",
+                    own.settled,
+                    others.settled,
+                    own.plans + others.plans
+                ),
                 false => " | ".to_owned(),
             };
             let shown = if value < 1e9 { value.to_string() } else { "none".to_owned() };
@@ -384,9 +410,10 @@ fn a_wait_for_a_copy_is_no_work_and_the_plan_with_the_shortest_step_stays() {
         planned.push(report["step_us"].as_f64().expect("a number") / step.us());
         settled_at.extend(run.report().is_settled().then_some(number));
     }
-    let plans = Tuning::default().plans_max as usize;
+    let Tuning { in_vain_max, steps_judged, .. } = Tuning::default();
     assert!(
-        settled_at[0] > 3 * plans && settled_at == Vec::from_iter(settled_at[0]..26),
+        settled_at[0] >= in_vain_max * steps_judged
+            && settled_at == Vec::from_iter(settled_at[0]..26),
         "{settled_at:?}"
     );
     let first = planned.iter().find(|us| **us > 0.0).expect("it is planned");
