@@ -29,11 +29,9 @@
 
 use std::sync::Arc;
 
-use girih_plan::plan::{TIGHT, VARIES};
 use girih_plan::{Plan, profile};
 use girih_trace::MarkKind;
 
-use super::Switch;
 use super::recorder::Recorder;
 use super::recording::Kind;
 use crate::lake::{Following, Lake};
@@ -49,16 +47,12 @@ pub struct Options {
     pub proof: u32,
     /// The same of a plan of several kinds, which come in any order.
     pub proof_of_kinds: u32,
-    /// Iterations that may join the recording, after a plan was taken up and after one that did not fit.
+    /// Iterations that may join the recording, at the beginning and after one that did not fit.
     pub watched: u32,
     /// A plan is held back for so many iterations at most.
     pub held_back_max: u64,
     /// Without marks: requests before a recording is tried for the first time.
     pub first_try: u64,
-    /// A plan is followed if its places are what was in use at once, to one byte in so many ([`Plan::is_tight`]).
-    pub tight: u64,
-    /// And if its iterations differ in sizes by one byte in so many at most ([`Plan::varies`]).
-    pub varies: u64,
     /// Kinds of iterations besides the steady one that a plan may have.
     pub variants_max: usize,
 }
@@ -73,8 +67,6 @@ impl Default for Options {
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
-            tight: TIGHT,
-            varies: VARIES,
             variants_max: profile::Options::default().variants_max,
         }
     }
@@ -110,8 +102,6 @@ pub(super) struct Verdict {
     pub(super) drops_plan: bool,
     /// The plan has shown that it fits.
     pub(super) is_proven: bool,
-    /// The plan that is not followed yet would have fitted: it may be.
-    pub(super) takes_up: bool,
 }
 
 /// Where the run stands. See the [module](self).
@@ -180,11 +170,6 @@ impl Judge {
         }
     }
 
-    /// True if a plan is to be followed, as far as it tells itself.
-    pub(super) fn relies_on(&self, plan: &Plan) -> bool {
-        plan.is_reliable_to(self.options.tight, self.options.varies)
-    }
-
     /// Kinds of iterations besides the steady one that a plan may have.
     pub(super) fn variants_max(&self) -> usize {
         self.options.variants_max
@@ -213,11 +198,6 @@ impl Judge {
     /// True if the program marks where iterations begin.
     pub(super) fn is_marked(&self) -> bool {
         self.boundary.is_some()
-    }
-
-    /// Where the run stands, as a change of plans is remembered.
-    pub(super) fn switch(&self) -> Switch {
-        Switch { step: self.steps, requests: self.requests }
     }
 
     /// Notes a request of the default pool. True if the program marks nothing and it is time to
@@ -264,13 +244,6 @@ impl Judge {
     /// True if the iteration that begins is to be recorded.
     pub(super) fn records(&self, has_plan: bool) -> bool {
         !has_plan || self.watched > 0
-    }
-
-    /// A plan was taken up.
-    pub(super) fn take_up(&mut self, lake: &Lake) {
-        (self.fits, self.misfits, self.has_misfits) = (0, 0, false);
-        self.watched = self.options.watched;
-        self.began = lake.following();
     }
 
     /// Another plan is held back for a while, and the one after it for longer.
@@ -328,7 +301,7 @@ impl Judge {
         } else {
             self.has_misfits |= recorder.keep(Kind::Misfit);
         }
-        let mut verdict = self.judge(fits, seen != Seen::Nothing);
+        let mut verdict = self.judge(fits);
         if self.watched == 0 {
             recorder.stop();
         }
@@ -340,7 +313,7 @@ impl Judge {
     }
 
     /// Judges an iteration that has a plan, which is followed or only seen.
-    fn judge(&mut self, fits: bool, is_seen: bool) -> Verdict {
+    fn judge(&mut self, fits: bool) -> Verdict {
         if fits {
             (self.fits, self.misfits) = (self.fits + 1, 0);
             self.watched = self.watched.saturating_sub(1);
@@ -354,8 +327,7 @@ impl Judge {
         if drops_plan {
             self.misfits = 0;
         }
-        let takes_up = is_seen && fits && !drops_plan;
-        Verdict { wants_plan: false, drops_plan, is_proven, takes_up }
+        Verdict { wants_plan: false, drops_plan, is_proven }
     }
 
     /// The next iteration begins.
@@ -387,7 +359,7 @@ impl Judge {
         }
         self.not_before = self.requests + self.iteration;
         let Some(fits) = self.has_fitted(lake, seen) else { return Verdict::default() };
-        let verdict = self.judge(fits, seen != Seen::Nothing);
+        let verdict = self.judge(fits);
         if self.is_proven {
             recorder.forget();
         } else if !fits && !recorder.is_on() {

@@ -46,20 +46,6 @@ pub enum Planning {
     NextIteration,
 }
 
-/// A change of plans.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Switch {
-    /// Iterations that had begun before it, as far as the program marks them.
-    pub step: u64,
-    /// Requests outside private pools before it.
-    pub requests: u64,
-}
-
-/// Changes of plans that are kept: a run that always varies changes them for ever.
-const SWITCHES_MAX: usize = 1024;
-/// Without marks: the latest requests, by which the place in a new plan is found.
-const RECENT: usize = 512;
-
 /// The policy that learns its plan. See the [module](self).
 pub struct Auto {
     lake: Lake,
@@ -78,9 +64,6 @@ pub struct Auto {
     proven: Option<Arc<Plan>>,
     /// Plans that were dropped.
     given_up: u64,
-    /// The first changes of plans, and how many there were.
-    switches: Vec<Switch>,
-    switch_count: u64,
 }
 
 impl Auto {
@@ -100,8 +83,6 @@ impl Auto {
             next: None,
             proven: None,
             given_up: 0,
-            switches: Vec::new(),
-            switch_count: 0,
         }
     }
 
@@ -146,23 +127,13 @@ impl Auto {
         self.given_up + self.lake.given_up()
     }
 
-    /// The changes of plans so far, the first 1,024 of them.
-    pub fn switches(&self) -> &[Switch] {
-        &self.switches
-    }
-
-    /// How many changes of plans there were.
-    pub fn switch_count(&self) -> u64 {
-        self.switch_count
-    }
-
     /// What follows the plans.
     pub fn lake(&self) -> &Lake {
         &self.lake
     }
 
     /// An iteration has ended, and another one begins.
-    fn begin_iteration(&mut self, env: &mut Env<'_>) {
+    fn begin_iteration(&mut self) {
         if self.planning == Planning::NextIteration {
             self.plan_now();
         }
@@ -174,9 +145,6 @@ impl Auto {
         }
         if verdict.drops_plan {
             self.drop_plan();
-        }
-        if verdict.takes_up {
-            self.take_up(env);
         }
         if self.planning == Planning::AtOnce {
             self.plan_now();
@@ -218,31 +186,9 @@ impl Auto {
         }
     }
 
-    /// Follows the next plan, if there is one that has room. Else it waits until it has.
-    fn take_up(&mut self, env: &mut Env<'_>) {
-        let Some((plan, _)) = &self.next else { return };
-        if self.lake.is_capturing() || !self.judge.relies_on(plan) || !self.lake.has_room_for(plan)
-        {
-            return;
-        }
-        let Some((plan, _)) = self.next.take() else { return };
-        // What is refused costs the plan.
-        if !self.lake.follow(env, plan).unwrap_or(false) {
-            return;
-        }
-        if !self.judge.is_marked() {
-            self.lake.locate(&self.recorder.latest(RECENT));
-        }
-        self.switch_count += 1;
-        if self.switches.len() < SWITCHES_MAX {
-            self.switches.push(self.judge.switch());
-        }
-        self.judge.take_up(&self.lake);
-    }
-
     /// What a request tells where the program marks nothing.
     #[cold]
-    fn find_way(&mut self, env: &mut Env<'_>) {
+    fn find_way(&mut self) {
         if self.recorder.has_overflowed() {
             self.recorder.restart(true);
             self.judge.record_anew();
@@ -261,9 +207,6 @@ impl Auto {
             if self.planning != Planning::ByOwner {
                 self.plan_now();
             }
-        }
-        if verdict.takes_up {
-            self.take_up(env);
         }
     }
 }
@@ -299,7 +242,7 @@ impl Wrapper for Auto {
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         if request.pool == PoolId::DEFAULT && self.judge.note() {
-            self.find_way(env);
+            self.find_way();
         }
         let granted = if self.recorder.is_on() {
             self.run(env, |lake, env| Policy::allocate(lake, env, request))
@@ -334,7 +277,7 @@ impl Wrapper for Auto {
                 self.is_stale = self.is_out;
                 self.recorder.begin_iterations();
             }
-            self.begin_iteration(env);
+            self.begin_iteration();
         }
         if let Some((_, shadow)) = &mut self.next {
             shadow.mark(mark.kind);

@@ -20,7 +20,7 @@
 //! - What comes before the first iteration has all of the window until a mark tells where iterations
 //!   begin, and half of it then. What is longer is forgotten, and the recording begins anew.
 
-use girih_trace::{Action, Event, MarkKind, PoolId, StreamId};
+use girih_trace::{Action, Event, MarkKind, PoolId};
 use rustc_hash::FxHashMap;
 
 use super::recording::{Entry, Kind, Part, Recording, net};
@@ -282,11 +282,6 @@ impl Recorder {
         Recording { parts, is_late: self.is_late }
     }
 
-    /// The latest requests recorded, the newest first, `count` at most.
-    pub(super) fn latest(&self, count: usize) -> Vec<(u64, StreamId)> {
-        Recording::latest(&self.parts, &self.entries, count)
-    }
-
     /// A log that writes to `log` and records.
     pub(super) fn tee<'a>(&'a mut self, log: &'a mut dyn Log) -> Tee<'a> {
         Tee { log, recorder: self }
@@ -327,7 +322,7 @@ impl Log for Tee<'_> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use girih_trace::{Lifetimes, Trace};
+    use girih_trace::{Lifetimes, StreamId, Trace};
 
     use super::*;
 
