@@ -150,8 +150,7 @@ impl Auto {
             self.plan_now();
         }
         if self.judge.records(self.next.is_some() || self.lake.plan().is_some()) {
-            let lake = &self.lake;
-            self.recorder.resume(|| lake.live());
+            self.recorder.resume(self.lake.live());
         }
         self.judge.begin_iteration(&self.lake);
     }
