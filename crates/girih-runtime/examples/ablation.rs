@@ -320,10 +320,6 @@ fn judged(runs: &[Run]) -> Result<(), Box<dyn Error>> {
             ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
             ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
             ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),
-            (
-                "variants_max",
-                auto::Options { variants_max: of(usual.variants_max as u64) as usize, ..usual },
-            ),
         ];
         for (name, options) in changed {
             let what = format!("`{name}`, {}", if double { "twice" } else { "half" });

@@ -29,7 +29,7 @@
 
 use std::sync::Arc;
 
-use girih_plan::{Plan, profile};
+use girih_plan::Plan;
 use girih_trace::MarkKind;
 
 use super::recorder::Recorder;
@@ -53,8 +53,6 @@ pub struct Options {
     pub held_back_max: u64,
     /// Without marks: requests before a recording is tried for the first time.
     pub first_try: u64,
-    /// Kinds of iterations besides the steady one that a plan may have.
-    pub variants_max: usize,
 }
 
 impl Default for Options {
@@ -67,7 +65,6 @@ impl Default for Options {
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
-            variants_max: profile::Options::default().variants_max,
         }
     }
 }
@@ -82,16 +79,9 @@ const CONFIRMED: u64 = 3;
 /// Without marks: a plan's iteration is as long as before if it differs by one request in so many.
 const SAME_LENGTH: usize = 20;
 
-/// What a plan that is not followed yet would have given in an iteration.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seen {
-    /// There is no such plan.
-    Nothing,
-    /// It came in the middle of the iteration.
-    Part,
-    /// The bytes that would have had their place, and those that would not.
-    All(u64, u64),
-}
+/// What the plan that the shadow goes along would have given in an iteration: the bytes that would have had their
+/// place, and those that would not. None if there is no such plan, and none of it if it came in the middle.
+pub(super) type Seen = Option<Option<(u64, u64)>>;
 
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -168,11 +158,6 @@ impl Judge {
             recorded_from: 0,
             found: None,
         }
-    }
-
-    /// Kinds of iterations besides the steady one that a plan may have.
-    pub(super) fn variants_max(&self) -> usize {
-        self.options.variants_max
     }
 
     /// True if a mark of this kind begins an iteration: steps, and where none are marked, the
@@ -256,9 +241,8 @@ impl Judge {
     /// not. None if that cannot be told.
     fn has_fitted(&self, lake: &Lake, seen: Seen) -> Option<bool> {
         let (found, missed) = match seen {
-            Seen::All(found, missed) => (found, missed),
-            Seen::Part => return None,
-            Seen::Nothing => {
+            Some(whole) => whole?,
+            None => {
                 // A place that cannot be had now is no fault of the plan.
                 let found = |of: &Following| of.hit_bytes + of.refused_bytes;
                 let missed = |of: &Following| of.miss_bytes - of.refused_bytes;
@@ -281,7 +265,7 @@ impl Judge {
         let is_due = is_free && self.steps >= self.not_before;
         // What comes before the first iteration belongs to every recording.
         let is_opening = self.steps == 0;
-        if is_opening || (seen == Seen::Nothing && lake.plan().is_none()) {
+        if is_opening || (seen.is_none() && lake.plan().is_none()) {
             let kind = if is_opening { Kind::Opening } else { Kind::Iteration };
             let is_kept = recorder.keep(kind);
             let count = self.requests - self.began_at;
@@ -352,7 +336,7 @@ impl Judge {
         recorder: &mut Recorder,
         is_free: bool,
     ) -> Verdict {
-        if seen == Seen::Nothing && lake.plan().is_none() {
+        if seen.is_none() && lake.plan().is_none() {
             self.not_before = self.requests + (self.requests - self.recorded_from) / 3;
             let wants_plan = recorder.is_on() && is_free;
             return Verdict { wants_plan, ..Verdict::default() };

@@ -104,7 +104,7 @@ impl Auto {
             return None;
         }
         (self.is_wanted, self.is_out) = (false, true);
-        Some(Job { recording: self.recorder.recording(), variants_max: self.judge.variants_max() })
+        Some(Job { recording: self.recorder.recording() })
     }
 
     /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A plan in
@@ -155,13 +155,9 @@ impl Auto {
         self.judge.begin_iteration(&self.lake);
     }
 
-    /// What the plan that is not followed yet would have given in the iteration that has ended.
+    /// What the plan that the shadow goes along would have given in the iteration that has ended.
     fn seen(&mut self) -> Seen {
-        match self.next.as_mut().map(|(_, shadow)| shadow.end_iteration()) {
-            None => Seen::Nothing,
-            Some(None) => Seen::Part,
-            Some(Some((found, missed))) => Seen::All(found, missed),
-        }
+        self.next.as_mut().map(|(_, shadow)| shadow.end_iteration())
     }
 
     /// The plan that would be followed, or the one that is, has shown that it fits.
