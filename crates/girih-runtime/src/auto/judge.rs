@@ -1,12 +1,10 @@
-//! The judge: when a plan is made, followed, kept and dropped.
+//! The judge: when a plan is made, kept for the next launch and dropped.
 //!
 //! ```text
-//!            two alike           one that fits, is steady, has room
-//!  learning ──────────► shadowed ──────────────────────────────────► followed
-//!      ▲                  │   │                                        │   ▲
-//!      │ misfits_max      │   └─ proof that fit: kept for later        │   │ kept by an
-//!      ├──────────────────┘                                            │   │ earlier launch
-//!      └───────────────────────────────────────────────────────────────┘
+//!            two alike            proof that fit
+//!  learning ──────────► shadowed ────────────────► kept for the next launch ──► followed there
+//!      ▲                    │                                                      │
+//!      └────────────────────┴─────────────────────── misfits_max ──────────────────┘
 //! ```
 //!
 //! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
@@ -14,7 +12,7 @@
 //! - *Shadowed*: a shadow goes along the plan. An iteration *fits* if at most one byte in [`Options::misfit`] that was
 //!   asked for has no place in it. After [`Options::proof`] in a row that fit, of a plan of several kinds
 //!   [`Options::proof_of_kinds`], the plan is kept for the next launch.
-//! - *Followed*: the lake gives its places, and iterations fit or not as before.
+//! - *Followed*: the lake gives its places from the first request on, and iterations fit or not as before.
 //!
 //! With a plan, iterations are recorded only for a while ([`Options::watched`]) after one that did not fit. Those that
 //! do not fit join the recording, and the next plan, which is shadowed beside the one that is followed, has room for them.
@@ -193,7 +191,7 @@ impl Judge {
         self.boundary.is_none() && self.requests >= self.not_before
     }
 
-    /// True if a plan is to be followed: something repeats in it. Without marks the same must have
+    /// True if a plan is to be gone along: something repeats in it. Without marks the same must have
     /// been found when the recording was much shorter, for microbatches repeat as well as steps do;
     /// or it takes the place of a plan whose iteration is no longer.
     pub(super) fn trusts(&mut self, plan: &Plan, present: Option<&Arc<Plan>>) -> bool {
@@ -253,7 +251,7 @@ impl Judge {
         Some(found > 0 && missed.saturating_mul(self.options.misfit) <= found + missed)
     }
 
-    /// An iteration has ended. `seen` is what the plan that is not followed yet would have given; `is_free` says that
+    /// An iteration has ended. `seen` is what the plan for the next launch would have given; `is_free` says that
     /// no plan is being made.
     pub(super) fn end_iteration(
         &mut self,

@@ -1,17 +1,19 @@
-//! `auto`: learns the plan while the program runs, and follows it.
+//! `auto`: learns a plan while the program runs, for the next launch, and follows the one that it began with.
 //!
 //! ```text
-//!  opening   step 0   step 1   step 2  | step 3   step 4 ...             step 90
-//!  [ recording .......................]|                                 [ recording
-//!  the lake                            | the lake, with a plan             again if steps do not fit
-//!                            job: plan ┘ taken up at the beginning of a step
+//!  opening   step 0   step 1   step 2  | step 3   step 4   step 5  |                 step 90
+//!  [ recording .......................]| a shadow goes along the   |                 [ recording
+//!                            job: plan ┘ plan, and it fits: kept ──┘                   again if steps do not fit
 //! ```
 //!
-//! It begins as the lake and records what it is asked for. When two iterations are alike it wants a plan:
+//! It is the lake, and records what it is asked for. When two iterations are alike it wants a plan:
 //! [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its choice and hands the
-//! plan back to [`Auto::offer`]. From the next beginning of a step on the lake follows it, and only iterations
+//! plan back to [`Auto::offer`]. From then on a shadow goes along it, and only iterations
 //! that do not fit are recorded: they join the recording, and the next plan has room for them too. When that
 //! is so, and when a plan goes, decides the judge (`judge`).
+//!
+//! A plan is followed from the first request on or not at all: what stays is made in the first steps, and in the middle of
+//! a run the lake leaves next to nothing to be won.
 //!
 //! Where the program marks no steps, recordings are tried for repetition at growing intervals.
 
@@ -58,7 +60,7 @@ pub struct Auto {
     is_out: bool,
     /// Its plan is not wanted any more.
     is_stale: bool,
-    /// The plan that is not followed yet, and what goes along it.
+    /// The plan for the next launch, and what goes along it.
     next: Option<(Arc<Plan>, Rehearsal)>,
     /// The plan that has shown that it fits.
     proven: Option<Arc<Plan>>,
@@ -107,7 +109,7 @@ impl Auto {
         Some(Job { recording: self.recorder.recording() })
     }
 
-    /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A plan in
+    /// Takes the plan of a job, which is gone along from now on. A plan in
     /// which nothing repeats is left alone, and recording goes on.
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
@@ -160,13 +162,13 @@ impl Auto {
         self.next.as_mut().map(|(_, shadow)| shadow.end_iteration())
     }
 
-    /// The plan that would be followed, or the one that is, has shown that it fits.
+    /// The plan for the next launch, or the one that is followed, has shown that it fits.
     fn prove(&mut self) {
         let next = self.next.as_ref().map(|(plan, _)| plan);
         self.proven = next.or(self.lake.plan()).cloned();
     }
 
-    /// Drops the plan that would be followed, or the one that is.
+    /// Drops the plan for the next launch, or the one that is followed.
     fn drop_plan(&mut self) {
         if self.next.take().is_none() && self.lake.plan().is_some() {
             self.lake.unfollow();

@@ -284,7 +284,7 @@ impl State {
             recorder.mark(kind, name);
         }
         let mark = Mark { before: 0, time_us: now_us(), kind, name: name.to_owned() };
-        // A plan that is ready can be switched to at this very mark.
+        // A plan that is ready is gone along from this very mark on.
         self.look_after_planning();
         let (policy, mut env) = self.parts();
         policy.mark(&mut env, &mark)?;
