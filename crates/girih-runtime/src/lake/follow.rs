@@ -76,6 +76,8 @@ pub(super) struct Followed {
     follower: Follower,
     places: Places,
     window: Window,
+    /// All idle places were ceded, and are still.
+    has_lent_all: bool,
 }
 
 impl Lake {
@@ -167,7 +169,7 @@ impl Lake {
         let foreseen = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
         let window = Window::new(home, segment, base, cells, page, self.with_slack(foreseen));
         let follower = Follower::new(&plan);
-        Ok(Some(Followed { plan, follower, places, window }))
+        Ok(Some(Followed { plan, follower, places, window, has_lent_all: false }))
     }
 
     /// The place of a request as a block, if it has one that is free.
@@ -286,8 +288,18 @@ impl Lake {
     pub(super) fn lend_all_places(&mut self) -> bool {
         let Some(mut followed) = self.followed.take() else { return false };
         let has_lent = self.cede_all(&mut followed.window);
+        followed.has_lent_all = true;
         self.followed = Some(followed);
         has_lent
+    }
+
+    /// Claims what was ceded and nobody has taken.
+    pub(super) fn take_back_places(&mut self) {
+        let Some(mut followed) = self.followed.take() else { return };
+        if std::mem::take(&mut followed.has_lent_all) {
+            self.gather_in(&mut followed.window);
+        }
+        self.followed = Some(followed);
     }
 
     /// A mark of the program.

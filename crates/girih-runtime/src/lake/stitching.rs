@@ -88,7 +88,9 @@ impl Lake {
         let _ = self.limbo.settle(env.device);
         (self.granule, self.maps_twice) = (env.device.granularity(), env.device.maps_twice());
         if let Some(block) = self.take(env, search)? {
-            return Ok(self.give(env, block, &request));
+            let granted = self.give(env, block, &request);
+            self.take_back_places();
+            return Ok(granted);
         }
         let after = self.beside.stats.reserved_bytes.all().current.saturating_add(search.size);
         if self.beside.inner().config().throw_on_cudamalloc_oom
