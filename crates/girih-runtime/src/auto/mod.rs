@@ -8,9 +8,9 @@
 //!
 //! It is the lake, and records what it is asked for. When two iterations are alike it wants a plan:
 //! [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its choice and hands the
-//! plan back to [`Auto::offer`]. From then on a shadow goes along it, and only iterations
-//! that do not fit are recorded: they join the recording, and the next plan has room for them too. When that
-//! is so, and when a plan goes, decides the judge (`judge`).
+//! plan back to [`Auto::offer`]. From then on a shadow goes along it, and only iterations that do not fit are
+//! recorded: they join the recording, and the next plan has room for them too. When that is so, and when a plan
+//! goes, decides the judge (`judge`).
 //!
 //! A plan is followed from the first request on or not at all: what stays is made in the first steps, and in the middle of
 //! a run the lake leaves next to nothing to be won.
@@ -109,8 +109,8 @@ impl Auto {
         Some(Job { recording: self.recorder.recording() })
     }
 
-    /// Takes the plan of a job, which is gone along from now on. A plan in
-    /// which nothing repeats is left alone, and recording goes on.
+    /// Takes the plan of a job, which is gone along from now on. A plan in which nothing repeats is left alone, and
+    /// recording goes on.
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
         if !std::mem::take(&mut self.is_stale) && self.judge.trusts(&plan, self.lake.plan()) {

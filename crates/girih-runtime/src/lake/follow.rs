@@ -82,9 +82,8 @@ pub(super) struct Followed {
 
 impl Lake {
     /// A lake that follows `plan` from the first request on, unless it [does not help](Plan::helps); it holds nothing
-    /// yet. The plan
-    /// must have passed [`girih_plan::verify()`]: places that leave the window would otherwise be found out only when
-    /// they are asked for.
+    /// yet. The plan must have passed [`girih_plan::verify()`]: places that leave the window would otherwise be found
+    /// out only when they are asked for.
     #[must_use]
     pub fn with_plan(mut self, plan: Arc<Plan>) -> Lake {
         self.first_plan = plan.helps().then_some(plan);

@@ -1,7 +1,7 @@
 //! Growing: new pages of the device, in the segments of a home.
 //!
-//! A home has one segment, which reserves 9/8 of the device's bytes, beside the window of a plan. A request for which more has to be mapped
-//! takes the run of free and unmapped blocks that lacks the fewest bytes.
+//! A home has one segment, which reserves 9/8 of the device's bytes, beside the window of a plan. A request for which
+//! more has to be mapped takes the run of free and unmapped blocks that lacks the fewest bytes.
 //!
 //! A page is a certain part of what was in use when it was made: so a run of a few GiB is cut finely, and one
 //! that fills the card has no more pages. For a large request pages are larger: what is large once is so
