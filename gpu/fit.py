@@ -126,7 +126,7 @@ class Fit:
         ranks = list(run["ranks"].values())
         if any(rank["ooms"] for rank in ranks):
             return Try(batch, runs=False, said="a request ran out of memory, and was caught")
-        # The slowest rank; of its two last steps the faster, for the first may take up a plan.
+        # The slowest rank; of its two last steps the faster, for in the first a plan may be made.
         slowest = max(min(rank["step_s"][-2:]) for rank in ranks)
         return Try(
             batch,

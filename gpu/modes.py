@@ -189,7 +189,7 @@ def settled(run: dict[str, Any]) -> list[str]:
             f"{listed(memory)}; events: {listed(events)}; misses {changes['misses']} of {requests}"
             f" ({changes['miss_bytes'] / MIB:.1f} of"
             f" {(changes['hit_bytes'] + changes['miss_bytes']) / MIB:.1f} MiB), waits"
-            f" {changes['waits']}, new plans {changes['switches']}, then {seen['stage']}"
+            f" {changes['waits']}, then {seen['stage']}"
         )
     return lines
 

@@ -25,7 +25,7 @@ type Make = fn(u64) -> Box<dyn Policy>;
 
 /// Policies that follow plans in ways of their own, and whether they trust the program.
 const OTHERS: [(Make, bool); 3] =
-    [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
+    [(suite::dropping_its_plan, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// The policy that a number stands for, and whether it trusts the program.
 fn policy(number: u16) -> (Box<dyn Policy>, bool) {

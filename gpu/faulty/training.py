@@ -223,7 +223,7 @@ class Run:
         """How well a plan was followed since the note before."""
         now = self.look()
         if now:
-            names = ("hits", "misses", "hit_bytes", "miss_bytes", "waits", "switches")
+            names = ("hits", "misses", "hit_bytes", "miss_bytes", "waits")
             row = {name: now[name] - self.seen[name] for name in names}
             self.rows.append({"label": label, "stage": now["stage"], **row})
         self.seen = now
@@ -278,7 +278,6 @@ class Run:
             "mode": now.get("mode"),
             "door": now.get("door"),
             "stage": now.get("stage"),
-            "switches": now.get("switches"),
             "losses": self.losses,
             "checksum": self.checksum(),
             "broken": self.guards.broken(),

@@ -21,10 +21,10 @@ use girih_trace::{MarkKind, StreamId};
 pub const ALIGNMENT: u64 = 512;
 
 /// The places of a tight plan differ from what was in use by one byte in so many at most.
-pub const TIGHT: u64 = 100;
+const TIGHT: u64 = 100;
 
 /// Iterations differ in sizes if one byte in so many is asked for in some and not in others.
-pub const VARIES: u64 = 512;
+const VARIES: u64 = 512;
 
 /// Bytes that a request of `size` bytes takes in the arena and in the persistent region. Of a size that
 /// nobody has, the last multiple of [`ALIGNMENT`].
@@ -205,28 +205,18 @@ impl Plan {
     /// True if its places are what was in use at once where it was made, to one byte in 100: it neither needs more
     /// nor leaves much to others.
     pub fn is_tight(&self) -> bool {
-        self.is_tight_to(TIGHT)
-    }
-
-    /// The same, to one byte in so many.
-    pub fn is_tight_to(&self, tight: u64) -> bool {
         let places = self.arena_bytes.saturating_add(self.persistent_bytes);
-        places.abs_diff(self.in_use) <= self.in_use / tight.max(1)
+        places.abs_diff(self.in_use) <= self.in_use / TIGHT
     }
 
     /// True if the iterations that it was made of differ in sizes, by more than one byte in 512: the next may
     /// be another.
     pub fn varies(&self) -> bool {
-        self.varies_by(VARIES)
-    }
-
-    /// The same, by more than one byte in so many.
-    pub fn varies_by(&self, varies: u64) -> bool {
         let entries = self.steady().into_iter().flat_map(|sequence| &sequence.entries);
         let (least, most) = entries.fold((0u64, 0u64), |(least, most), entry| {
             (least.saturating_add(entry.size_min), most.saturating_add(entry.size_max))
         });
-        most.saturating_sub(least) > most / varies.max(1)
+        most.saturating_sub(least) > most / VARIES
     }
 
     /// True if it has iterations of several kinds.
@@ -242,12 +232,7 @@ impl Plan {
     /// True if `auto` follows it: one of iterations that differ is no help where the next differ from those, and one of
     /// a part of what is in use is in the way of the rest.
     pub fn is_reliable(&self) -> bool {
-        self.is_reliable_to(TIGHT, VARIES)
-    }
-
-    /// The same of a plan that is tight to one byte in `tight` and varies by no more than one in `varies`.
-    pub fn is_reliable_to(&self, tight: u64, varies: u64) -> bool {
-        self.is_tight_to(tight) && !self.varies_by(varies) && self.helps()
+        self.is_tight() && !self.varies() && self.helps()
     }
 
     /// Requests of one steady iteration; of the opening where nothing repeats.

@@ -186,9 +186,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
         let setup = Setup { judge, ..setup.clone() };
         let plan = launch::first(trace, lives, iterations, &setup)?;
         kept += usize::from(plan.is_some());
-        followed += usize::from(
-            plan.as_ref().is_some_and(|plan| plan.is_reliable_to(judge.tight, judge.varies)),
-        );
+        followed += usize::from(plan.as_ref().is_some_and(|plan| plan.is_reliable()));
         let setup = Setup { kept: plan, ..setup };
         first.push(simulate(trace, lives, Allocator::Auto, &setup)?.efficiency());
         second.push(simulate(trace, lives, Allocator::Again, &setup)?.efficiency());
@@ -204,7 +202,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 17] = [
+const KNOBS: [(&str, Knob); 16] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("pages", |options| &mut options.pages),
@@ -220,7 +218,6 @@ const KNOBS: [(&str, Knob); 17] = [
     ("room", |options| &mut options.room),
     ("looked_at", |options| &mut options.looked_at),
     ("ahead", |options| &mut options.ahead),
-    ("tight", |options| &mut options.tight),
     ("strain", |options| &mut options.strain),
 ];
 
@@ -229,7 +226,7 @@ const OF_TIME: [&str; 7] =
     ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room", "looked_at"];
 
 /// Those that matter with a plan alone.
-const OF_PLANS: [&str; 3] = ["ahead", "strain", "tight"];
+const OF_PLANS: [&str; 2] = ["ahead", "strain"];
 
 /// The usual options with a constant at half or at twice its value, and what to call them.
 fn varied(name: &str, knob: Knob, double: bool) -> (String, Options) {
@@ -323,12 +320,6 @@ fn judged(runs: &[Run]) -> Result<(), Box<dyn Error>> {
             ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
             ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
             ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),
-            ("tight", auto::Options { tight: of(usual.tight), ..usual }),
-            ("varies", auto::Options { varies: of(usual.varies), ..usual }),
-            (
-                "variants_max",
-                auto::Options { variants_max: of(usual.variants_max as u64) as usize, ..usual },
-            ),
         ];
         for (name, options) in changed {
             let what = format!("`{name}`, {}", if double { "twice" } else { "half" });

@@ -27,7 +27,7 @@ type Make = fn(u64) -> Box<dyn Policy>;
 
 /// Policies that follow plans in ways of their own, by a seed, and whether they trust the program.
 const OTHERS: [(Make, bool); 3] =
-    [(suite::changing_plans, false), (suite::with_idle_places, false), (suite::woven, true)];
+    [(suite::dropping_its_plan, false), (suite::with_idle_places, false), (suite::woven, true)];
 
 /// An allocator, its settings, and whether the order of streams is Girih's own, which trusts nobody: PyTorch's
 /// trusts programs.

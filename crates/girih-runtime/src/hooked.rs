@@ -1,7 +1,6 @@
 //! A policy with somebody looking on: a function is called after each request and each mark.
 //!
-//! Simulations tell the peaks before and after a change of plans apart with it, tests change plans
-//! in the middle of a run.
+//! Tests drop plans in the middle of a run with it, and begin and end layers.
 
 use girih_trace::Mark;
 

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use girih_plan::Plan;
 
-use crate::auto;
 use crate::caching::{Caching, Config};
 use crate::direct::Direct;
 use crate::gmlake::{self, Gmlake};
@@ -67,8 +66,7 @@ impl Parts<'_> {
 
     /// The lake with the plan that an earlier launch has kept, if that is one to rely on.
     fn lake_again(&self) -> Lake {
-        let auto::Options { tight, varies, .. } = self.setup.judge;
-        match self.setup.kept.as_ref().filter(|plan| plan.is_reliable_to(tight, varies)) {
+        match self.setup.kept.as_ref().filter(|plan| plan.is_reliable()) {
             Some(plan) => self.lake().with_plan(Arc::clone(plan)),
             None => self.lake(),
         }
@@ -158,7 +156,7 @@ registry! {
     Stitch "stitch" [Pages] |parts| Ok(parts.lake());
     /// Follows a plan; `stitch` serves what it does not cover.
     Planned "planned" [Pages, Plan] |parts| Ok(Planned::new(parts.lake(), parts.plan()?));
-    /// Begins as `stitch`, and follows a plan as soon as it has learnt one.
+    /// Is `stitch`, and learns a plan for the next launch.
     Auto "auto" [Pages] |parts| Ok(Learner::new(parts.lake(), parts.setup));
     /// `auto` in a second launch: it follows the plan that the first one kept, if that is one to rely on.
     Again "again" [Pages] |parts| Ok(Learner::new(parts.lake_again(), parts.setup));

@@ -18,7 +18,7 @@ use girih_trace::{Contradiction, Earlier, Lifetimes, StreamId, Tick, Trace};
 use thiserror::Error;
 
 pub(crate) use self::simulated::{Recorded, Simulated};
-use crate::auto::{self, Planning, Switch};
+use crate::auto::{self, Planning};
 use crate::caching::config::ConfigError;
 use crate::caching::{Config, TieOrder};
 use crate::gmlake;
@@ -84,32 +84,6 @@ impl Setup {
     }
 }
 
-/// What `auto` learnt.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Learning {
-    /// When it took up which plan.
-    pub switches: Vec<Switch>,
-    /// For each of them, the most bytes allocated and the most reserved until the next one.
-    pub peaks: Vec<(u64, u64)>,
-}
-
-impl Learning {
-    /// The most bytes allocated and the most reserved since the first switch; `(0, 0)` without one.
-    pub fn peaks_after(&self) -> (u64, u64) {
-        self.peaks.iter().fold((0, 0), |most, &peak| (most.0.max(peak.0), most.1.max(peak.1)))
-    }
-
-    /// Peak allocated by peak reserved since the first switch, none without a switch.
-    pub fn efficiency_after(&self) -> Option<f64> {
-        (!self.peaks.is_empty()).then(|| ratio(self.peaks_after()))
-    }
-
-    /// Peak allocated by peak reserved since the last switch, none without a switch.
-    pub fn efficiency_at_last(&self) -> Option<f64> {
-        self.peaks.last().map(|&peaks| ratio(peaks))
-    }
-}
-
 fn ratio((allocated, reserved): (u64, u64)) -> f64 {
     if reserved == 0 { 1.0 } else { allocated as f64 / reserved as f64 }
 }
@@ -157,8 +131,6 @@ pub struct Simulation {
     pub stats: Stats,
     /// How well the plan was followed, for `planned`, `auto` and `again`.
     pub following: Option<Following>,
-    /// What was learnt, for `auto` and `again`.
-    pub learning: Option<Learning>,
     /// What served the requests, for `stweaver`.
     pub served: Option<Served>,
     /// The most bytes that were of use at once: those allocated, of `gmlake` those requested, for its
@@ -263,7 +235,7 @@ impl Run<'_> {
         let replayed = replay_from(trace, lives, &mut policy, &mut device, options, held.as_ref())?;
         inspect(&policy);
         check_calls(allocator, &replayed)?;
-        let stats = policy.totals();
+        let stats = policy.stats().clone();
         let calls = device.totals().clone();
         let starts = &replayed.calls_before;
         let ends = starts.iter().skip(1).chain([&calls]);
@@ -276,7 +248,6 @@ impl Run<'_> {
             stats,
             following: policy.following(),
             served: policy.served(),
-            learning: policy.learning(),
             calls,
             iterations,
         })

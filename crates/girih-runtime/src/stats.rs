@@ -143,13 +143,6 @@ impl Counters {
         self.peak = self.peak.max(self.present());
     }
 
-    /// Lifts each peak that is lower than that of `other`.
-    fn raise_peaks(&mut self, other: &Counters) {
-        self.small.peak = self.small.peak.max(other.small.peak);
-        self.large.peak = self.large.peak.max(other.large.peak);
-        self.peak = self.peak.max(other.peak);
-    }
-
     /// Sets each peak to the present value.
     pub(crate) fn reset_peaks(&mut self) {
         self.small.reset_peak();
@@ -206,21 +199,6 @@ impl Stats {
         self.each_counters().into_iter().for_each(Counters::reset_peaks);
         self.oversize_allocations.reset_peak();
         self.oversize_segments.reset_peak();
-    }
-
-    /// Raises the peaks to those of `earlier`, the counters at a moment after which the peaks were
-    /// reset: they are those of both times together again.
-    pub fn raise_peaks(&mut self, earlier: &Stats) {
-        let mut earlier = earlier.clone();
-        for (own, other) in self.each_counters().into_iter().zip(earlier.each_counters()) {
-            own.raise_peaks(other);
-        }
-        for (own, other) in [
-            (&mut self.oversize_allocations, &earlier.oversize_allocations),
-            (&mut self.oversize_segments, &earlier.oversize_segments),
-        ] {
-            own.peak = own.peak.max(other.peak);
-        }
     }
 
     /// The counters that are kept for both pools and for each, in a fixed order.

@@ -1,6 +1,9 @@
 //! Nothing lives for as long as a run unless it is bounded, and nothing that is done for the better fails
 //! a request. What is kept on the host under a whole heap is in `girih-torch`'s tests of this name.
 
+use std::sync::Arc;
+
+use girih_plan::Plan;
 use girih_runtime::auto::{Auto, Planning};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::lake::Lake;
@@ -69,10 +72,10 @@ impl<P: Policy> Machine<P> {
         }
     }
 
-    /// A run in which a plan is taken up, does not fit, and is followed by another; in which holes are
-    /// stitched, and an evaluation takes the pages of the arena.
+    /// A run that fits a plan, and then another, and then none; in which holes are stitched, and an evaluation takes
+    /// the pages of the arena.
     fn program(&mut self) {
-        // As much as the first plan has in use: there is room for its window, and it helps.
+        // As much as the first plan has in use: it helps.
         let first = self.alloc(1110 * MIB, 0, PoolId::DEFAULT);
         self.free(first);
         let stays: Vec<BlockId> =
@@ -95,23 +98,31 @@ impl<P: Policy> Machine<P> {
     }
 }
 
-fn auto() -> Auto {
-    let mut auto = Auto::new(Lake::of(expandable()));
+fn auto(lake: Lake) -> Auto {
+    let mut auto = Auto::new(lake);
     auto.set_planning(Planning::AtOnce);
     auto
 }
 
+/// A second launch, which begins with the plan `kept` by the first.
+fn again(kept: &Arc<Plan>) -> Machine<Auto> {
+    Machine::new(auto(Lake::of(expandable()).with_plan(Arc::clone(kept))))
+}
+
 #[test]
 fn whichever_call_is_refused_of_what_is_for_the_better_no_request_and_no_mark_fails() {
-    let mut whole = Machine::new(auto());
+    let mut first = Machine::new(auto(Lake::of(expandable())));
+    first.program();
+    let kept = first.policy.take_proven().expect("a plan that fits");
+    let mut whole = again(&kept);
     whole.program();
     let (calls, stats) = (whole.device.calls(), whole.policy.stats().clone());
-    assert!(!whole.policy.switches().is_empty(), "a plan is taken up");
+    assert!(whole.policy.lake().following().hits > 0, "a plan is followed");
     assert!(whole.policy.given_up() > 0, "and goes again");
     assert!(stats.num_stitches > 0, "{stats:?}");
     for call in (1..=calls).step_by(calls.div_ceil(FAULTS_MAX) as usize) {
         for out_of_memory in [false, true] {
-            let mut machine = Machine::new(auto());
+            let mut machine = again(&kept);
             machine.what = format!("call {call} of {calls}, out of memory: {out_of_memory}");
             machine.device.inject(Fault { kind: FaultKind::Nth(call), out_of_memory });
             machine.program();

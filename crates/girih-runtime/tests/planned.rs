@@ -76,7 +76,7 @@ fn changing_reckless_plans_in_the_middle_passes_the_suite() {
     let mut seed = 0;
     suite::check_policy(24, &mut |_| {
         seed += 1;
-        suite::changing_plans(seed)
+        suite::dropping_its_plan(seed)
     });
 }
 
@@ -85,7 +85,7 @@ fn every_device_call_may_fail_while_plans_change() {
     arbtest::arbtest(|u| {
         let seed = u.int_in_range(0..=1000)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run_with_faults(&scenario, &mut |_| suite::changing_plans(seed));
+        suite::run_with_faults(&scenario, &mut |_| suite::dropping_its_plan(seed));
         Ok(())
     })
     .size_min(200)

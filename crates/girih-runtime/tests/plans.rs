@@ -1,4 +1,4 @@
-//! Plans in the lake: what taking one up, following it and dropping it costs, and what it may never cost.
+//! Plans in the lake: what following one and dropping it costs, and what it may never cost.
 
 use std::sync::Arc;
 
@@ -79,11 +79,6 @@ impl Machine {
         self.with(|lake, env| Policy::free(lake, env, block)).expect("a block in use");
     }
 
-    fn follow(&mut self, plan: &Arc<Plan>) {
-        let followed = self.with(|lake, env| lake.follow(env, Arc::clone(plan)));
-        assert!(followed.expect("no fault"));
-    }
-
     fn step(&mut self) {
         let mark = Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
         self.with(|lake, env| Policy::mark(lake, env, &mark)).expect("no fault");
@@ -113,18 +108,17 @@ fn overlap(a: &Granted, b: &Granted) -> bool {
 }
 
 #[test]
-fn a_plan_is_taken_up_and_dropped_without_a_call_of_the_device() {
-    let mut machine = Machine::new(lake());
+fn a_plan_is_followed_again_and_dropped_without_a_call_of_the_device() {
+    let mut machine = Machine::new(lake().with_plan(plan(&[40, 30, 20, 10], 100 * MIB)));
     let blocks = [40, 30, 20, 10].map(|mib| machine.alloc(mib));
     let stays = machine.alloc(6);
     for block in blocks {
         machine.free(block);
     }
     let calls = machine.device.calls();
-    machine.follow(&plan(&[40, 30, 20, 10], 100 * MIB));
-    assert_eq!(machine.device.calls(), calls);
+    machine.step();
     let places = [40, 30, 20, 10].map(|mib| machine.alloc(mib));
-    assert_eq!((machine.lake.following().hits, machine.device.calls()), (4, calls));
+    assert_eq!((machine.lake.following().hits, machine.device.calls()), (8, calls));
     assert!(places.windows(2).all(|pair| pair[0].address + pair[0].size == pair[1].address));
     machine.with(|lake, _| lake.unfollow());
     assert_eq!(machine.device.calls(), calls);
@@ -138,18 +132,15 @@ fn a_plan_is_taken_up_and_dropped_without_a_call_of_the_device() {
 }
 
 #[test]
-fn a_plan_takes_the_place_of_another_while_blocks_of_both_live() {
-    let mut machine = Machine::new(lake());
-    let all = machine.alloc(200);
-    machine.free(all);
-    machine.follow(&plan(&[100, 100], 200 * MIB));
+fn a_plan_is_dropped_while_its_blocks_live() {
+    let mut machine = Machine::new(lake().with_plan(plan(&[100, 100], 200 * MIB)));
     let first = machine.alloc(100);
     let second = machine.alloc(100);
     machine.free(first);
-    machine.follow(&plan(&[50, 50], 100 * MIB));
+    machine.with(|lake, _| lake.unfollow());
     let third = machine.alloc(50);
     let fourth = machine.alloc(50);
-    assert_eq!(machine.lake.following().hits, 4);
+    assert_eq!(machine.lake.following().hits, 2);
     assert!(!overlap(&second, &third) && !overlap(&second, &fourth) && !overlap(&third, &fourth));
     for block in [second, third, fourth] {
         machine.free(block);
@@ -159,13 +150,10 @@ fn a_plan_takes_the_place_of_another_while_blocks_of_both_live() {
 
 #[test]
 fn a_place_that_is_taken_costs_the_place_alone() {
-    let mut machine = Machine::new(lake());
-    let all = machine.alloc(96);
-    machine.free(all);
     // Two places of the same bytes.
     let mut twice = Plan::clone(&plan(&[48, 48], 96 * MIB));
     twice.sequences[0].entries[1].place = Place::Arena(0);
-    machine.follow(&Arc::new(twice));
+    let mut machine = Machine::new(lake().with_plan(Arc::new(twice)));
     let (first, second) = (machine.alloc(48), machine.alloc(48));
     assert!(!overlap(&first, &second));
     let following = machine.lake.following();
@@ -177,10 +165,10 @@ fn a_place_that_is_taken_costs_the_place_alone() {
 
 #[test]
 fn idle_places_serve_who_asks_and_come_back_with_the_next_step() {
-    let mut machine = Machine::new(lake());
-    let all = machine.alloc(120);
-    machine.free(all);
-    machine.follow(&plan(&[40, 40, 40], 120 * MIB));
+    let mut machine = Machine::new(lake().with_plan(plan(&[40, 40, 40], 120 * MIB)));
+    let blocks = [40, 40, 40].map(|mib| machine.alloc(mib));
+    blocks.into_iter().for_each(|block| machine.free(block));
+    machine.step();
     let first = machine.alloc(40);
     // No entry of the plan, of another stream, and larger than any place.
     let odd = machine.alloc_on(78, 1);
@@ -211,12 +199,10 @@ fn everything_goes_back_and_the_plan_begins_anew() {
 
 #[test]
 fn a_plan_whose_addresses_are_refused_is_not_followed_and_costs_no_request() {
-    let mut machine = Machine::new(lake());
+    let mut machine = Machine::new(lake().with_plan(plan(&[40], 40 * MIB)));
     machine.device.inject(Fault { kind: FaultKind::Nth(1), out_of_memory: false });
-    let plan = plan(&[40], 40 * MIB);
-    let followed = machine.with(|lake, env| lake.follow(env, plan));
-    assert!(followed.is_err() && machine.lake.plan().is_none(), "{followed:?}");
     let block = machine.alloc(40);
+    assert!(machine.lake.plan().is_none() && machine.lake.following().hits == 0);
     machine.free(block);
 }
 
@@ -244,12 +230,7 @@ fn whatever_the_plan_says_no_more_is_held_than_was_in_use_and_a_little() {
     let mut hits = 0;
     arbtest::arbtest(|u| {
         let hostile = Arc::new(hostile(u)?);
-        let mut machine = Machine::new(lake());
-        if u.arbitrary()? {
-            machine = Machine::new(lake().with_plan(hostile));
-        } else {
-            machine.follow(&hostile);
-        }
+        let mut machine = Machine::new(lake().with_plan(hostile));
         let (mut live, mut in_use, mut most) = (Vec::new(), 0, 0);
         while !u.is_empty() {
             let before = machine.held();
@@ -290,11 +271,11 @@ fn whatever_the_plan_says_no_more_is_held_than_was_in_use_and_a_little() {
 }
 
 #[test]
-fn plans_come_and_go_at_every_step_of_every_program() {
+fn a_plan_goes_at_any_step_of_every_program() {
     arbtest::arbtest(|u| {
         let seed = u.int_in_range(0..=1000)?;
         let scenario = Scenario::arbitrary(u)?;
-        suite::run(&scenario, &mut |_| suite::changing_plans(seed));
+        suite::run(&scenario, &mut |_| suite::dropping_its_plan(seed));
         Ok(())
     })
     .size_min(200)

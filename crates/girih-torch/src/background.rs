@@ -64,6 +64,11 @@ impl Background {
         self.is_busy
     }
 
+    /// True if plans are kept. Else none need be made.
+    pub(crate) fn keeps(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Begins a job on a thread of its own.
     pub(crate) fn start(&mut self, job: Job) {
         let slot = Arc::clone(&self.slot);

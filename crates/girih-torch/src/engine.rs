@@ -214,11 +214,6 @@ impl Engine {
         }
     }
 
-    /// How often the plan was changed.
-    pub(crate) fn switches(&self) -> u64 {
-        if let Engine::Auto(policy) = self { policy.switch_count() } else { 0 }
-    }
-
     /// How well a plan is followed, if one is.
     pub(crate) fn following(&self) -> Option<Following> {
         if let Engine::Auto(policy) = self { Some(policy.lake().following()) } else { None }

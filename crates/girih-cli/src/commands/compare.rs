@@ -19,8 +19,8 @@ use super::earlier::earlier_sentence;
 use super::in_order::in_order;
 use super::learn::{JsonOutOfSample, OutOfSample, Share, learn};
 use super::row::{
-    JsonRow, WhatIf, again_sentence, columns, learning_sentence, recorded_peak, stop_sentence,
-    table_row, unhelpful_sentence,
+    JsonRow, WhatIf, again_sentence, columns, recorded_peak, stop_sentence, table_row,
+    unhelpful_sentence,
 };
 use super::write_json;
 use crate::Answer;
@@ -331,11 +331,7 @@ impl Comparison {
         if let Some(sentence) = earlier_sentence(beginnings, &self.loaded.lives) {
             writeln!(out, "\n{sentence}")?;
         }
-        let auto = self.rows.iter().find(|(row, ..)| row.allocator == Allocator::Auto);
-        if let Some(learning) = auto.and_then(|(simulation, ..)| simulation.learning.as_ref()) {
-            writeln!(out, "\n{}", learning_sentence(learning))?;
-        }
-        writeln!(out, "{}", again_sentence(self.setup.kept.as_deref()))?;
+        writeln!(out, "\n{}", again_sentence(self.setup.kept.as_deref()))?;
         if let Some(sentence) = unhelpful_sentence(self.setup.plan.as_deref()) {
             writeln!(out, "{sentence}")?;
         }

@@ -8,7 +8,7 @@ use girih_runtime::simulate::{Allocator, Property, simulate};
 use super::earlier::earlier_sentence;
 use super::row::{
     JsonRow, WhatIf, again_sentence, allocator_names, columns, compared_with_recording,
-    learning_sentence, mapping_work, recorded_peak, stop_sentence, table_row, unhelpful_sentence,
+    mapping_work, recorded_peak, stop_sentence, table_row, unhelpful_sentence,
 };
 use super::write_json;
 use crate::Answer;
@@ -66,12 +66,12 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     }
     if allocator == Allocator::Again {
         writeln!(out, "{}", again_sentence(setup.kept.as_deref()))?;
-    } else if let Some(learning) = &simulation.learning {
-        writeln!(out, "{}", learning_sentence(learning))?;
+    } else if allocator == Allocator::Auto {
+        writeln!(out, "auto follows no plan in this run: one that fits is for the next launch")?;
     }
     if let Some(sentence) = unhelpful_sentence(setup.plan.as_deref()) {
         writeln!(out, "{sentence}")?;
-    } else if let Some(following) = simulation.following {
+    } else if let Some(following) = simulation.following.filter(|it| it.hits + it.misses > 0) {
         writeln!(
             out,
             "followed the plan: {} hits ({}), {} misses ({})",

@@ -17,7 +17,7 @@ use girih_runtime::replay::{
 };
 use girih_runtime::sim::CallTotals;
 use girih_runtime::simulate::trial::tried;
-use girih_runtime::simulate::{Allocator, Learning, Setup, Simulation, launch};
+use girih_runtime::simulate::{Allocator, Setup, Simulation, launch};
 use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
 
@@ -193,8 +193,6 @@ pub(crate) struct JsonRow {
     stopped: Option<JsonStop>,
     #[serde(flatten)]
     following: Option<JsonFollowing>,
-    #[serde(flatten)]
-    learning: Option<JsonLearning>,
 }
 
 /// Calls of the device in an iteration.
@@ -233,31 +231,6 @@ struct JsonFollowing {
     planned_misses: u64,
     planned_miss_bytes: u64,
     stream_waits: u64,
-}
-
-/// What `auto` learnt.
-#[derive(Serialize)]
-struct JsonLearning {
-    plans: usize,
-    first_switch_step: Option<u64>,
-    first_switch_request: Option<u64>,
-    allocated_peak_after: Option<u64>,
-    reserved_peak_after: Option<u64>,
-    efficiency_after: Option<f64>,
-}
-
-impl JsonLearning {
-    fn new(learning: &Learning) -> JsonLearning {
-        let first = learning.switches.first();
-        JsonLearning {
-            plans: learning.switches.len(),
-            first_switch_step: first.map(|switch| switch.step),
-            first_switch_request: first.map(|switch| switch.requests),
-            allocated_peak_after: first.map(|_| learning.peaks_after().0),
-            reserved_peak_after: first.map(|_| learning.peaks_after().1),
-            efficiency_after: learning.efficiency_after(),
-        }
-    }
 }
 
 impl JsonRow {
@@ -309,7 +282,6 @@ impl JsonRow {
             fits: stopped.is_none(),
             stopped,
             following,
-            learning: simulation.learning.as_ref().map(JsonLearning::new),
         }
     }
 }
@@ -449,32 +421,6 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
         other => other.to_string(),
     };
     format!("stops {which}, for {}: {why}", bytes(stop.size))
-}
-
-/// A sentence on what `auto` learnt.
-pub(crate) fn learning_sentence(learning: &Learning) -> String {
-    let (Some(first), Some(efficiency)) = (learning.switches.first(), learning.efficiency_after())
-    else {
-        return "auto took up no plan in this run: a plan that fits is for the next launch"
-            .to_owned();
-    };
-    let (allocated, reserved) = learning.peaks_after();
-    let plans = match learning.switches.len() {
-        1 => "one plan".to_owned(),
-        plans => format!("{plans} plans"),
-    };
-    let step = match first.step {
-        0 => String::new(),
-        step => format!(", in step {step}"),
-    };
-    format!(
-        "auto made {plans}, the first after {} requests{step}; from then on {} reserved at most \
-         for {} allocated ({})",
-        count(first.requests),
-        bytes(reserved),
-        bytes(allocated),
-        percent(efficiency),
-    )
 }
 
 /// A sentence on what the first launch left to the second.

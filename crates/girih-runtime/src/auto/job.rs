@@ -15,8 +15,6 @@ const SAME_LOAD: u64 = 50;
 #[derive(Debug)]
 pub struct Job {
     pub(super) recording: Recording,
-    /// Kinds of iterations besides the steady one that the plan may have.
-    pub(super) variants_max: usize,
 }
 
 impl Job {
@@ -30,23 +28,18 @@ impl Job {
     pub fn run(self) -> Plan {
         let trace = self.recording.into_trace();
         let lives = Lifetimes::of(&trace);
-        learn_within(&trace, &lives, self.variants_max)
+        learn(&trace, &lives)
     }
 }
 
 /// The plan that `auto` makes of what it has recorded: of iterations that are alike. Without such, and where none can
 /// be made, the plan has no sequences.
 pub fn learn(trace: &Trace, lives: &Lifetimes) -> Plan {
-    learn_within(trace, lives, profile::Options::default().variants_max)
-}
-
-/// The same with so many kinds of iterations besides the steady one.
-fn learn_within(trace: &Trace, lives: &Lifetimes, variants_max: usize) -> Plan {
     let iterations = Iterations::of(trace, lives);
     if !is_settled(&iterations, lives) {
         return Plan::default();
     }
-    let options = profile::Options { variants_max, ..profile::Options::default() };
+    let options = profile::Options::default();
     let plan = profile::plan_as(trace, lives, &iterations, options, |problem| {
         solve(problem, Budget::interactive(problem.buffers.len()))
     });

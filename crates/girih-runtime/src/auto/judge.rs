@@ -1,12 +1,10 @@
-//! The judge: when a plan is made, followed, kept and dropped.
+//! The judge: when a plan is made, kept for the next launch and dropped.
 //!
 //! ```text
-//!            two alike           one that fits, is steady, has room
-//!  learning ──────────► shadowed ──────────────────────────────────► followed
-//!      ▲                  │   │                                        │   ▲
-//!      │ misfits_max      │   └─ proof that fit: kept for later        │   │ kept by an
-//!      ├──────────────────┘                                            │   │ earlier launch
-//!      └───────────────────────────────────────────────────────────────┘
+//!            two alike            proof that fit
+//!  learning ──────────► shadowed ────────────────► kept for the next launch ──► followed there
+//!      ▲                    │                                                      │
+//!      └────────────────────┴─────────────────────── misfits_max ──────────────────┘
 //! ```
 //!
 //! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
@@ -14,7 +12,7 @@
 //! - *Shadowed*: a shadow goes along the plan. An iteration *fits* if at most one byte in [`Options::misfit`] that was
 //!   asked for has no place in it. After [`Options::proof`] in a row that fit, of a plan of several kinds
 //!   [`Options::proof_of_kinds`], the plan is kept for the next launch.
-//! - *Followed*: the lake gives its places, and iterations fit or not as before.
+//! - *Followed*: the lake gives its places from the first request on, and iterations fit or not as before.
 //!
 //! With a plan, iterations are recorded only for a while ([`Options::watched`]) after one that did not fit. Those that
 //! do not fit join the recording, and the next plan, which is shadowed beside the one that is followed, has room for them.
@@ -29,11 +27,9 @@
 
 use std::sync::Arc;
 
-use girih_plan::plan::{TIGHT, VARIES};
-use girih_plan::{Plan, profile};
+use girih_plan::Plan;
 use girih_trace::MarkKind;
 
-use super::Switch;
 use super::recorder::Recorder;
 use super::recording::Kind;
 use crate::lake::{Following, Lake};
@@ -49,18 +45,12 @@ pub struct Options {
     pub proof: u32,
     /// The same of a plan of several kinds, which come in any order.
     pub proof_of_kinds: u32,
-    /// Iterations that may join the recording, after a plan was taken up and after one that did not fit.
+    /// Iterations that may join the recording, at the beginning and after one that did not fit.
     pub watched: u32,
     /// A plan is held back for so many iterations at most.
     pub held_back_max: u64,
     /// Without marks: requests before a recording is tried for the first time.
     pub first_try: u64,
-    /// A plan is followed if its places are what was in use at once, to one byte in so many ([`Plan::is_tight`]).
-    pub tight: u64,
-    /// And if its iterations differ in sizes by one byte in so many at most ([`Plan::varies`]).
-    pub varies: u64,
-    /// Kinds of iterations besides the steady one that a plan may have.
-    pub variants_max: usize,
 }
 
 impl Default for Options {
@@ -73,9 +63,6 @@ impl Default for Options {
             watched: 8,
             held_back_max: 32,
             first_try: 2048,
-            tight: TIGHT,
-            varies: VARIES,
-            variants_max: profile::Options::default().variants_max,
         }
     }
 }
@@ -90,16 +77,9 @@ const CONFIRMED: u64 = 3;
 /// Without marks: a plan's iteration is as long as before if it differs by one request in so many.
 const SAME_LENGTH: usize = 20;
 
-/// What a plan that is not followed yet would have given in an iteration.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Seen {
-    /// There is no such plan.
-    Nothing,
-    /// It came in the middle of the iteration.
-    Part,
-    /// The bytes that would have had their place, and those that would not.
-    All(u64, u64),
-}
+/// What the plan that the shadow goes along would have given in an iteration: the bytes that would have had their
+/// place, and those that would not. None if there is no such plan, and none of it if it came in the middle.
+pub(super) type Seen = Option<Option<(u64, u64)>>;
 
 /// What is to be done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -110,8 +90,6 @@ pub(super) struct Verdict {
     pub(super) drops_plan: bool,
     /// The plan has shown that it fits.
     pub(super) is_proven: bool,
-    /// The plan that is not followed yet would have fitted: it may be.
-    pub(super) takes_up: bool,
 }
 
 /// Where the run stands. See the [module](self).
@@ -180,16 +158,6 @@ impl Judge {
         }
     }
 
-    /// True if a plan is to be followed, as far as it tells itself.
-    pub(super) fn relies_on(&self, plan: &Plan) -> bool {
-        plan.is_reliable_to(self.options.tight, self.options.varies)
-    }
-
-    /// Kinds of iterations besides the steady one that a plan may have.
-    pub(super) fn variants_max(&self) -> usize {
-        self.options.variants_max
-    }
-
     /// True if a mark of this kind begins an iteration: steps, and where none are marked, the
     /// optimizer's.
     pub(super) fn is_boundary(&mut self, kind: MarkKind) -> bool {
@@ -215,11 +183,6 @@ impl Judge {
         self.boundary.is_some()
     }
 
-    /// Where the run stands, as a change of plans is remembered.
-    pub(super) fn switch(&self) -> Switch {
-        Switch { step: self.steps, requests: self.requests }
-    }
-
     /// Notes a request of the default pool. True if the program marks nothing and it is time to
     /// [look](Judge::look).
     #[inline]
@@ -228,7 +191,7 @@ impl Judge {
         self.boundary.is_none() && self.requests >= self.not_before
     }
 
-    /// True if a plan is to be followed: something repeats in it. Without marks the same must have
+    /// True if a plan is to be gone along: something repeats in it. Without marks the same must have
     /// been found when the recording was much shorter, for microbatches repeat as well as steps do;
     /// or it takes the place of a plan whose iteration is no longer.
     pub(super) fn trusts(&mut self, plan: &Plan, present: Option<&Arc<Plan>>) -> bool {
@@ -266,13 +229,6 @@ impl Judge {
         !has_plan || self.watched > 0
     }
 
-    /// A plan was taken up.
-    pub(super) fn take_up(&mut self, lake: &Lake) {
-        (self.fits, self.misfits, self.has_misfits) = (0, 0, false);
-        self.watched = self.options.watched;
-        self.began = lake.following();
-    }
-
     /// Another plan is held back for a while, and the one after it for longer.
     fn hold_back(&mut self, now: u64) {
         self.not_before = now + self.held_back;
@@ -283,9 +239,8 @@ impl Judge {
     /// not. None if that cannot be told.
     fn has_fitted(&self, lake: &Lake, seen: Seen) -> Option<bool> {
         let (found, missed) = match seen {
-            Seen::All(found, missed) => (found, missed),
-            Seen::Part => return None,
-            Seen::Nothing => {
+            Some(whole) => whole?,
+            None => {
                 // A place that cannot be had now is no fault of the plan.
                 let found = |of: &Following| of.hit_bytes + of.refused_bytes;
                 let missed = |of: &Following| of.miss_bytes - of.refused_bytes;
@@ -296,7 +251,7 @@ impl Judge {
         Some(found > 0 && missed.saturating_mul(self.options.misfit) <= found + missed)
     }
 
-    /// An iteration has ended. `seen` is what the plan that is not followed yet would have given; `is_free` says that
+    /// An iteration has ended. `seen` is what the plan for the next launch would have given; `is_free` says that
     /// no plan is being made.
     pub(super) fn end_iteration(
         &mut self,
@@ -308,7 +263,7 @@ impl Judge {
         let is_due = is_free && self.steps >= self.not_before;
         // What comes before the first iteration belongs to every recording.
         let is_opening = self.steps == 0;
-        if is_opening || (seen == Seen::Nothing && lake.plan().is_none()) {
+        if is_opening || (seen.is_none() && lake.plan().is_none()) {
             let kind = if is_opening { Kind::Opening } else { Kind::Iteration };
             let is_kept = recorder.keep(kind);
             let count = self.requests - self.began_at;
@@ -328,7 +283,7 @@ impl Judge {
         } else {
             self.has_misfits |= recorder.keep(Kind::Misfit);
         }
-        let mut verdict = self.judge(fits, seen != Seen::Nothing);
+        let mut verdict = self.judge(fits);
         if self.watched == 0 {
             recorder.stop();
         }
@@ -340,7 +295,7 @@ impl Judge {
     }
 
     /// Judges an iteration that has a plan, which is followed or only seen.
-    fn judge(&mut self, fits: bool, is_seen: bool) -> Verdict {
+    fn judge(&mut self, fits: bool) -> Verdict {
         if fits {
             (self.fits, self.misfits) = (self.fits + 1, 0);
             self.watched = self.watched.saturating_sub(1);
@@ -354,8 +309,7 @@ impl Judge {
         if drops_plan {
             self.misfits = 0;
         }
-        let takes_up = is_seen && fits && !drops_plan;
-        Verdict { wants_plan: false, drops_plan, is_proven, takes_up }
+        Verdict { wants_plan: false, drops_plan, is_proven }
     }
 
     /// The next iteration begins.
@@ -380,14 +334,14 @@ impl Judge {
         recorder: &mut Recorder,
         is_free: bool,
     ) -> Verdict {
-        if seen == Seen::Nothing && lake.plan().is_none() {
+        if seen.is_none() && lake.plan().is_none() {
             self.not_before = self.requests + (self.requests - self.recorded_from) / 3;
             let wants_plan = recorder.is_on() && is_free;
             return Verdict { wants_plan, ..Verdict::default() };
         }
         self.not_before = self.requests + self.iteration;
         let Some(fits) = self.has_fitted(lake, seen) else { return Verdict::default() };
-        let verdict = self.judge(fits, seen != Seen::Nothing);
+        let verdict = self.judge(fits);
         if self.is_proven {
             recorder.forget();
         } else if !fits && !recorder.is_on() {

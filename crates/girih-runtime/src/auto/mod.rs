@@ -1,17 +1,19 @@
-//! `auto`: learns the plan while the program runs, and follows it.
+//! `auto`: learns a plan while the program runs, for the next launch, and follows the one that it began with.
 //!
 //! ```text
-//!  opening   step 0   step 1   step 2  | step 3   step 4 ...             step 90
-//!  [ recording .......................]|                                 [ recording
-//!  the lake                            | the lake, with a plan             again if steps do not fit
-//!                            job: plan ┘ taken up at the beginning of a step
+//!  opening   step 0   step 1   step 2  | step 3   step 4   step 5  |                 step 90
+//!  [ recording .......................]| a shadow goes along the   |                 [ recording
+//!                            job: plan ┘ plan, and it fits: kept ──┘                   again if steps do not fit
 //! ```
 //!
-//! It begins as the lake and records what it is asked for. When two iterations are alike it wants a plan:
+//! It is the lake, and records what it is asked for. When two iterations are alike it wants a plan:
 //! [`Auto::take_job`] hands the recording out, the owner runs it on a thread of its choice and hands the
-//! plan back to [`Auto::offer`]. From the next beginning of a step on the lake follows it, and only iterations
-//! that do not fit are recorded: they join the recording, and the next plan has room for them too. When that
-//! is so, and when a plan goes, decides the judge (`judge`).
+//! plan back to [`Auto::offer`]. From then on a shadow goes along it, and only iterations that do not fit are
+//! recorded: they join the recording, and the next plan has room for them too. When that is so, and when a plan
+//! goes, decides the judge (`judge`).
+//!
+//! A plan is followed from the first request on or not at all: what stays is made in the first steps, and in the middle of
+//! a run the lake leaves next to nothing to be won.
 //!
 //! Where the program marks no steps, recordings are tried for repetition at growing intervals.
 
@@ -46,20 +48,6 @@ pub enum Planning {
     NextIteration,
 }
 
-/// A change of plans.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Switch {
-    /// Iterations that had begun before it, as far as the program marks them.
-    pub step: u64,
-    /// Requests outside private pools before it.
-    pub requests: u64,
-}
-
-/// Changes of plans that are kept: a run that always varies changes them for ever.
-const SWITCHES_MAX: usize = 1024;
-/// Without marks: the latest requests, by which the place in a new plan is found.
-const RECENT: usize = 512;
-
 /// The policy that learns its plan. See the [module](self).
 pub struct Auto {
     lake: Lake,
@@ -72,15 +60,12 @@ pub struct Auto {
     is_out: bool,
     /// Its plan is not wanted any more.
     is_stale: bool,
-    /// The plan that is not followed yet, and what goes along it.
+    /// The plan for the next launch, and what goes along it.
     next: Option<(Arc<Plan>, Rehearsal)>,
     /// The plan that has shown that it fits.
     proven: Option<Arc<Plan>>,
     /// Plans that were dropped.
     given_up: u64,
-    /// The first changes of plans, and how many there were.
-    switches: Vec<Switch>,
-    switch_count: u64,
 }
 
 impl Auto {
@@ -100,8 +85,6 @@ impl Auto {
             next: None,
             proven: None,
             given_up: 0,
-            switches: Vec::new(),
-            switch_count: 0,
         }
     }
 
@@ -123,11 +106,11 @@ impl Auto {
             return None;
         }
         (self.is_wanted, self.is_out) = (false, true);
-        Some(Job { recording: self.recorder.recording(), variants_max: self.judge.variants_max() })
+        Some(Job { recording: self.recorder.recording() })
     }
 
-    /// Takes the plan of a job, which is followed from the beginning of the next iteration on. A plan in
-    /// which nothing repeats is left alone, and recording goes on.
+    /// Takes the plan of a job, which is gone along from now on. A plan in which nothing repeats is left alone, and
+    /// recording goes on.
     pub fn offer(&mut self, plan: Arc<Plan>) {
         self.is_out = false;
         if !std::mem::take(&mut self.is_stale) && self.judge.trusts(&plan, self.lake.plan()) {
@@ -146,23 +129,13 @@ impl Auto {
         self.given_up + self.lake.given_up()
     }
 
-    /// The changes of plans so far, the first 1,024 of them.
-    pub fn switches(&self) -> &[Switch] {
-        &self.switches
-    }
-
-    /// How many changes of plans there were.
-    pub fn switch_count(&self) -> u64 {
-        self.switch_count
-    }
-
     /// What follows the plans.
     pub fn lake(&self) -> &Lake {
         &self.lake
     }
 
     /// An iteration has ended, and another one begins.
-    fn begin_iteration(&mut self, env: &mut Env<'_>) {
+    fn begin_iteration(&mut self) {
         if self.planning == Planning::NextIteration {
             self.plan_now();
         }
@@ -175,35 +148,27 @@ impl Auto {
         if verdict.drops_plan {
             self.drop_plan();
         }
-        if verdict.takes_up {
-            self.take_up(env);
-        }
         if self.planning == Planning::AtOnce {
             self.plan_now();
         }
         if self.judge.records(self.next.is_some() || self.lake.plan().is_some()) {
-            let lake = &self.lake;
-            self.recorder.resume(|| lake.live());
+            self.recorder.resume(self.lake.live());
         }
         self.judge.begin_iteration(&self.lake);
     }
 
-    /// What the plan that is not followed yet would have given in the iteration that has ended.
+    /// What the plan that the shadow goes along would have given in the iteration that has ended.
     fn seen(&mut self) -> Seen {
-        match self.next.as_mut().map(|(_, shadow)| shadow.end_iteration()) {
-            None => Seen::Nothing,
-            Some(None) => Seen::Part,
-            Some(Some((found, missed))) => Seen::All(found, missed),
-        }
+        self.next.as_mut().map(|(_, shadow)| shadow.end_iteration())
     }
 
-    /// The plan that would be followed, or the one that is, has shown that it fits.
+    /// The plan for the next launch, or the one that is followed, has shown that it fits.
     fn prove(&mut self) {
         let next = self.next.as_ref().map(|(plan, _)| plan);
         self.proven = next.or(self.lake.plan()).cloned();
     }
 
-    /// Drops the plan that would be followed, or the one that is.
+    /// Drops the plan for the next launch, or the one that is followed.
     fn drop_plan(&mut self) {
         if self.next.take().is_none() && self.lake.plan().is_some() {
             self.lake.unfollow();
@@ -218,31 +183,9 @@ impl Auto {
         }
     }
 
-    /// Follows the next plan, if there is one that has room. Else it waits until it has.
-    fn take_up(&mut self, env: &mut Env<'_>) {
-        let Some((plan, _)) = &self.next else { return };
-        if self.lake.is_capturing() || !self.judge.relies_on(plan) || !self.lake.has_room_for(plan)
-        {
-            return;
-        }
-        let Some((plan, _)) = self.next.take() else { return };
-        // What is refused costs the plan.
-        if !self.lake.follow(env, plan).unwrap_or(false) {
-            return;
-        }
-        if !self.judge.is_marked() {
-            self.lake.locate(&self.recorder.latest(RECENT));
-        }
-        self.switch_count += 1;
-        if self.switches.len() < SWITCHES_MAX {
-            self.switches.push(self.judge.switch());
-        }
-        self.judge.take_up(&self.lake);
-    }
-
     /// What a request tells where the program marks nothing.
     #[cold]
-    fn find_way(&mut self, env: &mut Env<'_>) {
+    fn find_way(&mut self) {
         if self.recorder.has_overflowed() {
             self.recorder.restart(true);
             self.judge.record_anew();
@@ -261,9 +204,6 @@ impl Auto {
             if self.planning != Planning::ByOwner {
                 self.plan_now();
             }
-        }
-        if verdict.takes_up {
-            self.take_up(env);
         }
     }
 }
@@ -299,7 +239,7 @@ impl Wrapper for Auto {
 
     fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
         if request.pool == PoolId::DEFAULT && self.judge.note() {
-            self.find_way(env);
+            self.find_way();
         }
         let granted = if self.recorder.is_on() {
             self.run(env, |lake, env| Policy::allocate(lake, env, request))
@@ -334,7 +274,7 @@ impl Wrapper for Auto {
                 self.is_stale = self.is_out;
                 self.recorder.begin_iterations();
             }
-            self.begin_iteration(env);
+            self.begin_iteration();
         }
         if let Some((_, shadow)) = &mut self.next {
             shadow.mark(mark.kind);

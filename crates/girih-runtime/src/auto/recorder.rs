@@ -20,11 +20,9 @@
 //! - What comes before the first iteration has all of the window until a mark tells where iterations
 //!   begin, and half of it then. What is longer is forgotten, and the recording begins anew.
 
-use girih_trace::{Action, Event, MarkKind, PoolId, StreamId};
-use rustc_hash::FxHashMap;
+use girih_trace::{Action, Event, MarkKind, PoolId};
 
 use super::recording::{Entry, Kind, Part, Recording, net};
-use crate::device::Address;
 use crate::lake::Live;
 use crate::policy::Log;
 
@@ -40,10 +38,11 @@ const ITERATIONS_MAX: usize = 32;
 pub(super) struct Recorder {
     /// The most entries, those of seams and marks among them.
     window: usize,
-    /// What is kept, and its entries. What is left out before the part that comes next is owed to it.
+    /// What is kept, and its entries.
     parts: Vec<Part>,
     kept: usize,
-    owed: Vec<Entry>,
+    /// What is alive at the end of it.
+    open: Vec<Live>,
     /// The part under way, which may still be dropped.
     seam: Vec<Entry>,
     entries: Vec<Entry>,
@@ -51,9 +50,6 @@ pub(super) struct Recorder {
     is_on: bool,
     /// Events are missing since the kept ones.
     has_gap: bool,
-    /// What is alive after the first `noted` of the kept parts.
-    open: FxHashMap<Address, Live>,
-    noted: usize,
     /// The recording does not reach back to the first request.
     is_late: bool,
     /// It is known where iterations begin.
@@ -74,14 +70,12 @@ impl Recorder {
             window: bytes / size_of::<Entry>(),
             parts: Vec::new(),
             kept: 0,
-            owed: Vec::new(),
+            open: Vec::new(),
             seam: Vec::new(),
             entries: Vec::new(),
             marks: Vec::new(),
             is_on: false,
             has_gap: false,
-            open: FxHashMap::default(),
-            noted: 0,
             is_late: false,
             is_marked: false,
             has_overflowed: false,
@@ -119,23 +113,25 @@ impl Recorder {
         }
     }
 
-    /// Goes on with an iteration that may be dropped. `live` gives what is alive now; it is asked
-    /// if events are missing before.
-    pub(super) fn resume(&mut self, live: impl FnOnce() -> Vec<Live>) {
+    /// Goes on with an iteration that may be dropped, where `live` is alive now.
+    pub(super) fn resume(&mut self, live: Vec<Live>) {
         if self.is_on && !self.has_gap {
+            // Nothing came since the last part, but perhaps a seam, which is of the next.
+            if self.seam.is_empty() {
+                self.open = live;
+            }
             return;
         }
         (self.is_on, self.has_gap, self.has_overflowed) = (true, false, false);
-        self.note_kept();
-        let known = self.open.values().map(|&block| Entry { block, is_alloc: false });
-        let live = live().into_iter().map(|block| Entry { block, is_alloc: true });
+        let known = self.open.iter().map(|&block| Entry { block, is_alloc: false });
+        let live = live.into_iter().map(|block| Entry { block, is_alloc: true });
         self.seam = net(known.chain(live));
         self.make_room();
     }
 
     /// Entries of the part under way.
     fn tail(&self) -> usize {
-        self.owed.len() + self.seam.len() + self.entries.len() + self.marks.len()
+        self.seam.len() + self.entries.len() + self.marks.len()
     }
 
     /// Entries of all.
@@ -158,30 +154,17 @@ impl Recorder {
         self.has_gap = true;
     }
 
-    /// Keeps what came up to now, as a part of this kind. False if there is nothing.
+    /// Keeps what came up to now, as a part of this kind. False if there is nothing. [`Recorder::resume`] comes next.
     pub(super) fn keep(&mut self, kind: Kind) -> bool {
         if !self.is_on || self.entries.is_empty() {
             return false;
         }
-        // What is owed is known to be alive or gone already.
-        let is_noted = !self.owed.is_empty();
-        if is_noted {
-            self.note_kept();
-            note(&mut self.open, self.seam.iter().chain(&self.entries));
-        }
-        // What was left out at two places is left out at one.
-        let seam = self.owed.drain(..).chain(self.seam.drain(..));
-        let part = Part {
-            kind,
-            seam: net(seam),
-            entries: self.entries.as_slice().into(),
-            marks: self.marks.as_slice().into(),
-        };
+        let part = self.under_way(kind);
+        self.seam.clear();
         self.entries.clear();
         self.marks.clear();
         self.kept += part.len();
         self.parts.push(part);
-        self.noted += usize::from(is_noted);
         let of_kind = self.parts.iter().filter(|part| part.kind == kind).count();
         if kind != Kind::Opening && of_kind > ITERATIONS_MAX {
             self.evict(kind);
@@ -195,20 +178,30 @@ impl Recorder {
         let Some(place) = self.parts.iter().position(|part| part.kind == kind) else {
             return false;
         };
-        self.note_kept();
         let part = self.parts.remove(place);
-        self.noted = self.parts.len();
         self.kept -= part.len();
-        let next = self.parts.get_mut(place).map(|part| &mut part.seam);
-        let is_kept = next.is_some();
-        let seam = next.unwrap_or(&mut self.owed);
-        let before = seam.len();
-        let entries = part.seam.into_iter().chain(part.entries.iter().copied());
-        *seam = net(entries.chain(std::mem::take(seam)));
-        if is_kept {
-            self.kept = self.kept + seam.len() - before;
+        let left = net(part.seam.into_iter().chain(part.entries.iter().copied()));
+        if let Some(next) = self.parts.get_mut(place) {
+            self.kept -= next.seam.len();
+            next.seam = net(left.into_iter().chain(next.seam.drain(..)));
+            self.kept += next.seam.len();
+            return true;
+        }
+        // It was the last: what is kept ends where it began.
+        let open = self.open.iter().map(|&block| Entry { block, is_alloc: true });
+        let undone = left.iter().rev().map(|entry| Entry { is_alloc: !entry.is_alloc, ..*entry });
+        let before = net(open.chain(undone)).into_iter().filter(|entry| entry.is_alloc);
+        self.open = before.map(|entry| entry.block).collect();
+        if !self.has_gap {
+            self.seam = net(left.into_iter().chain(self.seam.drain(..)));
         }
         true
+    }
+
+    /// The part under way.
+    fn under_way(&self, kind: Kind) -> Part {
+        let (entries, marks) = (self.entries.as_slice().into(), self.marks.as_slice().into());
+        Part { kind, seam: self.seam.clone(), entries, marks }
     }
 
     /// Makes room for one entry more, if there is none.
@@ -223,9 +216,10 @@ impl Recorder {
     #[cold]
     fn overflow(&mut self) {
         if self.is_marked && self.tail() >= self.window / 2 {
-            // This iteration cannot be planned. The next one may be shorter.
+            // This iteration cannot be planned. The next one may be shorter, if not its seam.
+            let is_seam_long = self.seam.len() >= self.window / 4;
             self.stop();
-            if self.owed.len() >= self.window / 4 {
+            if is_seam_long {
                 self.forget();
                 (self.is_late, self.has_gap) = (true, true);
             }
@@ -238,14 +232,6 @@ impl Recorder {
                 return;
             }
         }
-    }
-
-    /// Finds what is alive after the kept events.
-    fn note_kept(&mut self) {
-        for part in &self.parts[self.noted..] {
-            note(&mut self.open, part.seam.iter().chain(part.entries.iter()));
-        }
-        self.noted = self.parts.len();
     }
 
     /// Records an entry.
@@ -272,35 +258,13 @@ impl Recorder {
     /// The recording up to now, to be planned. Costs a copy of what is not kept yet, however long it
     /// is.
     pub(super) fn recording(&self) -> Recording {
-        let tail = Part {
-            kind: Kind::Iteration,
-            seam: net(self.owed.iter().chain(&self.seam).copied()),
-            entries: self.entries.as_slice().into(),
-            marks: self.marks.as_slice().into(),
-        };
-        let parts = self.parts.iter().cloned().chain([tail]).collect();
+        let parts = self.parts.iter().cloned().chain([self.under_way(Kind::Iteration)]).collect();
         Recording { parts, is_late: self.is_late }
-    }
-
-    /// The latest requests recorded, the newest first, `count` at most.
-    pub(super) fn latest(&self, count: usize) -> Vec<(u64, StreamId)> {
-        Recording::latest(&self.parts, &self.entries, count)
     }
 
     /// A log that writes to `log` and records.
     pub(super) fn tee<'a>(&'a mut self, log: &'a mut dyn Log) -> Tee<'a> {
         Tee { log, recorder: self }
-    }
-}
-
-/// Lets entries come and go.
-fn note<'a>(open: &mut FxHashMap<Address, Live>, entries: impl Iterator<Item = &'a Entry>) {
-    for Entry { block, is_alloc } in entries {
-        if *is_alloc {
-            open.insert(block.address, *block);
-        } else {
-            open.remove(&block.address);
-        }
     }
 }
 
@@ -327,7 +291,7 @@ impl Log for Tee<'_> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use girih_trace::{Lifetimes, Trace};
+    use girih_trace::{Lifetimes, StreamId, Trace};
 
     use super::*;
 
@@ -365,9 +329,10 @@ mod tests {
         alloc(&mut recorder, 512, 10);
         alloc(&mut recorder, 1024, 20);
         recorder.keep(Kind::Opening);
+        recorder.resume(vec![live(512, 10), live(1024, 20)]);
         recorder.stop();
         // Meanwhile the block at 1024 was freed, and another one came in its place.
-        recorder.resume(|| vec![live(512, 10), live(1024, 30)]);
+        recorder.resume(vec![live(512, 10), live(1024, 30)]);
         free(&mut recorder, 1024, 30);
         let lives = Lifetimes::of(&trace(&recorder));
         let sizes: Vec<u64> = lives.requests.iter().map(|request| request.size).collect();
@@ -380,8 +345,9 @@ mod tests {
         let mut recorder = small(100);
         alloc(&mut recorder, 512, 10);
         recorder.keep(Kind::Opening);
+        recorder.resume(vec![live(512, 10)]);
         recorder.stop();
-        recorder.resume(|| vec![live(512, 10), live(1024, 20), live(2048, 30)]);
+        recorder.resume(vec![live(512, 10), live(1024, 20), live(2048, 30)]);
         free(&mut recorder, 1024, 20);
         assert_eq!(sizes(&recorder), [10, 20]);
     }
@@ -450,7 +416,7 @@ mod tests {
         let long: Vec<u64> = (100..10_000).collect();
         iteration(&mut recorder, Kind::Iteration, &long);
         assert!(!recorder.is_on() && sizes(&recorder) == [1]);
-        recorder.resume(|| vec![live(512, 1)]);
+        recorder.resume(vec![live(512, 1)]);
         iteration(&mut recorder, Kind::Iteration, &[7]);
         assert_eq!(sizes(&recorder), [1, 7]);
     }
@@ -507,7 +473,7 @@ mod tests {
                 if step == 3 {
                     recorder.begin_iterations();
                 }
-                recorder.resume(|| alive.values().copied().collect());
+                recorder.resume(alive.values().copied().collect());
                 recorder.mark(MarkKind::Step);
                 assert!(recorder.len() <= 300, "seed {seed}, step {step}");
                 let trace = trace(&recorder);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use girih_trace::{Action, Event, Mark, MarkKind, Origin, PoolId, StackId, StreamId, Trace};
+use girih_trace::{Action, Event, Mark, MarkKind, Origin, PoolId, StackId, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::device::Address;
@@ -144,12 +144,5 @@ impl Recording {
             end = start;
         }
         (events, marks)
-    }
-
-    /// The latest requests, the newest first.
-    pub(super) fn latest(parts: &[Part], tail: &[Entry], count: usize) -> Vec<(u64, StreamId)> {
-        let kept = parts.iter().rev().flat_map(|part| part.entries.iter().rev());
-        let requests = tail.iter().rev().chain(kept).filter(|entry| entry.is_alloc);
-        requests.map(|entry| (entry.block.requested, entry.block.stream)).take(count).collect()
     }
 }

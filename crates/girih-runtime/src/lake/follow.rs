@@ -9,8 +9,8 @@
 //! another only after it. Whatever the plan says, no more is held than without it, but for the pages that its
 //! places touch within the bound.
 //!
-//! To take a plan up is to lay a window over addresses of the stream that it asks for most; to drop it is to
-//! cede the window. Blocks stay where they are, ids stay valid, nothing is mapped and nobody waits.
+//! A plan is followed from the first request on: its window is a segment of the stream that it asks for most. To drop
+//! it is to cede the window. Blocks stay where they are, ids stay valid, nothing is mapped and nobody waits.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use girih_trace::{MarkKind, StreamId};
 
 use super::block::Block;
 use super::cells::Span;
-use super::growth::{Growth, Joins};
 use super::places::{Places, Reserved};
 use super::views::Part;
 use super::window::Window;
 use super::{EntryId, Follower, Lake, Search};
+use crate::device::DeviceError;
 use crate::order::Stamp;
-use crate::policy::{AllocError, BlockId, Env, Request};
+use crate::policy::{BlockId, Env, Request};
 
 /// How well plans were followed: what happened while there was one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,9 +81,9 @@ pub(super) struct Followed {
 }
 
 impl Lake {
-    /// A lake that follows `plan` from the first request on, unless it [does not help](Plan::helps). The plan
-    /// must have passed [`girih_plan::verify()`]: places that leave the window would otherwise be found out only when
-    /// they are asked for.
+    /// A lake that follows `plan` from the first request on, unless it [does not help](Plan::helps); it holds nothing
+    /// yet. The plan must have passed [`girih_plan::verify()`]: places that leave the window would otherwise be found
+    /// out only when they are asked for.
     #[must_use]
     pub fn with_plan(mut self, plan: Arc<Plan>) -> Lake {
         self.first_plan = plan.helps().then_some(plan);
@@ -98,19 +98,6 @@ impl Lake {
     /// How well plans were followed so far.
     pub fn following(&self) -> Following {
         Following { waits: self.order.waits(), ..self.following }
-    }
-
-    /// Follows `plan` from now on, from the beginning of its steady iteration (of its first sequence if it
-    /// has none), instead of the one that was followed. The plan must have passed
-    /// [`girih_plan::verify()`]. False, and no plan is followed, if it has no places, or there are no
-    /// addresses for them.
-    ///
-    /// # Errors
-    /// Those of the device, which is asked for addresses. No plan is followed then.
-    pub fn follow(&mut self, env: &mut Env<'_>, plan: Arc<Plan>) -> Result<bool, AllocError> {
-        self.unfollow();
-        let is_first = self.held == 0 && self.most_in_use == 0;
-        self.lay(env, plan, is_first)
     }
 
     /// Drops the plan that is followed, if one is.
@@ -150,76 +137,38 @@ impl Lake {
         }
     }
 
-    /// Takes up the plan that came before the first request. What is refused costs the plan.
+    /// Lays the window of the plan that came before the first request. What is refused costs the plan.
     #[cold]
-    pub(super) fn take_up_first(&mut self, env: &mut Env<'_>) {
+    pub(super) fn begin_plan(&mut self, env: &mut Env<'_>) {
         if let Some(plan) = self.first_plan.take() {
-            let _ = self.lay(env, plan, true);
+            self.followed = self.lay(env, plan).ok().flatten().map(Box::new);
         }
     }
 
-    /// Finds where in the plan the program is by its latest requests, the newest first.
-    pub(crate) fn locate(&mut self, recent: &[(u64, StreamId)]) {
-        let Some(followed) = &mut self.followed else { return };
-        for &(size, stream) in recent.iter().rev() {
-            followed.follower.follow(size, stream);
-        }
-    }
-
-    /// Lays the window of a plan.
-    fn lay(
-        &mut self,
-        env: &mut Env<'_>,
-        plan: Arc<Plan>,
-        is_first: bool,
-    ) -> Result<bool, AllocError> {
+    /// Lays the window of a plan, while nothing is held. None if it has no places.
+    fn lay(&mut self, env: &mut Env<'_>, plan: Arc<Plan>) -> Result<Option<Followed>, DeviceError> {
         self.granule = env.device.granularity();
-        let (places, cells) = Places::of(&plan, is_first, self.granule);
-        let Some(stream) = main_stream(&plan).filter(|_| cells.bytes() > 0) else {
-            return Ok(false);
+        let (places, cells) = Places::of(&plan, self.granule);
+        let bytes = cells.bytes();
+        let (Some(stream), Some(size)) =
+            (main_stream(&plan), bytes.checked_next_multiple_of(self.granule))
+        else {
+            return Ok(None);
         };
+        if size == 0 {
+            return Ok(None);
+        }
         let home = self.heap.home(stream, false);
-        let search = Search { size: cells.bytes(), home };
-        if self.heap.unmapped_of(home).next().is_none() {
-            self.reserve_segment(env, &search)?;
-        }
-        let Growth { start: Some(start), skipped, .. } = self.find_site(&search) else {
-            return Ok(false);
-        };
-        let Block { address, segment, .. } = self.heap.blocks[start];
+        let base = env.device.reserve(size)?;
+        let id = self.insert_segment(home, base, size);
+        let segment = self.heap.blocks[id].segment;
         self.segments[segment as usize].iter_mut().for_each(|segment| segment.stays = true);
-        let page = self.page_of(cells.bytes().max(self.most_in_use));
-        // Bytes that a plan is trusted with while it is followed from the first request on.
-        let foreseen = match plan.is_tight_to(self.options.tight) {
-            true => cells.bytes(),
-            false => plan.in_use.min(cells.bytes()),
-        };
-        let foreseen = if is_first { self.with_slack(foreseen) } else { 0 };
-        let mut window = Window::new(home, segment, address + skipped, cells, page, foreseen);
-        self.gather_in(&mut window);
-        let mut follower = Follower::new(&plan);
-        if !is_first {
-            follower.join();
-        }
-        self.followed =
-            Some(Box::new(Followed { plan, follower, places, window, has_lent_all: false }));
-        Ok(true)
-    }
-
-    /// Where a window would lie: where a request of its size would.
-    fn find_site(&self, search: &Search) -> Growth {
-        match self.heap.best_fit(search.home, search.size) {
-            Some((id, _)) => Growth { missing: 0, start: Some(id), skipped: 0, size: search.size },
-            None => self.choose_growth(search, Joins::Any),
-        }
-    }
-
-    /// True if a plan that is taken up now finds its places free and mapped, or may have pages for them.
-    pub(crate) fn has_room_for(&self, plan: &Plan) -> bool {
-        let home = main_stream(plan).and_then(|stream| self.heap.known_home(stream, false));
-        let site = home.map(|home| self.find_site(&Search { size: plan.arena_bytes, home }));
-        let missing = site.map_or(plan.arena_bytes, |site| site.missing);
-        self.held.saturating_add(missing) <= self.with_slack(self.most_in_use)
+        let page = self.page_of(bytes.max(self.most_in_use));
+        // A plan is trusted with its places if they are what was in use at once, else with what was in use.
+        let foreseen = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
+        let window = Window::new(home, segment, base, cells, page, self.with_slack(foreseen));
+        let follower = Follower::new(&plan);
+        Ok(Some(Followed { plan, follower, places, window, has_lent_all: false }))
     }
 
     /// The place of a request as a block, if it has one that is free.
@@ -366,11 +315,6 @@ impl Lake {
     pub(super) fn idle_places(&self) -> impl Iterator<Item = (u32, Part)> {
         let window = self.followed.iter().map(|followed| &followed.window);
         window.flat_map(|window| window.idle().map(|part| (window.segment, part)))
-    }
-
-    /// The addresses of the window, if there is one.
-    pub(super) fn window(&self) -> Option<Part> {
-        self.followed.as_ref().map(|followed| followed.window.bytes())
     }
 
     /// See [`Lake::check_window`].

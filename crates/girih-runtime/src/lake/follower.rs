@@ -232,15 +232,10 @@ impl Follower {
     /// few requests will tell if it is not. Stays where it is if nothing repeats.
     pub fn join(&mut self) {
         if self.steady != END {
-            self.go_to(EntryId(self.steady));
+            self.alternatives.clear();
+            self.arrive(self.steady);
+            self.odd = 0;
         }
-    }
-
-    /// Expects this entry next.
-    pub fn go_to(&mut self, entry: EntryId) {
-        self.alternatives.clear();
-        self.arrive(entry.0);
-        self.odd = 0;
     }
 
     /// Tells the follower of a mark of the program.
@@ -337,11 +332,6 @@ impl Follower {
             span.role != Role::Opening && span.boundaries.contains(&(span.start, kind))
         };
         own.or_else(|| self.sequences.iter().find(begins).map(|span| span.start))
-    }
-
-    /// Where the steady iteration begins, as an index over all entries; None without one.
-    pub fn steady_start(&self) -> Option<EntryId> {
-        (self.steady != END).then_some(EntryId(self.steady))
     }
 }
 
@@ -440,7 +430,7 @@ mod tests {
         let opening = sequence(Role::Opening, &[1, 2, 3]);
         let mut follower = Follower::new(&plan(vec![opening, sequence(Role::Steady, &RING)]));
         assert_eq!(follow(&mut follower, &[1, 2, 3, 10, 20]), "0 1 2 3 4");
-        assert_eq!(follower.steady_start(), Some(EntryId(3)));
+        assert_eq!(follower.steady, 3);
     }
 
     #[test]

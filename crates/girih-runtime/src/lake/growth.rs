@@ -1,15 +1,14 @@
 //! Growing: new pages of the device, in the segments of a home.
 //!
-//! A home has one segment, which reserves 9/8 of the device's bytes. A request for which more has to be mapped
-//! takes the run of free and unmapped blocks that lacks the fewest bytes.
+//! A home has one segment, which reserves 9/8 of the device's bytes, beside the window of a plan. A request for which
+//! more has to be mapped takes the run of free and unmapped blocks that lacks the fewest bytes.
 //!
 //! A page is a certain part of what was in use when it was made: so a run of a few GiB is cut finely, and one
 //! that fills the card has no more pages. For a large request pages are larger: what is large once is so
 //! again, and its views are of fewer pages then. The last of several is smaller: no more is mapped than is asked for.
 
-use super::block::Block;
+use super::block::{Block, Home};
 use super::pages::Segment;
-use super::views::Part;
 use super::{Lake, Search};
 use crate::chain::NIL;
 use crate::device::{Address, DeviceError};
@@ -33,8 +32,6 @@ pub(super) struct Growth {
     pub(super) missing: u64,
     /// The block with which the run begins; none is a new segment.
     pub(super) start: Option<BlockId>,
-    /// The bytes of it that are left out, since they are a plan's.
-    pub(super) skipped: u64,
     /// Bytes of the run.
     pub(super) size: u64,
 }
@@ -114,28 +111,17 @@ impl Lake {
         granules.saturating_mul(self.granule).min(self.options.page_max.max(self.granule))
     }
 
-    /// The way to grow that maps the fewest bytes, outside of the window of a plan if that is possible.
+    /// The way to grow that maps the fewest bytes, outside of the window of a plan.
     pub(super) fn choose_growth(&self, search: &Search, joins: Joins) -> Growth {
-        let size = search.size;
-        let window = self.window();
-        let runs = self.heap.unmapped_of(search.home).flat_map(|id| {
-            let block = self.heap.blocks[id];
-            let all = Part { address: block.address, size: block.size };
-            let in_window = window.as_ref().map_or(0, |window| window.common(&all));
-            let whole = self.run_from(search, id, joins).map(|growth| (in_window > 0, growth));
-            let end = window.filter(|_| in_window > 0).map(|window| window.end() - block.address);
-            let skipped = end.map(|bytes| bytes.next_multiple_of(self.granule));
-            let behind = skipped.filter(|&bytes| bytes + size <= block.size).map(|skipped| {
-                let missing = size.next_multiple_of(self.granule);
-                (false, Growth { missing, start: Some(id), skipped, size })
-            });
-            [whole, behind].map(|run| run.map(|(within, growth)| (within, growth, block.address)))
+        let runs = self.heap.unmapped_of(search.home).filter_map(|id| {
+            let block = &self.heap.blocks[id];
+            let may_grow = !self.segment_of(block).stays;
+            let growth = may_grow.then(|| self.run_from(search, id, joins)).flatten()?;
+            Some((growth.missing, block.address, growth))
         });
-        let missing = size.next_multiple_of(self.granule);
-        let anew = Growth { missing, start: None, skipped: 0, size };
-        let best =
-            runs.flatten().min_by_key(|&(in_window, growth, at)| (in_window, growth.missing, at));
-        best.map_or(anew, |(_, growth, _)| growth)
+        let best = runs.min_by_key(|&(missing, address, _)| (missing, address));
+        let missing = search.size.next_multiple_of(self.granule);
+        best.map_or(Growth { missing, start: None, size: search.size }, |(.., growth)| growth)
     }
 
     /// The run of free and unmapped blocks that an unmapped one is in, if it is long enough.
@@ -149,7 +135,7 @@ impl Lake {
         let missing = self.missing_in(start, search.size)?;
         let may_wait = joins != Joins::Clean && !self.is_capturing();
         let is_usable = may_wait || self.is_clean(search, start);
-        let growth = Growth { missing, start: Some(start), skipped: 0, size: search.size };
+        let growth = Growth { missing, start: Some(start), size: search.size };
         is_usable.then_some(growth)
     }
 
@@ -191,10 +177,6 @@ impl Lake {
             },
         };
         let mut at = Some(start);
-        if growth.skipped > 0 {
-            let address = self.heap.blocks[start].address + growth.skipped;
-            at = self.map_part(env, start, address, growth.size)?;
-        }
         // What is not mapped of the run. What was mapped when the device refuses stays, free.
         while let Some(id) = at {
             let block = &self.heap.blocks[id];
@@ -211,7 +193,7 @@ impl Lake {
     }
 
     /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had.
-    pub(super) fn reserve_segment(
+    fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -233,15 +215,20 @@ impl Lake {
             }
         }
         let Some((base, size)) = reserved else { return Ok(None) };
+        Ok(Some(self.insert_segment(search.home, base, size)))
+    }
+
+    /// Makes a segment of addresses: an unmapped block.
+    pub(super) fn insert_segment(&mut self, home: Home, base: Address, size: u64) -> BlockId {
         let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
         if place == self.segments.len() {
             self.segments.push(None);
         }
         self.segments[place] = Some(Segment::new(base, size, self.granule));
-        let block = Block::new(base, size, search.home, place as u32);
+        let block = Block::new(base, size, home, place as u32);
         let id = self.heap.blocks.insert(Block { mapped: false, ..block });
         self.heap.insert_free(id);
-        Ok(Some(id))
+        id
     }
 
     /// Maps `size` bytes of an unmapped block from `address` on, or a little more. They become a free block,

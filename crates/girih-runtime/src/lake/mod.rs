@@ -52,7 +52,6 @@ mod window;
 use std::sync::Arc;
 
 use girih_plan::Plan;
-use girih_plan::plan::TIGHT;
 use girih_trace::{Action, Mark, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
@@ -133,9 +132,6 @@ pub struct Options {
     /// Idle places of a plan are lent that it does not want within so many requests, within an eighth of them, or
     /// within an eighth of those.
     pub ahead: u64,
-    /// A plan is trusted with its places if they are what was in use at once, to one byte in so many
-    /// ([`Plan::is_tight`]); else with what was in use.
-    pub tight: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
     pub strain: u64,
 }
@@ -158,7 +154,6 @@ impl Default for Options {
             room: 8,
             looked_at: 64,
             ahead: 4096,
-            tight: TIGHT,
             strain: 50,
         }
     }
@@ -196,7 +191,7 @@ pub struct Lake {
     most_in_use: u64,
     /// The plan that is followed.
     followed: Option<Box<Followed>>,
-    /// The plan that is taken up at the first request.
+    /// The plan that is followed from the next request on, the first.
     first_plan: Option<Arc<Plan>>,
     following: Following,
     /// Plans that were dropped because more was held with them than without.
@@ -305,7 +300,7 @@ impl Lake {
         let divisions = &self.beside.inner().config().roundup_power2_divisions;
         let size = round_size(request.size, divisions);
         if self.first_plan.is_some() {
-            self.take_up_first(env);
+            self.begin_plan(env);
         }
         if self.followed.is_some()
             && let Some(block) = self.take_place(env, &request, size)

@@ -2,12 +2,8 @@
 //!
 //! ```text
 //!  plan      persistent region | arena
-//!  window    | what stays      | what comes and goes                |       from the first request on
-//!            | what comes and goes                |                         in the middle of a run
+//!  window    | what stays      | what comes and goes                |
 //! ```
-//!
-//! What stays across iterations is made before the first one ends. A plan that is taken up later finds it
-//! where it is, and gives it no place.
 
 use girih_plan::{Place, Plan, ROOM_GRAIN, Room, granted, granted_in_room};
 
@@ -81,13 +77,13 @@ impl Places {
     /// The places of a plan that has passed [`girih_plan::verify()`], and the cells of their window. Where sizes
     /// vary a place is cut into cells of a `page` beyond its least size: a block that is smaller than the place holds
     /// no page that it does not touch.
-    pub(super) fn of(plan: &Plan, from_first_request: bool, page: u64) -> (Places, Cells) {
-        let stays = if from_first_request { plan.persistent_bytes } else { 0 };
+    pub(super) fn of(plan: &Plan, page: u64) -> (Places, Cells) {
+        let stays = plan.persistent_bytes;
         let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
         let place = |place| match place {
             Place::Arena(offset) => Some((stays + offset, ALONE)),
             Place::Room(number) => Some((stays + plan.rooms[number as usize].offset, number)),
-            Place::Persistent(offset) => from_first_request.then_some((offset, ALONE)),
+            Place::Persistent(offset) => Some((offset, ALONE)),
             Place::Outside => None,
         };
         // A cell more costs next to nothing, and what lies behind a block is free without it.

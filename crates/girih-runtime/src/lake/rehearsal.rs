@@ -31,7 +31,7 @@ pub(crate) struct Rehearsal {
 impl Rehearsal {
     /// Begins where the steady iteration of `plan` does, with all places free. `granule` is the device's, in bytes.
     pub(crate) fn new(plan: &Plan, granule: u64) -> Rehearsal {
-        let (places, cells) = Places::of(plan, true, granule);
+        let (places, cells) = Places::of(plan, granule);
         let mut follower = Follower::new(plan);
         follower.join();
         let held = Bits::new(&cells, false);

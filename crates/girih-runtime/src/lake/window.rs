@@ -18,8 +18,8 @@
 //! become the window's, and what is not mapped is mapped, within the bound. If not, the request goes
 //! on to the next in turn, and nothing has changed.
 //!
-//! So a plan begins with a window of which everything is ceded, and is dropped by ceding everything: both touch
-//! no page and wait for nobody.
+//! So a plan begins with a window of which everything is ceded, a segment that nothing is mapped in, and is dropped by
+//! ceding everything, which touches no page and waits for nobody.
 
 use super::block::{Block, Home};
 use super::cells::{Bits, Cells, Span};
@@ -73,11 +73,6 @@ impl Window {
             page,
             foreseen,
         }
-    }
-
-    /// Its bytes.
-    pub(super) fn bytes(&self) -> Part {
-        Part { address: self.base, size: self.cells.bytes() }
     }
 
     /// The bytes of a run of cells.

@@ -1,22 +1,16 @@
-//! `auto` in a simulation: it makes its plans itself, and tells the peaks before and after a change of
-//! plans apart.
+//! `auto` in a simulation: it makes its plans itself.
 
-use girih_trace::Mark;
-
-use super::{Learning, Setup, Simulated};
+use super::{Setup, Simulated};
 use crate::auto::Auto;
 use crate::lake::{Following, Lake};
-use crate::policy::{AllocError, Env, Granted, Policy, Request};
-use crate::stats::Stats;
+use crate::policy::Policy;
 use crate::wrapper::Wrapper;
 
-/// `auto`, and what it had counted at each change of plans.
+/// `auto`, and how the plan that it began with was followed.
 pub(crate) struct Learner {
     auto: Auto,
-    /// The counters at each change, after which their peaks began anew.
-    earlier: Vec<Stats>,
-    /// How plans were followed, and how many changes there were, when the peaks were last reset by others.
-    before: (Following, usize),
+    /// What came before the peaks were last reset.
+    before: Following,
 }
 
 impl Learner {
@@ -25,15 +19,7 @@ impl Learner {
         let mut auto = Auto::new(lake);
         auto.set_options(setup.judge);
         auto.set_planning(setup.planning());
-        Learner { auto, earlier: Vec::new(), before: (Following::default(), 0) }
-    }
-
-    /// Takes the counters down if there was a change of plans.
-    fn look(&mut self) {
-        if self.auto.switches().len() > self.earlier.len() {
-            self.earlier.push(Policy::stats(&self.auto).clone());
-            Policy::reset_peak_stats(&mut self.auto);
-        }
+        Learner { auto, before: Following::default() }
     }
 }
 
@@ -48,20 +34,8 @@ impl Wrapper for Learner {
         &mut self.auto
     }
 
-    fn allocate(&mut self, env: &mut Env<'_>, request: Request) -> Result<Granted, AllocError> {
-        let granted = Policy::allocate(&mut self.auto, env, request);
-        self.look();
-        granted
-    }
-
-    fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
-        Policy::mark(&mut self.auto, env, mark)?;
-        self.look();
-        Ok(())
-    }
-
     fn reset_peak_stats(&mut self) {
-        self.before = (self.auto.lake().following(), self.auto.switches().len());
+        self.before = self.auto.lake().following();
         Policy::reset_peak_stats(&mut self.auto);
     }
 }
@@ -71,25 +45,7 @@ impl Simulated for Learner {
         self.auto.lake().rounded(size)
     }
 
-    fn totals(&self) -> Stats {
-        let mut stats = Policy::stats(&self.auto).clone();
-        for before in &self.earlier[self.before.1..] {
-            stats.raise_peaks(before);
-        }
-        stats
-    }
-
     fn following(&self) -> Option<Following> {
-        Some(self.auto.lake().following().since(self.before.0))
-    }
-
-    fn learning(&self) -> Option<Learning> {
-        let peaks = |of: &Stats| (of.allocated_bytes.all().peak, of.reserved_bytes.all().peak);
-        let now = Policy::stats(&self.auto);
-        Some(Learning {
-            switches: self.auto.switches().to_vec(),
-            // What came before the first switch is left out.
-            peaks: self.earlier.iter().chain([now]).skip(1).map(peaks).collect(),
-        })
+        Some(self.auto.lake().following().since(self.before))
     }
 }

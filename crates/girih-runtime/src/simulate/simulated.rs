@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use girih_trace::{Contradiction, Earlier, Lifetimes, Trace};
 
-use super::Learning;
 use crate::caching::Adopted;
 use crate::lake::Following;
 use crate::policy::{AllocError, Policy};
@@ -48,12 +47,7 @@ pub(crate) trait Simulated: Policy {
     /// Bytes that a request of so many is rounded up to, a small one or not.
     fn rounded(&self, size: u64) -> u64;
 
-    /// The counters of the whole run.
-    fn totals(&self) -> Stats {
-        self.stats().clone()
-    }
-
-    /// Of these counters, the most bytes that were of use at once.
+    /// Of its counters, the most bytes that were of use at once.
     fn used_peak(&self, stats: &Stats) -> u64 {
         stats.allocated_bytes.all().peak
     }
@@ -65,11 +59,6 @@ pub(crate) trait Simulated: Policy {
 
     /// What served the requests; None of a policy that does not tell.
     fn served(&self) -> Option<Served> {
-        None
-    }
-
-    /// What was learnt; None of a policy that learns nothing.
-    fn learning(&self) -> Option<Learning> {
         None
     }
 }

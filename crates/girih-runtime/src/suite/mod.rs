@@ -30,7 +30,7 @@ use girih_trace::{PoolId, StreamId};
 use self::harness::Harness;
 pub use self::harness::Stage;
 pub use self::policies::{
-    auto, changing_plans, eager, every_policy, planned, reckless_plan, with_idle_places, woven,
+    auto, dropping_its_plan, eager, every_policy, planned, reckless_plan, with_idle_places, woven,
 };
 use self::program::Program;
 pub use self::scenario::{Op, Scenario};

@@ -32,7 +32,7 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     };
     let policy = |allocator: Allocator| allocator.policy(&config(allocator), &setup);
     let all = Allocator::ALL.into_iter().map(|allocator| policy(allocator).expect("it has a plan"));
-    all.chain([changing_plans(seed), woven(seed)]).collect()
+    all.chain([dropping_its_plan(seed), woven(seed)]).collect()
 }
 
 /// Settings under which those that stitch do it whenever they can and give views up soon, and a
@@ -60,40 +60,29 @@ pub fn planned(plan: Plan) -> Box<dyn Policy> {
     Box::new(lake().with_plan(Arc::new(plan)))
 }
 
-/// A lake that begins without a plan and takes up another [`reckless_plan`], and now and then none, at
-/// every step.
-pub fn changing_plans(seed: u64) -> Box<dyn Policy> {
-    let mut next = seed;
-    Box::new(Hooked::new(lake(), move |lake: &mut Lake, env: &mut Env<'_>, moment| {
+/// A lake that follows a [`reckless_plan`] from the first request on and drops it at one of the first marks.
+pub fn dropping_its_plan(seed: u64) -> Box<dyn Policy> {
+    let lake = lake().with_plan(Arc::new(reckless_plan(seed)));
+    let mut marks_left = seed % 5;
+    Box::new(Hooked::new(lake, move |lake: &mut Lake, _: &mut Env<'_>, moment| {
         if moment == Moment::Mark {
-            next += 1;
-            if next.is_multiple_of(4) {
+            marks_left = marks_left.saturating_sub(1);
+            if marks_left == 0 {
                 lake.unfollow();
-            } else {
-                lake.follow(env, Arc::new(reckless_plan(next)))?;
             }
         }
         Ok(())
     }))
 }
 
-/// A lake that takes up one plan with its first operation and follows it from then on. The places are
-/// large, and what comes is small: much of the window is idle, and lent.
+/// A lake that follows one plan from the first request on. The places are large, and what comes is small: much of
+/// the window is idle, and lent.
 pub fn with_idle_places(seed: u64) -> Box<dyn Policy> {
     let mut plan = reckless_plan(seed);
     for entry in plan.sequences.iter_mut().flat_map(|sequence| &mut sequence.entries) {
         entry.size_max = 16 << 20;
     }
-    let mut plan = Some(Arc::new(plan));
-    Box::new(Hooked::new(lake(), move |lake: &mut Lake, env: &mut Env<'_>, _| {
-        // A refusal leaves everything as it was: the next operation tries again.
-        if let Some(next) = &plan
-            && lake.follow(env, Arc::clone(next)).is_ok()
-        {
-            plan = None;
-        }
-        Ok(())
-    }))
+    planned(plan)
 }
 
 /// STWeaver's allocator with a plan of overlapping places and spaces, in which a dynamic layer begins or ends at every

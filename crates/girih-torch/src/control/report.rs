@@ -62,8 +62,6 @@ pub(super) struct Report {
     driver_seconds: f64,
     /// Events in the recording; null if nothing is recorded.
     recorded_events: Option<u64>,
-    /// How often the plan was changed.
-    switches: u64,
     /// Seconds that planning took beside the run.
     planning_seconds: f64,
     plan: Option<PlanSummary>,
@@ -193,7 +191,6 @@ fn look(state: &mut State) -> Report {
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),
         driver_seconds: state.device.memory_time().as_secs_f64(),
         recorded_events: state.journal.recorder().map(|recorder| recorder.len() as u64),
-        switches: state.engine.switches(),
         planning_seconds: state.background.seconds(),
         plan: state.engine.plan().map(PlanSummary::of),
         swap: state.swap_report(),

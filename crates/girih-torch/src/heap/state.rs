@@ -284,7 +284,7 @@ impl State {
             recorder.mark(kind, name);
         }
         let mark = Mark { before: 0, time_us: now_us(), kind, name: name.to_owned() };
-        // A plan that is ready can be switched to at this very mark.
+        // A plan that is ready is gone along from this very mark on.
         self.look_after_planning();
         let (policy, mut env) = self.parts();
         policy.mark(&mut env, &mark)?;
@@ -308,7 +308,8 @@ impl State {
             self.plans_given_up = self.engine.given_up();
             self.background.throw_away();
         }
-        if !self.background.is_busy()
+        if self.background.keeps()
+            && !self.background.is_busy()
             && let Some(job) = self.engine.take_job()
         {
             self.background.start(job);
@@ -328,13 +329,13 @@ impl State {
         }
         let Some(following) = self.engine.following() else { return };
         let (hits, misses) = (following.hits, following.misses);
-        let is_given_up = self.engine.plan().is_none() || self.engine.switches() > 0;
-        if is_given_up || (hits + misses >= u64::from(LOOK_EVERY) && misses > hits) {
+        if self.engine.plan().is_none() || (hits + misses >= u64::from(LOOK_EVERY) && misses > hits)
+        {
             self.watches_fit = false;
             self.warn(format!(
                 "device {}: the plan does not fit this run: {misses} of {} requests had no place \
                  in it and were served without one. Was it made of another model, \
-                 batch or rank? This run learns a plan of its own; the next one should begin with \
+                 batch or rank? The next run should begin with \
                  one that fits: make it again with the mode `profile`, or use the mode `auto`.",
                 self.ordinal,
                 hits + misses
