@@ -35,7 +35,7 @@ from modes import launch, shareable
 
 ROWS = ("native", "expandable", "auto", "again")
 GIB = 1 << 30
-# `auto` plans after four steps and follows from the sixth on: two steps are left to be timed.
+# Plans are made and pages mapped in the first four: two steps are left to be timed.
 STEPS = ["--steps", "7", "--settled", "5"]
 # How programs say that memory ran out, besides torch's own error.
 OUT_OF_MEMORY = re.compile(r"out of ?memory|ALLOC_FAILED", re.IGNORECASE)

@@ -39,7 +39,7 @@ REPLAYED = (
     *("native", "expandable", "gmlake", "gmlake-128", "gmlake-code", "stweaver"),
     *("stitch", "planned", "auto", "again"),
 )
-# `auto` plans after four steps and follows from the sixth on: three are left to be timed.
+# `auto` plans after four steps, for the launch that comes next: three are left to be timed.
 STEPS = ["--steps", "9", "--settled", "6"]
 # `auto` plans after four steps, and is replayed on the same.
 RECORDED_STEPS = ["--steps", "7", "--settled", "5"]

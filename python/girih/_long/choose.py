@@ -33,8 +33,8 @@ STEPS_UNTIMED = 2
 STEPS_MOST = 24
 """Of a way for which swapping still tries plans."""
 SLOWER = 1.1
-"""A way that takes so much longer than another is not waited for until it has settled. Its first
-plan takes up to 1.06 of what its last does (bench/results/swap.md)."""
+"""A way that takes so much longer than another is not waited for until it has settled. The first
+plan's step takes up to 1.05 of the last's, of eight in nine recordings (bench/results/swap.md)."""
 WAYS = ("nothing", "products", "whole")
 """What is kept, on the GPU or on the host. In this order each needs more of the host."""
 GAIN = 0.01
