@@ -203,6 +203,7 @@ impl Steps {
         self.sequences = Sequences::default();
         self.policies.clear();
         (self.cursor, self.place, self.job) = (None, None, None);
+        self.is_settled = false;
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
