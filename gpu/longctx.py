@@ -29,6 +29,8 @@ MFU_WAYS = (
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
 LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
 PARALLEL = str(Path(__file__).with_name("workloads") / "parallel.py")
+TRIED_STEPS = 60
+"""That plans of swapping and the ways of `fill` are tried in, about."""
 UNIT = 4096
 """Tokens: lengths are found to within so many, if nothing else is said."""
 
@@ -64,8 +66,9 @@ class Table:
         options = self.options
         words = [*shape(options, length), *more]
         if way == "fill":
-            # Where Girih swaps, twelve steps try ways.
-            words += ["--steps", str(options.steps + 8), "--settled", str(options.steps + 4)]
+            # Where Girih swaps, the first steps make plans, and those after them try ways.
+            more_steps = options.steps + TRIED_STEPS
+            words += ["--steps", str(more_steps), "--settled", str(more_steps - 8)]
         run = launch(way, budget, options.host_budget, words, options.timeout)
         self.runs.append({"tokens": length, "budget": budget} | run)
         seen = run.get("seen")
@@ -87,7 +90,8 @@ class Table:
 def mfu(table: Table, options: argparse.Namespace) -> None:
     """Every way at three lengths; Girih in what recomputation allocates."""
     for length in options.length or (32768, 65536, 131072):
-        base, budget = None, "0"
+        # That of the command line serves where recomputation is not among the ways.
+        base, budget = None, options.budget
         for way in options.only or MFU_WAYS:
             seen = table.run(way, length, budget, base, [])
             base = base or seen

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -290,6 +291,8 @@ class Bench:
             self.has_failed = True
             errors = [line for line in done.stderr.splitlines() if "Error" in line]
             said = (errors or done.stderr.splitlines() or ["it said nothing"])[-1]
+            if done.returncode < 0:
+                said = f"ended by {signal.Signals(-done.returncode).name}"
             self.keep({"words": words, "world": world, "rank": rank, "error": said})
             return None, said
         return file, ""

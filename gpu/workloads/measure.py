@@ -9,6 +9,7 @@ CPU, where a workload can only be tried, all that is said of memory is 0.
 
 import collections
 import contextlib
+import fcntl
 import json
 import os
 import sys
@@ -19,13 +20,30 @@ from typing import Any
 import torch
 
 
+def take_turn(path: str) -> None:
+    """Waits until no other process has the file's lock, and keeps it to the end of this process.
+
+    Programs that are started side by side load their libraries at once then, and have the GPU one
+    after the other, so that each is timed alone.
+    """
+    # A process's files are closed in the order of their numbers: the GPU's before this one.
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fcntl.fcntl(held, fcntl.F_DUPFD, 500), fcntl.LOCK_EX)
+    os.close(held)
+
+
 def deterministic(exact: bool = False) -> None:
     """Makes equal runs give equal losses. To be called before CUDA starts.
+
+    A launch that has GIRIH_TURNS, the path of a file, in its environment waits here for its turn.
 
     With `exact`, bit by bit: an operation without a deterministic kernel is an error. Without, a
     warning, and then attention's backward pass is not deterministic: PyTorch asks it to be only if
     a warning would not do.
     """
+    # Ranks of one job wait for each other, and cannot take turns.
+    if (turns := os.environ.get("GIRIH_TURNS")) and "WORLD_SIZE" not in os.environ:
+        take_turn(turns)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if exact:
         # The order of a sum over several GPUs.
