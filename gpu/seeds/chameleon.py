@@ -18,8 +18,8 @@ from seeds.bench import OUT, Bench, Table, gib
 BASE = {"layers": 5, "hidden": 4096, "length": 4096, "batch": 4}
 # The last step, of which gradients are kept, takes longer: it is one of six.
 STEPS = {"steps": 10, "settled": 4}
-# Plans are made until two in a row bring nothing.
-SWAPPED_STEPS = {"steps": 30, "settled": 24}
+# Where Girih swaps: plans are made until two in a row bring nothing.
+SETTLING = {"steps": 30, "settled": 24}
 COLUMNS = [
     *("shape", "way", "allocated GiB", "step s", "of recomputation's", "gradients"),
     *("GB out", "said"),
@@ -74,8 +74,8 @@ def sweep(bench: Bench, shapes: list[tuple[str, dict[str, int]]], ways: tuple[st
         first: dict[str, Any] | None = None
         recomputed = None
         for way in ways:
-            more = SWAPPED_STEPS if way == "girih" else {}
-            seen = run(bench, way, budget, words_of(shape, **more), name)
+            # As many steps each way: gradients are those of the last one.
+            seen = run(bench, way, budget, words_of(shape, **SETTLING), name)
             if seen is None:
                 bench.row(name, way, "-", "-", "-", "-", "-", OUT)
                 continue
