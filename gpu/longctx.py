@@ -9,8 +9,10 @@
 Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says
 what the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just
 before; flops are those of the model (6 for each weight and token, 6 n h s^2 of causal attention),
-by the peak of the card that `--peak` gives. `longest` doubles the tokens until a way runs out of
-memory, then halves the step between the last two.
+by the peak of the card that `--peak` gives. Losses: the largest difference from those of the first
+row, as a part; with `--exact`, whether they and the gradients of the first step are the same to the
+bit. `longest` doubles the tokens until a way runs out of memory, then halves the step between the
+last two.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from modes import MIB, printed, ran
-from swap import launch
+from swap import agreement, launch
 
 HIDDEN, FFN, VOCABULARY = 4096, 11008, 32000
 MFU_WAYS = (
@@ -29,8 +31,10 @@ MFU_WAYS = (
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
 LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
 PARALLEL = str(Path(__file__).with_name("workloads") / "parallel.py")
+SETTLING_STEPS = 24
+"""That plans of swapping are tried in, about."""
 TRIED_STEPS = 60
-"""That plans of swapping and the ways of `fill` are tried in, about."""
+"""The same, and the ways of `fill`."""
 UNIT = 4096
 """Tokens: lengths are found to within so many, if nothing else is said."""
 
@@ -56,7 +60,7 @@ class Table:
         self.runs: list[dict[str, Any]] = []
         print(
             f"{'tokens':>8} {'way':<16} {'alloc MiB':>10} {'resv MiB':>10} {'step s':>8}"
-            f" {'ratio':>7} {'MFU':>6} {'grads':>7}"
+            f" {'ratio':>7} {'MFU':>6} {'losses':>8}"
         )
 
     def run(
@@ -65,9 +69,9 @@ class Table:
         """One launch. What it saw; None if it failed."""
         options = self.options
         words = [*shape(options, length), *more]
-        if way == "fill":
+        if way in {"fill", "girih"} or way.startswith("both"):
             # Where Girih swaps, the first steps make plans, and those after them try ways.
-            more_steps = options.steps + TRIED_STEPS
+            more_steps = options.steps + (TRIED_STEPS if way == "fill" else SETTLING_STEPS)
             words += ["--steps", str(more_steps), "--settled", str(more_steps - 8)]
         run = launch(way, budget, options.host_budget, words, options.timeout)
         self.runs.append({"tokens": length, "budget": budget} | run)
@@ -77,11 +81,11 @@ class Table:
             return None
         ratio = f"{seen['median_step_s'] / base['median_step_s']:.3f}" if base else ""
         mfu = flops(options.layers, length) / seen["median_step_s"] / (options.peak * 1e12)
-        same = "" if base is None else "same" if seen["digests"] == base["digests"] else "differ"
+        same = "" if base is None else agreement(seen, base, options.exact)
         print(
             f"{length:>8} {way:<16} {seen['allocated_peak'] / MIB:>10.0f}"
             f" {seen['reserved_peak'] / MIB:>10.0f} {seen['median_step_s']:>8.3f} {ratio:>7}"
-            f" {mfu:>6.3f} {same:>7}",
+            f" {mfu:>6.3f} {same:>8}",
             flush=True,
         )
         return seen

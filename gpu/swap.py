@@ -101,6 +101,24 @@ def changes(seen: dict[str, Any]) -> dict[str, float]:
     return {name: value / max(1, after) for name, value in before.items()}
 
 
+def agreement(seen: dict[str, Any], base: dict[str, Any], is_exact: bool) -> str:
+    """How far the steps that two launches have in common agree, as a cell.
+
+    With deterministic kernels to the bit, gradients too: each loss comes of all gradients before
+    it. Without these the largest difference of two losses, as a part of them.
+    """
+    mine, others = seen["exact_losses"], base["exact_losses"]
+    # The last gradients are those of the same step only where there were as many.
+    pairs = list(zip(mine, others, strict=False))
+    many = 2 if len(mine) == len(others) else 1
+    if is_exact:
+        same = seen["digests"][:many] == base["digests"][:many]
+        return "the same" if same and all(a == b for a, b in pairs) else "DIFFER"
+    values = [(float.fromhex(a), float.fromhex(b)) for a, b in pairs]
+    most = max(abs(a - b) / abs(b) for a, b in values)
+    return "the same" if most == 0 else f"{most:.1e}"
+
+
 def line(row: str, run: dict[str, Any], base: dict[str, Any] | None, digests: Any) -> str:
     """One line of the table."""
     if "error" in run:

@@ -34,6 +34,10 @@ ROOT = GPU.parent
 RESULTS = ROOT / "bench" / "results" / "seeds"
 GIB = 1 << 30
 OUT = "out of memory"
+LOSSES = (
+    "Losses: the largest difference from the first row's, as a part of it. Kernels are as people"
+    " run them, and their sums differ from launch to launch; to the bit: --exact of the workload."
+)
 
 ALLOCATORS = ("native", "expandable", "gmlake", "auto", "again")
 REPLAYED = (

@@ -11,9 +11,9 @@ import statistics
 from typing import Any
 
 from fit import OUT_OF_MEMORY
-from swap import launch
+from swap import agreement, launch
 
-from seeds.bench import OUT, Bench, Table, gib
+from seeds.bench import LOSSES, OUT, Bench, Table, gib
 
 BASE = {"layers": 5, "hidden": 4096, "length": 4096, "batch": 4}
 # The last step, of which gradients are kept, takes longer: it is one of six.
@@ -21,7 +21,7 @@ STEPS = {"steps": 10, "settled": 4}
 # Where Girih swaps: plans are made until two in a row bring nothing.
 SETTLING = {"steps": 30, "settled": 24}
 COLUMNS = [
-    *("shape", "way", "allocated GiB", "step s", "of recomputation's", "gradients"),
+    *("shape", "way", "allocated GiB", "step s", "of recomputation's", "losses"),
     *("GB out", "said"),
 ]
 # The largest of each dimension in table 4, and those on the way there in figures 6 and 8a.
@@ -74,7 +74,6 @@ def sweep(bench: Bench, shapes: list[tuple[str, dict[str, int]]], ways: tuple[st
         first: dict[str, Any] | None = None
         recomputed = None
         for way in ways:
-            # As many steps each way: gradients are those of the last one.
             seen = run(bench, way, budget, words_of(shape, **SETTLING), name)
             if seen is None:
                 bench.row(name, way, "-", "-", "-", "-", "-", OUT)
@@ -83,11 +82,12 @@ def sweep(bench: Bench, shapes: list[tuple[str, dict[str, int]]], ways: tuple[st
             if way == "recompute":
                 recomputed = seen["median_step_s"]
             ratio = f"{seen['median_step_s'] / recomputed:.3f}" if recomputed else "-"
-            same = "the same" if seen["digests"] == first["digests"] else "differ"
+            same = agreement(seen, first, False)
             changed = seen.get("settled_changes", {})
             out = changed.get("swap.bytes_out", 0) / max(1, seen.get("settled_steps", 1))
             cells = [gib(seen["allocated_peak"]), f"{seen['median_step_s']:.3f}", ratio, same]
             bench.row(name, way, *cells, f"{out / 1e9:.2f}", "")
+    bench.note(LOSSES)
     bench.note(f"Girih's budget is {int(base['allocated_peak']) / (1 << 30):.2f} GiB.")
 
 

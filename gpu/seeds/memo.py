@@ -12,12 +12,13 @@ from typing import Any
 
 import longctx
 from fit import smaller_card
+from swap import agreement
 
-from seeds.bench import OUT, Bench, Table, first_line, gib
+from seeds.bench import LOSSES, OUT, Bench, Table, first_line, gib
 
 COLUMNS = [
     *("tokens", "way", "allocated GiB", "reserved GiB", "step s", "time of the first's"),
-    *("MFU", "gradients"),
+    *("MFU", "losses"),
 ]
 NAMES = {
     "plain": "plain",
@@ -77,8 +78,9 @@ def rows(bench: Bench, table: longctx.Table, layers: int) -> None:
             f"{seen['median_step_s']:.3f}",
             f"{seen['median_step_s'] / base['median_step_s']:.3f}",
             f"{100 * flops / (table.options.peak * 1e12):.1f}",
-            "the same" if seen["digests"] == base["digests"] else "differ",
+            agreement(seen, base, table.options.exact),
         )
+    bench.note(LOSSES)
 
 
 def lengths(*tokens: int) -> list[str]:
