@@ -56,7 +56,7 @@ ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
         (
             "skips",
             "recompute,girih",
-            "12GiB",
+            "9GiB",
             [
                 *("--layers", "2", "--batch", "4", "--steps", "500", "--settled", "100"),
                 *("--skip-every", "50", "--validate-every", "20", "--exact"),
