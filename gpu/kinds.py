@@ -3,15 +3,18 @@
     python gpu/kinds.py --seeds 1,2,3 --cards 4 -o kinds.json
     python gpu/kinds.py detector speech --only native,stitch --steps 30
     python gpu/kinds.py --seeds 2,3 --share 3             # bytes alone
+    python gpu/kinds.py --script other.py segmentation    # programs of another script
 
 The programs are those of `workloads/kinds/`, the allocators those of `modes.py`. Each program with
-each seed has a card to itself for all its allocators, one after the other; `--cards` runs as many
-at once. With `--share` so many programs have a card together: bytes are the same then, times say
-nothing and are left out. Columns: peaks in MiB; reserved memory relative to `stitch`; step times
-relative to native, of the steps after the tenth: the median of the ratios step by step, the means,
-the slowest of each; retries; driver calls for memory in those steps, by Girih's count or else by
-PyTorch's; and the share of those steps that the driver took for them, in percent, as Girih times
-it.
+each seed goes through all its allocators, one after the other; `--cards` runs as many at once. With
+`--turns` so many wait at each card, load their libraries meanwhile, and have it to themselves when
+their turn comes. With `--share` so many programs have a card together: bytes are the same then,
+times say nothing and are left out. With `--script` the programs are those of any script that takes
+a name, `--seed`, `--steps` and `--size`, and of it bytes alone are said. Columns: peaks in MiB;
+reserved memory relative to `stitch`; step times relative to native, of the steps after the tenth:
+the median of the ratios step by step, the means, the slowest of each; retries; driver calls for
+memory in those steps, by Girih's count or else by PyTorch's; and the share of those steps that the
+driver took for them, in percent, as Girih times it.
 """
 
 import argparse
@@ -37,9 +40,11 @@ HEAD = (
 )
 
 
-def take_card(cards: Any) -> None:
-    """What this worker starts sees this card alone."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
+def take_card(cards: Any, turns: str = "") -> None:
+    """What this worker starts sees this card alone, in turns by a file of that folder."""
+    card = os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
+    if turns:
+        os.environ["GIRIH_TURNS"] = str(Path(turns) / f"card-{card}")
 
 
 def measure(arguments: argparse.Namespace, only: list[str]) -> list[dict[str, Any]]:
@@ -65,7 +70,7 @@ def driver_calls(seen: dict[str, Any]) -> int:
 def driver_share(seen: dict[str, Any]) -> str:
     """Of the time of the settled steps, in percent. Torch's own allocator tells of none."""
     changes = seen.get("settled_changes", {})
-    if "driver_seconds" not in changes:
+    if "driver_seconds" not in changes or "step_s" not in seen:
         return "-"
     return f"{100 * changes['driver_seconds'] / sum(settled_steps(seen)):.2f}"
 
@@ -87,7 +92,7 @@ def rows(name: str, seed: int, runs: list[dict[str, Any]], is_alone: bool) -> li
         seen = run["ranks"]["0"]
         space = f"{seen['reserved_peak'] / stitch['reserved_peak']:8.4f}" if stitch else f"{'-':>8}"
         times = [f"{'-':>8}"] * 3
-        if native and is_alone:
+        if native and is_alone and "step_s" in seen:
             mine, base = settled_steps(seen), settled_steps(native)
             ratios = [
                 modes.step_ratio(seen, native),
@@ -111,13 +116,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1", help="separated by commas")
     parser.add_argument("--only", default="native,expandable,stitch,auto,again")
     parser.add_argument("--cards", type=int, default=1, help="programs at once, one on each")
+    parser.add_argument("--turns", type=int, default=1, help="programs that wait at each card")
     parser.add_argument("--share", type=int, default=1, help="programs at once on each card")
+    parser.add_argument("--script", type=Path, help="has the programs, by its first argument")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
-    if unknown := set(arguments.programs) - set(PROGRAMS):
+    if arguments.share > 1 and arguments.turns > 1:
+        parser.error("programs share a card, or have it in turns")
+    if arguments.script and not arguments.programs:
+        parser.error(f"which programs of {arguments.script}?")
+    if not arguments.script and (unknown := set(arguments.programs) - set(PROGRAMS)):
         parser.error(f"no program {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
     if unknown := {m.partition(":")[0] for m in arguments.only.split(",")} - set(MODES):
         parser.error(f"no allocator {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
@@ -134,25 +145,32 @@ def main() -> int:
     arguments = parse()
     context = multiprocessing.get_context("spawn")
     cards = context.Queue()
-    for card in arguments.card_names * arguments.share:
+    at_once = max(arguments.share, arguments.turns)
+    for card in arguments.card_names * at_once:
         cards.put(card)
     only = arguments.only.split(",")
     kept: list[dict[str, Any]] = []
     failed = False
     print(HEAD, flush=True)
-    with concurrent.futures.ProcessPoolExecutor(
-        arguments.cards * arguments.share,
-        mp_context=context,
-        initializer=take_card,
-        initargs=(cards,),
-    ) as workers:
+    with (
+        tempfile.TemporaryDirectory() as turns,
+        concurrent.futures.ProcessPoolExecutor(
+            arguments.cards * at_once,
+            mp_context=context,
+            initializer=take_card,
+            initargs=(cards, turns if arguments.turns > 1 else ""),
+        ) as workers,
+    ):
         tasks = {}
         for seed in map(int, arguments.seeds.split(",")):
             for name in arguments.programs or PROGRAMS:
                 rest = [name, "--seed", str(seed), "--steps", str(arguments.steps)]
+                rest += ["--size", str(arguments.size)]
+                script = [str(arguments.script)] if arguments.script else []
+                workload = "peaks.py" if script else "kinds.py"
                 launch = argparse.Namespace(
-                    workload=str(WORKLOADS / "kinds.py"),
-                    rest=[*rest, "--size", str(arguments.size)],
+                    workload=str(WORKLOADS / workload),
+                    rest=[*script, *rest],
                     gpus=1,
                     torchrun=False,
                     timeout=arguments.timeout,

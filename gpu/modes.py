@@ -124,7 +124,8 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
         )
     except subprocess.TimeoutExpired:
         return {"mode": mode, "error": f"ran past {arguments.timeout} s", "stderr": ""}
-    results = printed(done.stdout)
+    every = printed(done.stdout)
+    results = [result for result in every if "rank" in result]
     if done.returncode != 0 or not results:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         # Launchers add much below the error; the program's own word is what counts.
@@ -139,7 +140,10 @@ def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, An
         reports[path.stem] = json.loads(path.read_text())
         path.unlink()
     ranks = {str(result["rank"]): result for result in results}
-    return {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
+    # What a script of somebody else's says of itself (`workloads/peaks.py`).
+    own = [result for result in every if "rank" not in result]
+    ran = {"mode": mode, "ranks": ranks, "girih": reports, "stderr": done.stderr[-2000:]}
+    return ran | ({"own": own} if own else {})
 
 
 def step_ratio(seen: dict[str, Any], base: dict[str, Any]) -> float:

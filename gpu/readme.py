@@ -4,9 +4,10 @@
 
 The workloads are those of `workloads/`, the allocators those of `modes.py`: torch's two, `stitch`,
 a first launch of `auto` and a second, and native once more, which says how much of a ratio of step
-times is the card's. A workload of one GPU has a card to itself; those of several come after them,
-one at a time. What needs more cards than there are is left out, and said. `scripts/bench --readme`
-makes README's table of the file, once it lies in `bench/results/gpu/`.
+times is the card's. A launch of one GPU has a card to itself, while the next one loads its
+libraries; workloads of several come after them, one at a time. What needs more cards than there are
+is left out, and said. `scripts/bench --readme` makes README's table of the file, once it lies in
+`bench/results/gpu/`.
 """
 
 import argparse
@@ -41,6 +42,11 @@ ROWS = [
     (2, "FSDP2, Llama of 16 layers, recompute", "fsdp.py --recompute --batch 12"),
     (2, "Megatron-core, GPT-2 345M, PP 2 with virtual pipeline", f"{MEGATRON} gpt2 {VIRTUAL}"),
     (
+        2,
+        "Megatron-core, Qwen1.5-MoE of 8 layers, PP 2 with virtual pipeline",
+        f"{MEGATRON} qwen-moe --layers 8 --pipeline 2 --interleaved --batch 2",
+    ),
+    (
         4,
         "Megatron-core, GPT-2 345M, TP 2 PP 2 with virtual pipeline",
         f"{MEGATRON} gpt2 --tensor 2 {VIRTUAL}",
@@ -51,6 +57,8 @@ ROWS = [
         f"{MEGATRON} qwen-moe --tensor 2 --pipeline 2 --expert 2 --batch 4",
     ),
 ]
+# Workloads that take turns at a card.
+WAITING = 2
 DEFAULT = "native,expandable,stitch,auto,again,native"
 
 
@@ -112,11 +120,17 @@ def main() -> int:
             print(f"{what}: left out, it needs {cards} cards")
     context = multiprocessing.get_context("spawn")
     free = context.Queue()
-    for card in range(arguments.cards):
+    for card in [*range(arguments.cards)] * WAITING:
         free.put(str(card))
-    with concurrent.futures.ProcessPoolExecutor(
-        arguments.cards, mp_context=context, initializer=take_card, initargs=(free,)
-    ) as workers:
+    with (
+        tempfile.TemporaryDirectory() as turns,
+        concurrent.futures.ProcessPoolExecutor(
+            arguments.cards * WAITING,
+            mp_context=context,
+            initializer=take_card,
+            initargs=(free, turns),
+        ) as workers,
+    ):
         single = [workers.submit(measure, r, only, arguments.timeout) for r in rows if r[0] == 1]
         for task in concurrent.futures.as_completed(single):
             keep(task.result())
