@@ -4,10 +4,9 @@
 
 The workloads are those of `workloads/`, the allocators those of `modes.py`: torch's two, `stitch`,
 a first launch of `auto` and a second, and native once more, which says how much of a ratio of step
-times is the card's. A launch of one GPU has a card to itself, while the next one loads its
-libraries; workloads of several come after them, one at a time. What needs more cards than there are
-is left out, and said. `scripts/bench --readme` makes README's table of the file, once it lies in
-`bench/results/gpu/`.
+times is the card's. A launch has its cards to itself, while the next one loads its libraries. What
+needs more cards than there are is left out, and said. `scripts/bench --readme` makes README's table
+of the file, once it lies in `bench/results/gpu/`.
 """
 
 import argparse
@@ -18,6 +17,7 @@ import multiprocessing
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ VIRTUAL = "--pipeline 2 --interleaved --batch 32 --recompute"
 ROWS = [
     (1, "Hugging Face, GPT-2 345M, recompute", f"{HF} gpt2 --recompute --batch 64"),
     (1, "Hugging Face, Llama-13B with LoRA, recompute", f"{HF} lora-13b --recompute --steps 9"),
-    (1, "Hugging Face, Llama of 8 layers, nothing recomputed", f"{HF} llama-2b --batch 16"),
+    (
+        1,
+        "Hugging Face, Llama of 8 layers, nothing recomputed",
+        f"{HF} llama-2b --batch 16 --steps 10",
+    ),
     (1, "Hugging Face, Qwen MoE of 10 layers, recompute", f"{HF} qwen-moe --recompute"),
     (
         1,
         "Hugging Face, Llama of 8 layers, lengths that vary, validation",
-        f"{HF} llama-2b --recompute --vary --evaluate-every 3 --batch 16",
+        f"{HF} llama-2b --recompute --vary --evaluate-every 3 --batch 16 --steps 10",
     ),
     (2, "DDP, GPT-2 345M, accumulation of 4", "ddp.py --batch 12 --micro 4"),
     (2, "FSDP2, Llama of 16 layers, recompute", "fsdp.py --recompute --batch 12"),
@@ -80,6 +84,28 @@ def measure(row: tuple[int, str, str], only: list[str], timeout: float) -> dict[
     return {"what": what, **modes.summary(runs, launch)}
 
 
+def side_by_side(
+    rows: list[tuple[int, str, str]], groups: list[str], only: list[str], timeout: float
+) -> Iterator[dict[str, Any]]:
+    """All launches of these workloads, each on a group of cards of its own, in turns."""
+    context = multiprocessing.get_context("spawn")
+    free = context.Queue()
+    for cards in groups * WAITING:
+        free.put(cards)
+    with (
+        tempfile.TemporaryDirectory() as turns,
+        concurrent.futures.ProcessPoolExecutor(
+            len(groups) * WAITING,
+            mp_context=context,
+            initializer=take_card,
+            initargs=(free, turns),
+        ) as workers,
+    ):
+        tasks = [workers.submit(measure, row, only, timeout) for row in rows]
+        for task in concurrent.futures.as_completed(tasks):
+            yield task.result()
+
+
 def show(done: dict[str, Any]) -> None:
     """Prints the launches of one workload."""
     print(f"\n{done['what']}  ({' '.join(done['workload'])})")
@@ -98,6 +124,7 @@ def main() -> int:
     parser.add_argument("--only", default=DEFAULT)
     parser.add_argument("--commit", default="", help="of the build that is measured")
     parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
+    parser.add_argument("--onto", type=Path, help="rows of the same commit that are there already")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     only = arguments.only.split(",")
@@ -108,6 +135,11 @@ def main() -> int:
         "machine": machine(),
         "rows": [],
     }
+    if arguments.onto:
+        before = json.loads(arguments.onto.read_text())
+        if any(before[name] != head[name] for name in ("commit", "machine")):
+            parser.error(f"{arguments.onto} is of another commit or machine")
+        head["rows"] = before["rows"]
 
     def keep(done: dict[str, Any]) -> None:
         show(done)
@@ -118,25 +150,12 @@ def main() -> int:
     for cards, what, _ in rows:
         if cards > arguments.cards:
             print(f"{what}: left out, it needs {cards} cards")
-    context = multiprocessing.get_context("spawn")
-    free = context.Queue()
-    for card in [*range(arguments.cards)] * WAITING:
-        free.put(str(card))
-    with (
-        tempfile.TemporaryDirectory() as turns,
-        concurrent.futures.ProcessPoolExecutor(
-            arguments.cards * WAITING,
-            mp_context=context,
-            initializer=take_card,
-            initargs=(free, turns),
-        ) as workers,
-    ):
-        single = [workers.submit(measure, r, only, arguments.timeout) for r in rows if r[0] == 1]
-        for task in concurrent.futures.as_completed(single):
-            keep(task.result())
-    for row in rows:
-        if 1 < row[0] <= arguments.cards:
-            keep(measure(row, only, arguments.timeout))
+    for width in sorted({cards for cards, _, _ in rows if cards <= arguments.cards}):
+        firsts = range(0, arguments.cards - width + 1, width)
+        groups = [",".join(map(str, range(first, first + width))) for first in firsts]
+        of_width = [row for row in rows if row[0] == width]
+        for done in side_by_side(of_width, groups, only, arguments.timeout):
+            keep(done)
     return int(any("error" in run for done in head["rows"] for run in done["runs"]))
 
 

@@ -41,8 +41,8 @@ def deterministic(exact: bool = False) -> None:
     warning, and then attention's backward pass is not deterministic: PyTorch asks it to be only if
     a warning would not do.
     """
-    # Ranks of one job wait for each other, and cannot take turns.
-    if (turns := os.environ.get("GIRIH_TURNS")) and "WORLD_SIZE" not in os.environ:
+    # The ranks of a job wait for their first one, and have its turn.
+    if (turns := os.environ.get("GIRIH_TURNS")) and os.environ.get("RANK", "0") == "0":
         take_turn(turns)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if exact:

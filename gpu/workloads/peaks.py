@@ -21,7 +21,7 @@ def main() -> None:
     """Runs the script of the command line."""
     if len(sys.argv) < 2:
         sys.exit("peaks.py: which script? python peaks.py SCRIPT [its options]")
-    if turns := os.environ.get("GIRIH_TURNS"):
+    if (turns := os.environ.get("GIRIH_TURNS")) and os.environ.get("RANK", "0") == "0":
         take_turn(turns)
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
