@@ -238,7 +238,7 @@ def recorded(table: Table, options: argparse.Namespace, length: int, path: Path)
     if timeout is None:
         return "no time is left"
     few = argparse.Namespace(**(vars(options) | {"layers": options.recorded_layers, "steps": 5}))
-    trace = ["-m", "girih", "run", "--mode", "native", "--trace", str(path)]
+    trace = ["-m", "girih", "run", "--mode", "native", "--modules", "--trace", str(path)]
     # The events' clock is the host's: it is the device's too if each kernel is waited for.
     environ = os.environ | {"CUDA_LAUNCH_BLOCKING": "1"}
     done = ran([*trace, WORKLOAD, *shape(few, length)], timeout, "RESULT", environ)
@@ -365,7 +365,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=0, help="tokens: `longest` tries no more")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument(
-        "--recorded-layers", type=int, default=1, help="of `predict`: in the recording"
+        "--recorded-layers", type=int, default=3, help="of `predict`: in the recording, at least 2"
     )
     parser.add_argument("--recording", help="of `predict`: one that is there")
     parser.add_argument("--steps", type=int, default=14)
