@@ -90,11 +90,18 @@ def printed(output: str, word: str = "RESULT") -> list[dict[str, Any]]:
     return [decode(part)[0] for part in output.split(f"{word} ")[1:]]
 
 
-def ran(command: list[str], timeout: int, word: str) -> subprocess.CompletedProcess[str] | str:
+def ran(
+    command: list[str], timeout: int, word: str, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | str:
     """Runs a program that prints a word with what it measured. Its error in a line if it failed."""
     try:
         done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=timeout, check=False
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=environ,
         )
     except subprocess.TimeoutExpired:
         return f"ran past {timeout} s"

@@ -74,9 +74,13 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
     """Runs the workload once."""
     kind, _, part = way.replace("/", ",").partition(":")
     is_ours = kind in ("girih", "fill", "split", "both")
+    on_cpu = "cpu" in shape
     command = [WORKLOAD, "--way", "plain" if is_ours else way, *shape]
     with tempfile.TemporaryDirectory() as folder:
-        if is_ours:
+        if is_ours and on_cpu:
+            # Nothing goes anywhere there: what is left is the split, so that it can be tried.
+            command += [] if kind == "girih" else ["--split", part or "products"]
+        elif is_ours:
             options = ["--plan-dir", folder, *([f"--long-context={part}"] if part else [])]
             if kind != "split":
                 options += ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]

@@ -3,6 +3,7 @@
 python gpu/workloads/longer.py --layers 5 --batch 8 --length 4096 --way plain
 python gpu/workloads/longer.py --way recompute
 python -m girih run --gpu-budget 40GiB gpu/workloads/longer.py --way plain
+python gpu/workloads/longer.py --device cpu --tiny --split products    # only to try it
 
 A way is what the program itself does with its activations: `plain` keeps them, `recompute` is
 Hugging Face's checkpointing of every layer, `save_on_cpu` PyTorch's hooks with pinned memory,
@@ -29,6 +30,7 @@ from torch.autograd import graph
 from torch.utils import checkpoint
 
 WAYS = ("plain", "recompute", "save_on_cpu", "streams", "selective")
+TINY = {"hidden": 128, "ffn": 352, "heads": 4, "vocabulary": 512}
 
 
 class OnStreams(graph.saved_tensors_hooks):
@@ -73,6 +75,7 @@ def keep_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> 
     aten = torch.ops.aten
     kept = {
         aten.mm.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
     }
@@ -137,7 +140,7 @@ def build(arguments: argparse.Namespace) -> Any:
         max_position_embeddings=max(arguments.length, 4096),
     )
     settings._attn_implementation = "sdpa"
-    with torch.device("cuda"):
+    with torch.device(arguments.device):
         model: Any = transformers.LlamaForCausalLM(settings)
     model = model.to(torch.bfloat16).train()
     if arguments.way == "recompute":
@@ -148,6 +151,10 @@ def build(arguments: argparse.Namespace) -> Any:
             layer.forward = functools.partial(
                 checkpoint.checkpoint, layer.forward, use_reentrant=False, context_fn=context
             )
+    if arguments.split is not None:
+        split = [it if it == "products" else float(it) for it in arguments.split.split(",")]
+        alpha = split[0] if len(split) == 1 else split
+        importlib.import_module("girih").long_context(model, alpha=alpha)
     return model
 
 
@@ -157,7 +164,7 @@ def digest(model: Any) -> str:
     for parameter in model.parameters():
         if parameter.grad is not None:
             bits = parameter.grad.contiguous().view(torch.int16).to(torch.int64)
-            weights = torch.arange(1, bits.numel() + 1, device="cuda") % 65521
+            weights = torch.arange(1, bits.numel() + 1, device=bits.device) % 65521
             sums.update(str(int((bits.flatten() * weights).sum())).encode())
             del bits, weights
     return sums.hexdigest()[:16]
@@ -181,6 +188,11 @@ def parse() -> argparse.Namespace:
         "validate-every": 0,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of no size, to try it")
+    parser.add_argument(
+        "--split", metavar="ALPHA", help="split by tokens, where nothing else says so: on a CPU"
+    )
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument(
         "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
@@ -199,7 +211,18 @@ def parse() -> argparse.Namespace:
         metavar="MODULE:NAME=NUMBER",
         help="another value of one of Girih's constants, for ablations",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for name, value in TINY.items() if arguments.tiny else ():
+        setattr(arguments, name, value)
+    return arguments
+
+
+def set_constant(words: str) -> None:
+    """`MODULE:NAME=NUMBER`."""
+    module, _, setting = words.partition(":")
+    name, _, value = setting.partition("=")
+    place = importlib.import_module(module)
+    setattr(place, name, type(getattr(place, name))(value))
 
 
 def main() -> None:
@@ -207,17 +230,15 @@ def main() -> None:
     arguments = parse()
     deterministic(arguments.exact)
     for constant in arguments.constant:
-        module, _, setting = constant.partition(":")
-        name, _, value = setting.partition("=")
-        place = importlib.import_module(module)
-        setattr(place, name, type(getattr(place, name))(value))
+        set_constant(constant)
     torch.manual_seed(0)
     tokens = arguments.batch * arguments.length
-    measure = Measure(arguments.way, arguments.settled, tokens)
+    device = arguments.device
+    measure = Measure(arguments.way, arguments.settled, tokens, device)
     model = build(arguments)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     ways: dict[str, Any] = {
-        "save_on_cpu": functools.partial(graph.save_on_cpu, pin_memory=True),
+        "save_on_cpu": functools.partial(graph.save_on_cpu, pin_memory=device == "cuda"),
         "streams": functools.partial(
             OnStreams, {p.untyped_storage().data_ptr() for p in model.parameters()}
         ),
@@ -230,7 +251,7 @@ def main() -> None:
 
     def forward() -> torch.Tensor:
         shape = (arguments.batch, arguments.length)
-        ids = torch.randint(0, arguments.vocabulary, shape, device="cuda")
+        ids = torch.randint(0, arguments.vocabulary, shape, device=device)
         if arguments.whole_loss:
             # Hugging Face's own: logits in 32 bits are most of the memory.
             return model(input_ids=ids, labels=ids, use_cache=False).loss

@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 gpu/workloads/parallel.py --kind ulysses --alpha 0
 torchrun --nproc-per-node 4 gpu/workloads/parallel.py --kind ring --length 262144
+torchrun --nproc-per-node 2 gpu/workloads/parallel.py --device cpu --tiny --alpha 0   # to try it
 
 `--length` is of the whole sequence. The decoder layers are Hugging Face's: attention is a function
 that is registered with them. Without `--alpha` nothing is split. What is printed are losses, times
@@ -21,6 +22,33 @@ import transformers
 from measure import Measure, deterministic
 
 KINDS = ("ulysses", "ring")
+TINY = {"hidden": 128, "ffn": 352, "heads": 4}
+
+
+def attend_block(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a block of keys gives, and its log-sum-exp."""
+    aten = torch.ops.aten
+    on_gpu = q.is_cuda
+    flash = aten._scaled_dot_product_flash_attention
+    out, lse, *_ = (flash if on_gpu else aten._scaled_dot_product_flash_attention_for_cpu)(
+        q, k, v, is_causal=is_causal
+    )
+    return out, lse
+
+
+def attend_back(
+    gradient: torch.Tensor, given: tuple[torch.Tensor, ...], is_causal: bool
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of `given`'s queries, keys and values; then come output and log-sum-exp of all."""
+    aten, length = torch.ops.aten, given[0].shape[2]
+    if not gradient.is_cuda:
+        back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return back(gradient, *given, 0.0, is_causal)
+    seed = torch.zeros((), dtype=torch.uint64, device=gradient.device)
+    own = (None, None, length, length, 0.0, is_causal, seed, seed)
+    return aten._scaled_dot_product_flash_attention_backward(gradient, *given, *own)
 
 
 class Exchange(torch.autograd.Function):  # type: ignore[misc]
@@ -77,9 +105,7 @@ class Ring(torch.autograd.Function):  # type: ignore[misc]
         for step in range(ranks):
             source = (rank - step) % ranks
             if source <= rank:
-                out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-                    q, pair[0], pair[1], is_causal=source == rank
-                )
+                out, lse = attend_block(q, pair[0], pair[1], is_causal=source == rank)
                 if made is None or total is None:
                     made, total = out.float(), lse
                 else:
@@ -97,16 +123,14 @@ class Ring(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Sums of gradients of keys and values go round with them."""
         q, k, v, y, total = ctx.saved_tensors
-        rank, ranks, length = dist.get_rank(), dist.get_world_size(), q.shape[2]
-        seed = torch.zeros((), dtype=torch.uint64, device=q.device)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
         pair = torch.stack((k, v))
         sums, dq = torch.zeros_like(pair, dtype=torch.float32), torch.zeros_like(q).float()
         for step in range(ranks):
             source = (rank - step) % ranks
             if source <= rank:
-                backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-                own = (None, None, length, length, 0.0, source == rank, seed, seed)
-                parts = backward(gradient, q, pair[0], pair[1], y, total, *own)
+                given = (q, pair[0], pair[1], y, total)
+                parts = attend_back(gradient, given, is_causal=source == rank)
                 dq, sums = dq + parts[0], sums + torch.stack(parts[1:3])
             pair, sums = onward(pair), onward(sums)
         return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype)
@@ -142,7 +166,7 @@ def build(arguments: argparse.Namespace) -> Any:
     transformers.AttentionInterface.register(arguments.kind, attention(arguments.kind))
     settings._attn_implementation = arguments.kind
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(arguments.device):
         return transformers.LlamaForCausalLM(settings).to(torch.bfloat16).train()
 
 
@@ -159,35 +183,45 @@ def parse() -> argparse.Namespace:
     for name, value in {**sizes, "steps": 8, "settled": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--exact", action="store_true", help="deterministic kernels")
-    return parser.parse_args()
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model of no size, to try it")
+    arguments = parser.parse_args()
+    for name, value in TINY.items() if arguments.tiny else ():
+        setattr(arguments, name, value)
+    return arguments
 
 
 def main() -> int:
     """Trains, and prints what was measured. 2 if there are not two ranks with a GPU each."""
     arguments = parse()
     ranks, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    if ranks < 2 or torch.cuda.device_count() < ranks:
+    on_gpu = arguments.device == "cuda"
+    if ranks < 2 or (on_gpu and torch.cuda.device_count() < ranks):
         sys.stderr.write(
             "start it by torchrun --nproc-per-node N on a machine with N GPUs, at least 2: here "
             f"are {ranks} processes and {torch.cuda.device_count()} GPUs\n"
         )
         return 2
     deterministic(arguments.exact)
-    torch.cuda.set_device(local)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+    if on_gpu:
+        torch.cuda.set_device(local)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+    else:
+        dist.init_process_group("gloo")
     rank, tokens = dist.get_rank(), arguments.length // ranks
     model = build(arguments)
     if arguments.alpha is not None:
         alpha = arguments.alpha if arguments.alpha == "products" else float(arguments.alpha)
         importlib.import_module("girih").long_context(model, alpha=alpha)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    measure = Measure(arguments.kind, arguments.settled, arguments.length)
-    positions = torch.arange(rank * tokens, (rank + 1) * tokens, device="cuda")[None]
-    chance = torch.Generator("cuda").manual_seed(rank)
+    device = arguments.device
+    measure = Measure(arguments.kind, arguments.settled, arguments.length, device)
+    positions = torch.arange(rank * tokens, (rank + 1) * tokens, device=device)[None]
+    chance = torch.Generator(device).manual_seed(rank)
     sums = []
     for step in range(arguments.steps):
         with measure.step():
-            ids = torch.randint(0, 32000, (1, tokens), device="cuda", generator=chance)
+            ids = torch.randint(0, 32000, (1, tokens), device=device, generator=chance)
             states = model.model(input_ids=ids, position_ids=positions, use_cache=False)
             logits = model.lm_head(states.last_hidden_state[:, -256:]).float()
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, -256:])

@@ -200,6 +200,7 @@ def long_context(
     *,
     alpha: float | str | Sequence[float | str] | None = None,
     gpu_budget: int | str | None = None,
+    host_budget: int | str | None = None,
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
@@ -227,6 +228,8 @@ def long_context(
             the host, and the fastest stays.
         gpu_budget: what tensors may take of the GPU, in bytes or like "60GiB", where alpha is not
             given; the whole of it if None.
+        host_budget: where Girih swaps, what layers may have on the host at most of all that they
+            keep; what swapping has of it if None. Ways that need more are not tried.
         least_tokens: shorter passes run as they are.
         layers: name of the list of layers; by default the largest list of modules of one class.
         token_dim: the dimension of a layer's input that runs over tokens (0 for Megatron's).
@@ -242,10 +245,12 @@ def long_context(
     from girih._long import api
 
     budget = None if gpu_budget is None else _sizes.parse("gpu_budget", gpu_budget)
+    host = None if host_budget is None else _sizes.parse("host_budget", host_budget)
     api.apply(
         model,
         alpha=alpha,
         gpu_budget=budget,
+        host_budget=host,
         least_tokens=least_tokens,
         layers=layers,
         token_dim=token_dim,

@@ -168,10 +168,11 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 def one_thread(monkeypatch):
     """Threads cut a tensor at places that depend on its length, where vectors of a CPU end.
 
-    The layers of these tests are narrow, and their products worth keeping all the same.
+    The layers of these tests are narrow, and their products and sums worth keeping all the same.
     """
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    monkeypatch.setattr("girih._long.replay.DEPTH", 8)
+    monkeypatch.setattr("girih._long.notes.DEPTH", 8)
+    monkeypatch.setattr("girih._long.notes.TERMS", 8)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -237,6 +237,29 @@ def test_a_model_trains_the_same_while_ways_are_tried(monkeypatch):
     assert line.endswith(f"{found['way']} kept, the fastest of {tried} ways that were tried")
 
 
+def test_a_host_budget_leaves_ways_out_that_need_more(monkeypatch):
+    monkeypatch.setattr(api, "swapping", lambda: {"gpu_budget": 1 << 40, "host_budget": 1 << 40})
+    monkeypatch.setattr(api, "OnGpu", OnCpu)
+    monkeypatch.setattr(api, "has_settled", lambda: True)
+    for budget, most in (("1KiB", "nothing"), (None, "whole"), ("2TiB", "whole")):
+        model = Model(layers=2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        girih.long_context(model, host_budget=budget)
+        for _ in range((3 + MIXES) * STEPS + 3):
+            gradients(model, ids(tokens=300))
+            optimizer.step()
+        found = girih.long_context_report(model)["found"]
+        assert most in found["us_per_token"]
+        assert (len(found["us_per_token"]) == 1) == (most == "nothing")
+    assert api.of(model).share.host_budget == 1 << 40, "no more than swapping has"
+    for kwargs in ({"alpha": 0}, {"gpu_budget": "1GiB"}):
+        with pytest.raises(girih.GirihError, match="leave alpha and gpu_budget out"):
+            girih.long_context(Model(), host_budget="1GiB", **kwargs)
+    monkeypatch.setattr(api, "swapping", dict)
+    with pytest.raises(girih.GirihError, match="start the program by"):
+        girih.long_context(Model(), host_budget="1GiB")
+
+
 def alone(least_tokens):
     return Choosing(1, least_tokens, 0, steps=lambda: 0, now=OnCpu, is_settled=lambda: True)
 

@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from long_layers import Model
 import girih
-from girih._long import replay
+from girih._long import notes
 
-replay.DEPTH = 8
+notes.DEPTH = 8
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -85,9 +85,9 @@ from torch.distributed.fsdp import fully_shard
 
 from long_parallel import Model, tensor_parallel, train
 import girih
-from girih._long import replay
+from girih._long import notes
 
-replay.DEPTH = 8
+notes.DEPTH = 8
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -487,7 +487,7 @@ def test_without_memory_to_compare_a_pass_is_kept_whole_and_the_next_is_tried_ag
             raise torch.OutOfMemoryError("none left")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Call, "learn", learn)
+            patch.setattr("girih._long.layer.learn", learn)
             assert_same(expected, gradients(model, ids(tokens=600)))
         # Fewer and fewer tokens run again.
         assert told[:tries] == sorted(set(told))
@@ -573,7 +573,7 @@ def test_without_memory_to_compare_again_what_was_found_holds(monkeypatch):
             def learn(_call, _first):
                 raise torch.OutOfMemoryError("none left")
 
-            patch.setattr(Call, "learn", learn)
+            patch.setattr("girih._long.layer.learn", learn)
             assert_same(expected, gradients(model, ids(tokens=600)))
         report = girih.long_context_report(model)["layers"]
         assert all(it["reason"] == "" and it["split"] == 2 for it in report)

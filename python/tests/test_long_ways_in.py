@@ -41,9 +41,9 @@ def test_a_budget_is_filled_from_the_last_layer_and_given_back():
     assert kept() == "----"
     steps = 1
     assert kept() == "----"
-    # 980 may be held and 600 are: of 50 tokens 7.6 bytes each. Products are guessed to have 2.4.
+    # 980 may be held and 600 are: of 50 tokens 7.6 bytes each. Products are guessed to have 3.
     steps = 2
-    assert kept() == "-ppp"
+    assert kept() == "--pp"
     # Then they are seen to have 1, and all else that a layer could hold 3.
     held = Held(nothing=1, products=2, whole=5)
     assert kept() == "pppw"
@@ -58,6 +58,20 @@ def test_a_budget_is_filled_from_the_last_layer_and_given_back():
     # A layer of which nothing could be computed again has nothing to fill.
     held = Held()
     assert kept() == "----"
+
+
+def test_what_one_layer_has_shown_of_products_holds_for_the_others():
+    steps, held = 2, [Held(nothing=10, whole=50) for _ in range(4)]
+    share = Filling(10_000, 4, 0, peak=lambda: 8500, steps=lambda: steps)
+
+    def kept():
+        # 1,300 of 50 tokens: 26 bytes each.
+        return [share.part(layer, 50, held[layer]).products for layer in range(4)]
+
+    assert kept() == [False] * 4, "products are guessed to have 30"
+    # One has shown that it is 6.
+    held[0].products = 16
+    assert kept() == [True] * 4
 
 
 @pytest.mark.parametrize("part", [0.1, 0.4, 0.7, 1.2])

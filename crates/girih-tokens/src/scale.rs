@@ -67,22 +67,52 @@ impl Scaled {
         Ok(Scaled { first, tokens: tokens.max(1), law })
     }
 
-    /// The step with so many layers: the one in the middle again and again. Static bytes grow with them, as if all of
-    /// them were the layers'.
+    /// The step with so many layers: the one in the middle again and again. Static bytes grow with them by the part
+    /// that is the layers', which is their part of the gradients; as if all were, where no gradients are known.
+    /// Gradients of the layers behind it are there in a layer's backward pass, and those of all at the end.
     pub fn with_layers(mut self, count: usize) -> Scaled {
         let recorded = self.first.problem.layers.len();
+        let (middle, fixed) = ((recorded - 1) / 2, &self.first.fixed);
+        let own: u64 = fixed.gradients.iter().sum();
+        let all = own + fixed.other_gradients;
+        let gradient = fixed.gradients.get(middle).copied().unwrap_or(0);
+        let static_bytes = |bytes: u64| {
+            let (layers, of) = if own > 0 { (own, all) } else { (1, 1) };
+            let layers = u128::from(bytes) * u128::from(layers) / u128::from(of);
+            let more = layers * count as u128 / recorded as u128;
+            u64::try_from(u128::from(bytes) - layers + more).unwrap_or(u64::MAX)
+        };
+        // By so many layers' gradients, more of them or fewer.
+        let by = |bytes: u64, layers: i128| {
+            let more = i128::from(bytes) + layers * i128::from(gradient);
+            u64::try_from(more.max(0)).unwrap_or(u64::MAX)
+        };
+        // A layer has that many behind it, and the one in the middle had others.
+        let behind = |layer: usize| (count - 1 - layer) as i128 - (recorded - 1 - middle) as i128;
+        let more = count as i128 - recorded as i128;
         let repeat = |problem: &mut Problem| {
-            let middle = problem.layers[recorded / 2].clone();
-            problem.layers = vec![middle; count];
-            let bytes = u128::from(problem.static_bytes) * count as u128 / recorded as u128;
-            problem.static_bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            let one = problem.layers[middle].clone();
+            let layer = |index: usize| {
+                let backward = one.backward;
+                let backward = Slot { bytes: by(backward.bytes, behind(index)), ..backward };
+                Layer { backward, ..one.clone() }
+            };
+            problem.layers = (0..count).map(layer).collect();
+            let before = problem.static_bytes;
+            problem.static_bytes = static_bytes(before);
+            problem.end.bytes = by(problem.end.bytes, more);
+            // The optimizer goes through all weights and states.
+            problem.end.us *= problem.static_bytes as f64 / before.max(1) as f64;
         };
         repeat(&mut self.first.problem);
-        let middle = self.first.fixed.layers[recorded / 2];
-        self.first.fixed.layers = vec![middle; count];
         if let Law::Two { second, .. } = &mut self.law {
             repeat(second);
         }
+        let fixed = &mut self.first.fixed;
+        let (forward, backward) = fixed.layers[middle];
+        fixed.layers = (0..count).map(|index| (forward, by(backward, behind(index)))).collect();
+        fixed.end = by(fixed.end, more);
+        fixed.gradients = vec![gradient; count];
         self
     }
 
@@ -119,7 +149,7 @@ impl Scaled {
             }
             own
         };
-        let Fixed { begin, head, end, layers } = fixed;
+        let Fixed { begin, head, end, layers, .. } = fixed;
         Problem {
             layers: problem.layers.iter().zip(layers).map(layer).collect(),
             begin: slot(&problem.begin, *begin, part),

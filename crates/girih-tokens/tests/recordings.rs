@@ -187,6 +187,7 @@ fn a_step_is_scaled_to_itself_and_in_proportion() {
     }
     assert_eq!(twice.static_bytes, problem.static_bytes);
     let more = scaled.with_layers(24).at(1000);
+    // Gradients of other microbatches are there already: all of what is static counts as the layers'.
     assert_eq!((more.layers.len(), more.static_bytes), (24, 3 * problem.static_bytes));
 }
 

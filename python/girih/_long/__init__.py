@@ -15,7 +15,9 @@ is kept.
 | file | |
 |:--|:--|
 | `call.py` | one pass of a layer: what was saved, cutting it, putting it together again |
-| `replay.py` | what cannot be computed row by row, noted and answered: attention, random numbers |
+| `learn.py` | what of a pass can be cut: it runs again, and is compared |
+| `notes.py` | operators of which a replay is given what they gave |
+| `replay.py` | the layer once more; attention, products, sums, random numbers are answered |
 | `communicate.py` | what ranks say to each other: once, in the forward pass |
 | `layout.py` | where the tokens of a tensor are |
 | `layer.py` | a layer of the model: its forward, and what was learnt of it |

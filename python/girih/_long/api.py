@@ -66,6 +66,7 @@ def apply(
     *,
     alpha: Alpha | Sequence[Alpha] | None = None,
     gpu_budget: int | None = None,
+    host_budget: int | None = None,
     least_tokens: int = 0,
     layers: str | None = None,
     token_dim: int = 1,
@@ -85,7 +86,7 @@ def apply(
                 "turn gradient checkpointing off (model.gradient_checkpointing_disable()): "
                 f"{name} is computed again whole, and nothing of it would be left to split"
             )
-    share = _share(alpha, gpu_budget, len(found), least_tokens)
+    share = _share(alpha, gpu_budget, host_budget, len(found), least_tokens)
     remove(model)
     known: dict[type, Known] = {}
     made = [
@@ -122,16 +123,26 @@ def reports() -> list[dict[str, Any]]:
 
 
 def _share(
-    alpha: Alpha | Sequence[Alpha] | None, gpu_budget: int | None, layers: int, least_tokens: int
+    alpha: Alpha | Sequence[Alpha] | None,
+    gpu_budget: int | None,
+    host_budget: int | None,
+    layers: int,
+    least_tokens: int,
 ) -> Share:
     if alpha is None and gpu_budget is None and (budgets := swapping()):
+        most = budgets.get("host_budget") or host_memory()
         return Choosing(
             layers,
             least_tokens,
-            budgets.get("host_budget") or host_memory(),
+            most if host_budget is None else min(host_budget, most),
             steps=steps_from_now(),
             now=OnGpu,
             is_settled=has_settled,
+        )
+    if host_budget is not None:
+        raise GirihError(
+            "start the program by `python -m girih run --gpu-budget SIZE`, and leave alpha and "
+            "gpu_budget out here: host_budget is for layers that go to the host, as swapping has it"
         )
     if alpha is None:
         if not torch.cuda.is_available():

@@ -12,14 +12,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from girih._long.communicate import Function, Origins, unwrapped, watching
-from girih._long.compare import Found, compare
-from girih._long.keep import Keeping
-from girih._long.layout import WHOLE, Layout, address, is_apart, is_dense, span, span_of, storage_of
+from girih._long.layout import Layout, address, is_apart, is_dense, span, span_of, storage_of
+from girih._long.notes import COMPUTED, Note
 from girih._long.packed import Packed, Save, Storage, place
 from girih._long.part import Part
 from girih._long.replay import (
-    PRODUCTS,
-    Note,
     Recorder,
     Replay,
     Take,
@@ -175,13 +172,13 @@ class Call:
     @property
     def looks_at_changes(self) -> bool:
         """Whether it matters what operators write into."""
-        return self.keeps_products or self.origins is not None
+        return self.first == 0 or self.origins is not None
 
     def changes(self, changed: list[Any]) -> None:
         """These are to be written into. What communication gave is copied before.
 
-        What a product gave is forgotten, and computed again. Versions do not tell: what a layer is
-        given may be a tensor of its own over the bytes.
+        What a product or a sum gave is forgotten, and computed again. Versions do not tell: what a
+        layer is given may be a tensor of its own over the bytes.
         """
         plain = [it for it in changed if address(it) is not None]
         parts = [(it.data_ptr(), it.data_ptr() + span_of(it)) for it in plain]
@@ -189,8 +186,8 @@ class Call:
             at, end = packed.value.data_ptr(), packed.value.data_ptr() + span_of(packed.value)
             if any(start < end and at < stop for start, stop in parts):
                 packed.copy()
-        for note in self.notes if self.keeps_products else ():
-            if note.name in PRODUCTS and note.outputs is not None:
+        for note in self.notes if self.first == 0 else ():
+            if note.name in COMPUTED and note.outputs is not None:
                 at = note.outputs.tensor.data_ptr()
                 end = at + note.outputs.tensor.nbytes
                 if any(start < end and at < stop for start, stop in parts):
@@ -280,17 +277,17 @@ class Call:
     def drop_products(self) -> None:
         """Lets go of those that no replay comes to."""
         for note in self.notes[self.layer.notes_wanted(self) :]:
-            if note.name in PRODUCTS:
+            if note.name in COMPUTED:
                 note.outputs = None
 
     def close(self, layouts: list[Layout | None]) -> None:
         """Cuts what can be cut. From now on only what is kept is there."""
         self.drop_products()
         if not self.bases:
-            self.bases = dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
+            self.bases = dict.fromkeys(self.kept_anyway(), KEPT_ANYWAY)
         for index, (save, layout) in enumerate(zip(self.saves, layouts, strict=True)):
             if save.tensor is not None:
-                self._cut(index, save, layout)
+                self.cut(index, save, layout)
         self.is_cut = self.bytes_cut > 0
         self._settle()
         self.sizes = self._sizes()
@@ -317,14 +314,15 @@ class Call:
             self._pack_around(packed)
         self.held.clear()
 
-    def _kept_anyway(self) -> set[tuple[Any, ...]]:
+    def kept_anyway(self) -> set[tuple[Any, ...]]:
         """Where inputs are, and what attention, products and opaque modules gave."""
         given = [it for it in self.leaves if isinstance(it, Packed)]
         for note in self.notes:
             given += _packed_of(note)
         return {place(it.tensor) for it in given}
 
-    def _cut(self, index: int, save: Save, layout: Layout | None) -> None:
+    def cut(self, index: int, save: Save, layout: Layout | None) -> None:
+        """Cuts one tensor where its tokens are known; else keeps it whole."""
         tensor, bases = save.tensor, self.bases
         if save.is_fixed:
             save.whole = self._packed(tensor, save.version)
@@ -533,112 +531,6 @@ class Call:
         finally:
             set_generator_state(self.device, state)
         return replay
-
-    # ---- learning
-
-    def learn(self, first: int) -> tuple[list[Layout | None], str | None, str | None]:
-        """What of this pass can be cut: it runs again from the token `first` on, and is compared.
-
-        To be called before `close`. Gives a layout or None for each save; the module within the
-        layer that the first difference came up in, empty if it is the layer itself, None if there
-        was no difference; and what was raised there, in a line.
-
-        Raises:
-            torch.OutOfMemoryError: if there is no memory for it. What was equal by then is
-                `learnt`, and let go of: there is more the next time.
-        """
-        layouts = [self.learnt.get(index) for index in range(len(self.saves))]
-        free = {index for index, save in enumerate(self.saves) if not save.is_fixed}
-        free = {index for index in free if self.saves[index].tensor is not None}
-        differs: list[str] = []
-        self.bases = self.bases or dict.fromkeys(self._kept_anyway(), KEPT_ANYWAY)
-        found = Found()
-
-        def take(index: int, rows: Any) -> bool:
-            save = self.saves[index]
-            if save.tensor._version != save.version:
-                # Changed in place since; it stays whole, and what comes of it is compared.
-                return True
-            layout, is_same = compare(save.tensor, rows, self.tokens, first)
-            if not is_same:
-                # What comes after may depend on it, whatever its values are today.
-                differs.append(save.module)
-                return False
-            self.learnt[index] = layouts[index] = layout if first else WHOLE
-            if layouts[index] is not None and save.place not in self.bases:
-                found.add(index, rows, save)
-            self._let_go(index, layouts[index])
-            return True
-
-        if not free:
-            return layouts, None, None
-        state = generator_state(self.device)
-        replay = Replay(self, first, free, take)
-        replay.replayer.is_learning = True
-        replay.replayer.learns = trace = Trace()
-        try:
-            replay.run()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            # Whatever a part of the tokens makes a layer raise: nothing of it is cut.
-            where = replay.running[-1] if replay.running else ""
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            return [None] * len(self.saves), where, said
-        finally:
-            set_generator_state(self.device, state)
-        self.notes_answered = replay.replayer.at
-        if not differs and trace.is_usable:
-            trace.close()
-            self._prove(first, trace, found)
-        return layouts, next(iter(differs), None), None
-
-    def _let_go(self, index: int, layout: Layout | None) -> None:
-        """Cuts a tensor that was compared, so that the replay has its memory.
-
-        Not what an input or a note has anyway, nor what another save keeps whole.
-        """
-        save = self.saves[index]
-        base = self.bases.get(save.place, index)
-        if layout is None or base == KEPT_ANYWAY or self.saves[base].whole is not None:
-            return
-        self._cut(index, save, layout)
-        if save.whole is None:
-            save.tensor = None
-
-    def _prove(self, first: int, trace: Trace, found: Found) -> None:
-        """Has each group put together alone, where all else is no number, and compares again."""
-        storages, keeping = found.storages, Keeping(frozenset(), frozenset())
-        if self.keeps_products:
-            keeping = trace.keeps(storages)
-        kept = {it: places for it, places in storages.items() if places[0] in keeping.places}
-        rest = {it: places for it, places in storages.items() if it not in kept}
-        groups = trace.grouped(rest, found.sizes)
-        if len(groups) < 2 and not keeping.dropped:
-            return
-        # This pass has let go of what later ones keep: it is put together once more.
-        groups += trace.grouped(kept, found.sizes)
-        is_same = True
-
-        def take(index: int, rows: Any) -> bool:
-            nonlocal is_same
-            is_same &= found.is_same(index, rows)
-            return is_same
-
-        self.trace = trace
-        try:
-            for group in groups:
-                with contextlib.suppress(torch.OutOfMemoryError):
-                    self.replay(first, set(group.places), take, group, is_proof=True)
-                    if is_same:
-                        trace.groups.append(group)
-                is_same = True
-        except (OutOfStep, Exception):
-            # Whatever memory that nobody wrote makes a layer raise.
-            trace.groups.clear()
-        if len(trace.groups) == len(groups):
-            trace.keeping = keeping
-        self.trace = trace if trace.groups else None
 
 
 def _packed_of(note: Note) -> list[Packed]:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from girih._long import communicate
 from girih._long.call import Call
 from girih._long.layout import PLAIN, WHOLE, Layout
+from girih._long.learn import learn
 from girih._long.part import Held
 from girih._long.replay import Replay
 from girih._long.share import Share, rounded
@@ -362,7 +363,7 @@ class Layer:
             while learnt < len(call.learnt):
                 learnt = len(call.learnt)
                 with contextlib.suppress(torch.OutOfMemoryError):
-                    return call.learn(first)
+                    return learn(call, first)
         return None
 
     def forget(self, call: Call) -> None:

@@ -13,7 +13,6 @@ of the layer's input.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +20,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from girih._long import communicate
+from girih._long import communicate, notes
 from girih._long.communicate import is_within_shapes, is_wrapper, received
 from girih._long.layout import candidates, close_up, narrow
+from girih._long.notes import (
+    Note,
+    ReplayError,
+    first_shape,
+    is_kept,
+    is_worth_keeping,
+    kind_of,
+    name_of,
+)
 from girih._long.packed import Packed
 from girih._long.trace import (
     Group,
@@ -39,109 +47,9 @@ from girih._long.trace import (
 Take = Callable[[int, Any], bool]
 """Is given the index of a tensor that a replay saves, and the tensor; true if it wants the next."""
 
-ATTENTION = {
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_flash_attention_forward",
-    "aten::_efficient_attention_forward",
-}
-PRODUCTS = {
-    "aten::mm": 0,
-    "aten::addmm": 1,
-    "aten::bmm": 0,
-    "aten::baddbmm": 1,
-    "aten::_scaled_mm": 0,
-    "aten::_grouped_mm": 0,
-}
-"""Which argument is the left matrix."""
-DEPTH = 512
-"""Terms of each of a product's sums from which on its output is worth keeping. What has fewer, as
-LoRA's have, is computed again about as fast as it is read."""
-
 
 class Done(BaseException):
     """The replay has what it needs. No exception that a program's handlers could take."""
-
-
-class ReplayError(RuntimeError):
-    """The layer did something else than in its forward pass."""
-
-
-@dataclasses.dataclass
-class Note:
-    """What an operator, a function of autograd, or an opaque module gave in the forward pass."""
-
-    name: str
-    """The operator, the function; of a module, its name within the layer."""
-    shape: tuple[int, ...]
-    """Of its first tensor, or of what it makes."""
-    outputs: Any = None
-    """As it gave them, each tensor packed. None of an operator whose numbers are drawn again, and
-    of a product that is not kept."""
-    like: Shape | None = None
-    """Of a product that is not kept, since nothing needs it."""
-    state: Any = None
-    """Of the generator, before."""
-    saves: int = 0
-    """Of a module or function: how many saves there were at its end. The replay goes on there."""
-    communicates: bool = False
-    """It is an operator or a function that does."""
-    given: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-    """Of an operator that communicates: the shapes of what it sent."""
-    function: int | None = None
-    """Of a function: how many there were before it."""
-    own: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Of a function: by the place of a save, which of the things that it was given is saved."""
-    changed: dict[int, Any] = dataclasses.field(default_factory=dict)
-    """Of a function: things that it was given and has written into, as they were at its end."""
-
-
-_kinds: dict[Any, str] = {}
-
-
-def kind_of(func: Any) -> str:
-    """`attention`, `product`, `random`, `collective`, `passes`, `dynamic`, or nothing."""
-    kind = _kinds.get(func)
-    if kind is None:
-        kind = _kinds[func] = _classify(func)
-    return kind
-
-
-def _classify(func: Any) -> str:  # noqa: PLR0911 - one for each kind
-    name, tags = _name(func), getattr(func, "tags", ())
-    space = name.partition("::")[0]
-    if name in ATTENTION or name == "flex_attention":
-        return "attention"
-    if "flash_attn" in space and "backward" not in name:
-        return "attention"
-    if name in PRODUCTS:
-        return "product"
-    if name in communicate.PASSES:
-        return "passes"
-    if space in communicate.SPACES:
-        return "collective"
-    if torch.Tag.nondeterministic_seeded in tags:
-        return "random"
-    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
-        return "dynamic"
-    return ""
-
-
-def _name(func: Any) -> str:
-    name = func.name() if callable(getattr(func, "name", None)) else getattr(func, "_name", "")
-    return str(name).partition(".")[0]
-
-
-def _first_shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    first = args[0] if args else ()
-    return tuple(first.shape) if isinstance(first, torch.Tensor) else tuple(first)
-
-
-def is_worth_keeping(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a product is kept where products are."""
-    return int(args[PRODUCTS[name]].shape[-1]) >= DEPTH
 
 
 def generator_state(device: Any) -> Any:
@@ -180,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         schema = getattr(func, "_schema", None)
         changed: list[Any] = []
         if kind == "collective":
-            changed = received(func, _name(func), args, kwargs)
+            changed = received(func, name_of(func), args, kwargs)
         elif call.looks_at_changes and schema is not None and schema.is_mutable:
             changed = written(func, args, kwargs)
         if changed:
@@ -195,13 +103,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if kind == "product":
             return self._product(func, args, kwargs)
+        if kind == "sum":
+            return self._sum(func, args, kwargs)
         has_generator = kwargs.get("generator") is not None
-        if kind == "collective" and self.call.hears(_name(func), args, kwargs):
+        if kind == "collective" and self.call.hears(name_of(func), args, kwargs):
             return self._collective(func, args, kwargs)
         if has_generator or kind in ("collective", "dynamic"):
-            self.call.meets("generator" if has_generator else kind, _name(func))
+            self.call.meets("generator" if has_generator else kind, name_of(func))
             return func(*args, **kwargs)
-        note = Note(_name(func), _first_shape(args))
+        note = Note(name_of(func), first_shape(args))
         if kind == "random":
             note.state = generator_state(self.call.device)
         outputs = func(*args, **kwargs)
@@ -214,8 +124,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         outputs = func(*args, **kwargs)
         if not self.call.is_in_function:
             # What comes may still be on its way: it is held, and looked at when the pass has ended.
-            gave = received(func, _name(func), args, kwargs) or tensors(outputs)
-            note = Note(_name(func), _first_shape(tuple(gave)), communicates=True)
+            gave = received(func, name_of(func), args, kwargs) or tensors(outputs)
+            note = Note(name_of(func), first_shape(tuple(gave)), communicates=True)
             note.outputs = [self.call.hold(it) for it in gave]
             note.given = [tuple(it.shape) for it in tensors(args[:1])]
             self.call.notes.append(note)
@@ -223,14 +133,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         output = func(*args, **kwargs)
-        name = _name(func)
-        if self.call.keeps_products and is_worth_keeping(name, args):
+        name = name_of(func)
+        if is_kept("product", self.call) and is_worth_keeping(name, args):
             note = Note(name, tuple(output.shape))
             if self.call.wants_note(len(self.call.notes)):
                 note.outputs = self.call.keep(output)
             else:
                 note.like = Shape.of(output)
             self.call.notes.append(note)
+        return output
+
+    def _sum(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        output = func(*args, **kwargs)
+        if not is_kept("sum", self.call):
+            return output
+        # Each has a note, so that a replay need not know which are kept.
+        note = Note(name_of(func), tuple(output.shape))
+        if args[0].numel() >= notes.TERMS * output.numel() and kwargs.get("out") is None:
+            if self.call.wants_note(len(self.call.notes)):
+                note.outputs = self.call.keep(output)
+            else:
+                note.like = Shape.of(output)
+        self.call.notes.append(note)
         return output
 
 
@@ -271,7 +195,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if self.is_done:
             raise Done
-        kind, name = kind_of(func), _name(func)
+        kind, name = kind_of(func), name_of(func)
         if kind == "passes":
             # There is nothing to wait for.
             return args[0] if name.endswith("wait_tensor") else func(*args, **kwargs)
@@ -282,7 +206,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         outputs, is_answered = self._run(func, name, args, kwargs)
         if self.learns is not None:
             into = received(func, name, args, kwargs) if kind == "collective" else None
-            product = self.at - 1 if is_answered and kind == "product" else -1
+            product = self.at - 1 if is_answered and kind in ("product", "sum") else -1
             self.learns.note(
                 func,
                 args,
@@ -324,8 +248,8 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
     ) -> tuple[Any, bool]:
         """What an operator gives, and whether that was noted and it did not run."""
         kind = kind_of(func)
-        is_product = kind == "product" and self.call.keeps_products
-        if is_product and is_worth_keeping(name, args):
+        is_ours = is_kept(kind, self.call)
+        if is_ours and (kind == "sum" or is_worth_keeping(name, args)):
             note = self.next(name)
             # Without either it runs: nothing that is wanted comes of it, but all runs again.
             like = self.unwritten.like(note.like) if is_left_out and note.like is not None else None
@@ -410,7 +334,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
     def _random(self, func: Any, note: Note, args: tuple[Any, ...], kwargs: Any) -> Any:
         set_generator_state(self.call.device, note.state)
         first = args[0]
-        if _first_shape(args) == note.shape:
+        if first_shape(args) == note.shape:
             return func(*args, **kwargs)
         if not isinstance(first, torch.Tensor):
             return tree_map(self._rows_of_drawn, func(list(note.shape), *args[1:], **kwargs))
@@ -420,7 +344,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
             return first.copy_(self._rows_of_drawn(whole))
         whole = torch.ones(note.shape, dtype=first.dtype, device=first.device)
         drawn = func(whole, *args[1:], **kwargs)
-        if _name(func) != "aten::native_dropout":
+        if name_of(func) != "aten::native_dropout":
             return tree_map(self._rows_of_drawn, drawn)
         mask = self._rows_of_drawn(drawn[1]).contiguous()
         scale = 0.0 if args[1] == 1 else 1.0 / (1.0 - args[1])

@@ -17,7 +17,7 @@ SPARE = 0.02
 """Of the budget: what is asked for besides is not the same in every step."""
 
 
-GUESS = 0.6
+GUESS = 0.75
 """What products are of all that can be computed again, until a step has shown it."""
 
 
@@ -86,6 +86,9 @@ class Filling:
         self.room: int | None = None
         """Bytes of a pass that are kept of what could be cut; None while it is not known."""
         self.peak_seen = 0
+        self.products = GUESS
+        """Of what can be computed again, the part that products are: as the layer that was asked
+        for last has shown it, for layers are alike."""
         self.last = layers
         """The layer that was asked for last."""
 
@@ -102,8 +105,9 @@ class Filling:
         able = held.whole - held.nothing
         if self.room is None or able <= 0:
             return Part(0)
-        products = held.products - held.nothing if held.products else GUESS * able
-        products = min(max(products, 1.0), able)
+        if held.products:
+            self.products = (held.products - held.nothing) / able
+        products = min(max(self.products * able, 1.0), able)
         # Of this layer and those behind it; then of all, and of those again.
         behind, room = self.layers - layer, self.room / tokens
         if room >= self.layers * products + behind * (able - products):

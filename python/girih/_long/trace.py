@@ -265,6 +265,14 @@ class Trace:
         places_of = [[it for storage in own for it in storages[storage]] for own in merged]
         return [Group(frozenset(it), self.needed(it)) for it in places_of]
 
+    def leaves_out(self, groups: Iterable[Group]) -> bool:
+        """Whether there is an operator that runs for none of them: what it made is kept."""
+        needed = frozenset[int]().union(*(group.operators for group in groups))
+        return any(
+            it.is_pure and not it.is_answered and index not in needed
+            for index, it in enumerate(self.operators)
+        )
+
     def group_of(self, place: int) -> Group | None:
         """The proven group of a tensor."""
         return next((group for group in self.groups if place in group.places), None)

@@ -125,6 +125,10 @@ pub struct Fixed {
     pub end: u64,
     /// Of each layer's forward and backward pass.
     pub layers: Vec<(u64, u64)>,
+    /// Gradients that each layer's backward pass leaves for the optimizer.
+    pub gradients: Vec<u64>,
+    /// Those of all else, as embeddings and the head.
+    pub other_gradients: u64,
 }
 
 /// Makes a step of a recording. With `step_us`, the step takes so many microseconds, else what its events say.
@@ -259,6 +263,9 @@ impl<'a> Reader<'a> {
             let kinds = self.kinds(layer, again.unwrap_or(own.us));
             layers.push(Layer { kinds, forward: own, backward: back });
         }
+        fixed.gradients = backward.iter().map(|pass| self.gradients(pass)).collect();
+        let all = self.gradients(&(forward[count - 1].end..microbatch.end));
+        fixed.other_gradients = all.saturating_sub(fixed.gradients.iter().sum());
         let is_static = |life: &&Lifetime| is_static(life, step);
         let static_bytes = self.lives.requests.iter().filter(is_static).map(|it| it.size).sum();
         let problem =
@@ -274,6 +281,15 @@ impl<'a> Reader<'a> {
         let events = &self.trace.events;
         let time = |tick: u32| events[(tick as usize).min(events.len() - 1)].time_us;
         time(ticks.end).saturating_sub(time(ticks.start)).max(0) as f64
+    }
+
+    /// Bytes that are born in a range of ticks and live on behind all backward passes: gradients, which the optimizer
+    /// is still to see.
+    fn gradients(&self, ticks: &Range<u32>) -> u64 {
+        let end = self.passes.microbatch.end;
+        let lives = self.within.iter().map(|&index| &self.lives.requests[index as usize]);
+        let stays = lives.filter(|life| ticks.contains(&life.birth.0) && life.death.0 > end);
+        stays.map(|life| life.size).sum()
     }
 
     /// A slot over a range of ticks, and the bytes of it that do not depend on the tokens.

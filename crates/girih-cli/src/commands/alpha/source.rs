@@ -219,7 +219,8 @@ fn recorded(
     if let Some(layers) = args.layers {
         assumed.push(format!(
             "there are {layers} layers, each as the one in the middle of the recording; weights \
-             and states grow with them"
+             and states grow by the layers' part of the gradients, or all of them where a step \
+             leaves none"
         ));
     }
     let links = args.links()?;

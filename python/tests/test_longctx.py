@@ -1,0 +1,65 @@
+"""The tables of `gpu/longctx.py` can be tried without a GPU, and end in time."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).resolve().parents[2] / "gpu"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None,
+    reason="torch or transformers is not installed",
+)
+
+
+def table(tmp_path, *words):
+    """What one run of the script kept, and what it printed."""
+    output = tmp_path / "found.json"
+    command = [sys.executable, str(GPU / "longctx.py"), *words, "--device", "cpu", "--tiny"]
+    done = subprocess.run(
+        [*command, "--layers", "1", "-o", str(output)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(output.read_text()), done.stdout
+
+
+def test_ways_train_the_same(tmp_path):
+    only = [word for way in ("plain", "recompute", "both:products") for word in ("--only", way)]
+    runs, printed = table(tmp_path, "mfu", "--length", "96", "--steps", "3", "--exact", *only)
+    assert [run["way"] for run in runs] == ["plain", "recompute", "both:products"]
+    first = runs[0]["seen"]
+    for run in runs[1:]:
+        assert run["seen"]["digests"] == first["digests"]
+        assert run["seen"]["exact_losses"] == first["exact_losses"]
+    assert printed.count("the same") == 2
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path):
+    runs, printed = table(tmp_path, "sweep", "--minutes", "0.01", "--alpha", "0")
+    assert runs
+    assert all(run["left_out"] for run in runs)
+    assert printed.count("LEFT OUT") == len(runs)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 14])
+def test_workloads_are_told_each_option_with_its_value(steps, monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    longctx = importlib.import_module("longctx")
+    options = longctx.parse(["parallel", "--layers", "1", "--steps", str(steps)])
+    words = longctx.shared_shape(options, 256)
+    assert [word.startswith("--") for word in words] == [True, False] * (len(words) // 2)
+    told = dict(zip(words[::2], words[1::2], strict=True))
+    assert told["--layers"] == "1"
+    assert 1 <= int(told["--settled"]) < steps
+    assert longctx.shape(options, 256) == ["--batch", "1", *words]
