@@ -4,7 +4,8 @@ torchrun --nproc-per-node 2 gpu/workloads/fsdp.py --recompute --batch 12
 python -m girih record --world 64 --rank 0 gpu/workloads/fsdp.py qwen2.5-72b --meta --recompute
 
 With `--meta` nothing is whole anywhere: each rank fills its own shards. Without, every rank makes
-the whole model first, and that is its peak where the model is large.
+the whole model first, and that is its peak where the model is large. With `--offload` shards,
+gradients and the optimizer are the host's (`CPUOffloadPolicy`), and so is the optimizer's step.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from measure import Measure, deterministic
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 
 def llama(hidden: int, ffn: int, layers: int, heads: int) -> tuple[str, dict[str, int]]:
@@ -56,9 +57,9 @@ def config_of(arguments: argparse.Namespace) -> Any:
     return settings
 
 
-def fill(model: Any, settings: Any) -> None:
+def fill(model: Any, settings: Any, device: str) -> None:
     """Gives a model without memory its own, shard by shard, and weights drawn anew."""
-    model.to_empty(device="cuda")
+    model.to_empty(device=device)
     for name, parameter in model.named_parameters():
         if name.endswith(("norm.weight", "layernorm.weight")):
             torch.nn.init.ones_(parameter)
@@ -89,11 +90,14 @@ def build(arguments: argparse.Namespace) -> torch.nn.Module:
     if arguments.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy: dict[str, Any] = {"mp_policy": precision}
+    if arguments.offload:
+        policy["offload_policy"] = CPUOffloadPolicy()
     for layer in layers:
-        fully_shard(layer, mp_policy=precision)
-    fully_shard(model, mp_policy=precision)
+        fully_shard(layer, **policy)
+    fully_shard(model, **policy)
     if arguments.meta:
-        fill(model, settings)
+        fill(model, settings, "cpu" if arguments.offload else "cuda")
     return model
 
 
@@ -105,6 +109,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lora", action="store_true", help="only adapters are trained")
     parser.add_argument("--meta", action="store_true", help="each rank makes its shards alone")
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--offload", action="store_true", help="shards are the host's; with --meta")
+    parser.add_argument("--cap", type=float, default=0, help="GiB that each rank may use")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=12)
@@ -119,7 +125,12 @@ def main() -> None:
     deterministic(arguments.exact)
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+    # Gradients on the host are summed there.
+    backend = "cpu:gloo,cuda:nccl" if arguments.offload else "nccl"
+    dist.init_process_group(backend, device_id=torch.device("cuda", local))
+    if arguments.cap:
+        total = torch.cuda.get_device_properties(local).total_memory
+        torch.cuda.set_per_process_memory_fraction(arguments.cap * (1 << 30) / total)
     torch.manual_seed(dist.get_rank())
     measure = Measure("fsdp2", arguments.settled, arguments.batch * dist.get_world_size())
     model = build(arguments)

@@ -14,6 +14,7 @@ use crate::driver::types::CuStream;
 use crate::driver::{Driver, Failure};
 use crate::events::EventPool;
 use crate::host::{HostBooks, Pinnable};
+use crate::near::processors;
 
 /// What a device needs for copies.
 #[derive(Default)]
@@ -95,7 +96,8 @@ impl Copies for CudaDevice {
 
     fn host_memory(&mut self) -> Arc<dyn HostMemory> {
         let (driver, context) = (self.driver, self.context);
-        Arc::new(Pinnable { driver, context, books: Arc::clone(&self.copies.host) })
+        let (books, near) = (Arc::clone(&self.copies.host), processors(driver, self.device));
+        Arc::new(Pinnable { driver, context, books, near })
     }
 
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {

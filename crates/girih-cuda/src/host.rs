@@ -9,7 +9,8 @@
 //! The pages of a part are found before it is pinned (`MADV_POPULATE_WRITE`, then `cuMemHostRegister`): the driver's own
 //! way (`cuMemHostAlloc`) keeps other calls waiting meanwhile. They are large ones where the system has them, which are
 //! found, and locked, ten times as fast (bench/results/swap.md). It is exact, where torch's pinned memory is a power of
-//! two. A process that is forked gets none of it: pinned pages would be copied for it, all at once.
+//! two. A process that is forked gets none of it: pinned pages would be copied for it, all at once. Pages are found on
+//! processors of the GPU's own socket, and so in its memory (`near`).
 //!
 //! The driver does not check addresses of the host, so the books here do. Nor does it promise a copy over the border of
 //! two registrations, so copies are cut there.
@@ -25,6 +26,7 @@ use crate::books::misuse;
 use crate::context::Scope;
 use crate::driver::Driver;
 use crate::driver::types::CuContext;
+use crate::near::Near;
 
 /// Bytes of a large page: ranges begin at a multiple, so that they consist of such.
 const LARGE_PAGE: u64 = 2 << 20;
@@ -74,6 +76,8 @@ pub(crate) struct Pinnable {
     pub(crate) driver: &'static Driver,
     pub(crate) context: CuContext,
     pub(crate) books: Arc<HostBooks>,
+    /// The processors near the GPU, as the system lists them.
+    pub(crate) near: Option<String>,
 }
 
 /// The host has too little: a refusal of the system, in words.
@@ -147,6 +151,8 @@ impl HostMemory for Pinnable {
             range.parts.insert(address, (size, false));
             (address - range.memory.as_mut_ptr() as u64, Arc::clone(&range.memory))
         };
+        // Also what the driver finds where the system was not asked, or does not know how.
+        let _near = Near::new(self.near.as_deref());
         if let Err(error) = find_pages(&memory, at as usize, size as usize) {
             self.note(address, |parts| _ = parts.remove(&address));
             return Err(error);

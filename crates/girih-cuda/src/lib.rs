@@ -33,6 +33,7 @@ mod events;
 mod fake;
 mod host;
 pub mod ipc;
+mod near;
 mod order;
 mod peers;
 mod phantom;

@@ -1,7 +1,8 @@
 //! What no schedule can beat.
 //!
-//! During operator `i` some bytes must be away, `X(i)` above the budget. Of the tensors that lie idle then, those
-//! whose last use is later than the beginning of a window must go out within it:
+//! During operator `i` some bytes must be away: `X(i)`, the least sum of tensors' sizes that is no less than what is
+//! above the budget (`whole`). Of the tensors that lie idle then, those whose last use is later than the beginning of a
+//! window must go out within it:
 //!
 //! ```text
 //!             l ........................ i ............................ r
@@ -12,11 +13,12 @@
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
 //! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
 //! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need their times one after the other: the best chain of them is the bound.
-//! Tensors may be cut into bytes here, and a copy takes room only as it arrives; no schedule can do more.
+//! Within a window tensors may be cut into bytes, and a copy takes room only as it arrives; no schedule can do more.
 
 use crate::coarse::Coarse;
 use crate::links::Links;
 use crate::step::Step;
+use crate::whole::away_at_least;
 
 /// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
 /// better one.
@@ -54,9 +56,10 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
         let us = alone.max((out + inward) / links.both).max(one_way);
         us - (starts[to as usize] - starts[from as usize])
     };
-    let narrow = narrow(step, budget);
-    let ends = ends(step, links, budget);
-    let wide = wide(step, budget, &ends);
+    let needs = away_at_least(step, budget);
+    let narrow = narrow(step, &needs);
+    let ends = ends(step, links, &needs);
+    let wide = wide(step, &needs, &ends);
     let count = step.ops.len();
     let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
     ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
@@ -88,10 +91,10 @@ struct Must {
 }
 
 /// For each operator `to`, of the windows of 1, 2, ... operators before it: what must be copied.
-fn narrow(step: &Step, budget: u64) -> Vec<Vec<Must>> {
+fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
     let count = step.ops.len();
     let idle = step.idle();
-    let need = |op: usize| step.load[op].saturating_sub(budget) as i64;
+    let need = |op: usize| needs[op] as i64;
     let (mut begins, mut ends) = (vec![Vec::new(); count + 1], vec![Vec::new(); count + 1]);
     for (index, gap) in (0u32..).zip(&step.gaps) {
         begins[gap.after as usize + 1].push((gap.before, step.bytes(index) as i64));
@@ -169,13 +172,13 @@ fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
 }
 
 /// What must be copied between two of `ends`, `[from][to]`.
-fn wide(step: &Step, budget: u64, ends: &[u32]) -> Vec<Vec<Must>> {
+fn wide(step: &Step, needs: &[u64], ends: &[u32]) -> Vec<Vec<Must>> {
     let count = ends.len();
     let (mut out, through): (Vec<Vec<f64>>, Vec<Vec<f64>>) =
-        ends.iter().map(|&from| going(step, budget, from, ends)).unzip();
+        ends.iter().map(|&from| going(step, needs, from, ends)).unzip();
     let mut inward: Vec<Vec<f64>> = vec![vec![0.0; count]; count];
     for (to, &end) in ends.iter().enumerate() {
-        for (from, bytes) in coming(step, budget, end, ends).into_iter().enumerate() {
+        for (from, bytes) in coming(step, needs, end, ends).into_iter().enumerate() {
             inward[from][to] = bytes;
         }
     }
@@ -190,19 +193,19 @@ fn wide(step: &Step, budget: u64, ends: &[u32]) -> Vec<Vec<Must>> {
 }
 
 /// Where wide windows begin and end: around the operators for which most must be waited, and else evenly.
-fn ends(step: &Step, links: &Links, budget: u64) -> Vec<u32> {
+fn ends(step: &Step, links: &Links, needs: &[u64]) -> Vec<u32> {
     let count = step.ops.len() as u32;
     if count as usize <= WIDE_MAX {
         return (0..=count).collect();
     }
     let starts = step.starts();
     let mut lags: Vec<(f64, [u32; 3])> = (1..count - 1)
-        .filter(|&op| step.load[op as usize] > budget)
+        .filter(|&op| needs[op as usize] > 0)
         .filter(|&op| step.load[op as usize] >= step.load[op as usize - 1])
         .filter(|&op| step.load[op as usize] >= step.load[op as usize + 1])
         .map(|op| {
-            let (out, from) = longest(step, links.outward, budget, &starts, op, true);
-            let (inward, to) = longest(step, links.inward, budget, &starts, op, false);
+            let (out, from) = longest(step, links.outward, needs, &starts, op, true);
+            let (inward, to) = longest(step, links.inward, needs, &starts, op, false);
             (out + inward, [from, op, to])
         })
         .collect();
@@ -222,7 +225,7 @@ fn ends(step: &Step, links: &Links, budget: u64) -> Vec<u32> {
 fn longest(
     step: &Step,
     rate: f64,
-    budget: u64,
+    needs: &[u64],
     starts: &[f64],
     op: u32,
     is_out: bool,
@@ -238,7 +241,7 @@ fn longest(
         gaps.reverse();
     }
     // From the farthest on: what lies beyond the window could have gone before it, or come after it.
-    let mut need = (step.load[op as usize] - budget) as f64;
+    let mut need = needs[op as usize] as f64;
     let mut best = (0.0, op);
     for (end, bytes) in gaps {
         let us = (starts[op as usize] - starts[end as usize]).abs();
@@ -253,9 +256,9 @@ fn longest(
 /// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
 /// operator up to there, what it needs away and was not idle before. And those that must go out before some operator in
 /// between or come in after it: what it needs away and is not idle all the while.
-fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
+fn going(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
     let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
-    let need = |op: u32| step.load[op as usize].saturating_sub(budget);
+    let need = |op: u32| needs[op as usize];
     let (mut out, mut most) = (0u64, 0u64);
     let mut op = from;
     let until = |&end: &u32| {
@@ -276,7 +279,7 @@ fn going(step: &Step, budget: u64, from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f6
 }
 
 /// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.
-fn coming(step: &Step, budget: u64, to: u32, ends: &[u32]) -> Vec<f64> {
+fn coming(step: &Step, needs: &[u64], to: u32, ends: &[u32]) -> Vec<f64> {
     let late = step.idle_of_gaps(|gap| step.gaps[gap as usize].before > to);
     let mut most = 0u64;
     let mut op = to;
@@ -284,7 +287,7 @@ fn coming(step: &Step, budget: u64, to: u32, ends: &[u32]) -> Vec<f64> {
     for (at, &end) in ends.iter().enumerate().rev().filter(|(_, end)| **end < to) {
         while op > end {
             op -= 1;
-            let need = step.load[op as usize].saturating_sub(budget);
+            let need = needs[op as usize];
             most = most.max(need.saturating_sub(late[op as usize]));
         }
         bytes[at] = most as f64;

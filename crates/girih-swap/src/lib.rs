@@ -29,6 +29,7 @@ mod settle;
 pub mod simulate;
 pub mod step;
 pub mod steps;
+mod whole;
 
 pub use later::{Later, later};
 pub use links::Links;

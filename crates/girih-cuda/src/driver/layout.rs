@@ -86,6 +86,9 @@ fn every_number_is_the_one_that_cuda_h_names() {
     }
     for (ours, theirs) in [
         (CuAttribute::MULTIPROCESSOR_COUNT, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        (CuAttribute::PCI_BUS, Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+        (CuAttribute::PCI_DEVICE, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),
+        (CuAttribute::PCI_DOMAIN, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
         (
             CuAttribute::COMPUTE_CAPABILITY_MAJOR,
             Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,

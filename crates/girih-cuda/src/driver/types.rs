@@ -195,6 +195,9 @@ pub(crate) struct CuAttribute(pub(crate) u32);
 
 impl CuAttribute {
     pub(crate) const MULTIPROCESSOR_COUNT: CuAttribute = CuAttribute(16);
+    pub(crate) const PCI_BUS: CuAttribute = CuAttribute(33);
+    pub(crate) const PCI_DEVICE: CuAttribute = CuAttribute(34);
+    pub(crate) const PCI_DOMAIN: CuAttribute = CuAttribute(50);
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: CuAttribute = CuAttribute(75);
     pub(crate) const COMPUTE_CAPABILITY_MINOR: CuAttribute = CuAttribute(76);
     pub(crate) const VIRTUAL_MEMORY: CuAttribute = CuAttribute(102);

@@ -3,7 +3,8 @@
 //! What must come before what, as events:
 //!
 //! ```text
-//!  copy out    after the tensor was saved; after the copies in from its place on the host
+//!  copy out    after what was done when nobody but autograd had the tensor any more; after the copies in from its
+//!              place on the host
 //!  free        the bytes' stream waits for the end of the copy out
 //!  copy in     after what the bytes' stream has done by now, which is after its own copy out
 //!  use         the user's stream, and the bytes' own, wait for the end of the copy in
@@ -178,9 +179,11 @@ impl Swap {
                 self.tell_refusal(state);
             }
             Call::CopyOut => {
-                if let Some(ready) = entry.ready {
-                    device.wait_event(out, ready)?;
-                }
+                let ready = match entry.ready {
+                    Some(ready) => ready,
+                    None => *entry.ready.insert(device.record_event(entry.last_on)?),
+                };
+                device.wait_event(out, ready)?;
                 copy_parts(device, out, entry, |copies, at, host, bytes| {
                     copies.copy_out(out, at, host, bytes)
                 })?;
@@ -244,8 +247,7 @@ impl Swap {
                     // Whatever is copied to the place on the host later comes after what was read from it.
                     device.wait_event(out, end)?;
                     let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
-                    let back = entry.back.take();
-                    replace(device, &mut entry.ready, back)?;
+                    replace(device, &mut entry.back, None)?;
                 }
             }
             Call::FreeHost => {

@@ -352,13 +352,11 @@ impl Swap {
             self.note_unseen(size);
             return Ok(None);
         }
-        let ready = state.device.record_event(stream)?;
         let id = match known {
             Some(id) => {
+                self.note_owner(state, id, stream)?;
                 if let Some(entry) = self.table.get_mut(id) {
                     entry.saves += 1;
-                    let before = entry.ready.replace(ready);
-                    before.map_or(Ok(()), |event| state.device.destroy_event(event))?;
                 }
                 id
             }
@@ -375,7 +373,8 @@ impl Swap {
                 // The operator that begins with it.
                 saved_at: self.steps.next_operator(),
                 module: self.waits.module(),
-                ready: Some(ready),
+                last_on: stream,
+                ready: None,
                 out: None,
                 back: None,
                 slot: None,
@@ -411,6 +410,7 @@ impl Swap {
         let (kind, number, home) = (entry.kind, entry.number, entry.stream);
         self.note_in_hand(id);
         self.bring(state, id, stream)?;
+        self.note_owner(state, id, stream)?;
         if stream != home
             && let Some(address) = self.table.get(id).map(|entry| entry.address)
         {
@@ -451,6 +451,17 @@ impl Swap {
                 }
                 Err(fail) => return Err(fail.into()),
             }
+        }
+    }
+
+    /// Somebody has a record's tensor from now on, in the work of this stream, and may write into it: what was known
+    /// of its contents is not known any more.
+    fn note_owner(&mut self, state: &mut State, id: RecordId, stream: StreamId) -> Outcome<()> {
+        let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
+        entry.last_on = stream;
+        match entry.ready.take() {
+            Some(event) => Ok(state.device.destroy_event(event)?),
+            None => Ok(()),
         }
     }
 

@@ -30,17 +30,27 @@ impl Swap {
             let stamp = copies.take_time(stream)?;
             self.steps.note_time(stamp);
         }
-        self.look_who_is_idle();
+        self.look_who_is_idle(state);
         Ok(())
     }
 
-    /// Looks at those that somebody else had when they were saved.
-    fn look_who_is_idle(&mut self) {
+    /// Looks at those that somebody else had when they were saved. Whoever it was may have written into them until now,
+    /// and autograd need not have been told (`tensor.data`, a kernel or a collective of its own): their bytes are what
+    /// autograd would read only once that is done.
+    fn look_who_is_idle(&mut self, state: &mut State) {
         let shared = std::mem::take(&mut self.steps.shared);
         let (idle, shared) = shared.into_iter().partition(|&id| self.is_idle(id));
         self.steps.shared = shared;
         let idle: Vec<RecordId> = idle;
-        idle.into_iter().for_each(|id| self.steps.is_idle_now(id));
+        for id in idle {
+            self.steps.is_idle_now(id);
+            if let Some(entry) = self.table.get_mut(id)
+                && entry.ready.is_none()
+            {
+                // If the device refuses, the copy out asks again.
+                entry.ready = state.device.record_event(entry.last_on).ok();
+            }
+        }
     }
 
     fn due(&self) -> Due {

@@ -43,7 +43,7 @@ pub(super) fn of_use(kind: u64) -> u64 {
 }
 
 /// An operator of a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Moment {
     /// The number of the step, from the first.
     step: u64,

@@ -42,7 +42,9 @@ pub(crate) struct Entry {
     pub(crate) shape: Shape,
     pub(crate) saved_at: u32,
     pub(crate) module: Option<Arc<str>>,
-    /// Its bytes are written once this has come.
+    /// The stream on which it was saved or used last: whoever had it then writes there, if at all.
+    pub(crate) last_on: StreamId,
+    /// Once this has come its bytes are written, also by who had it besides autograd; none until nobody has.
     pub(crate) ready: Option<StreamEvent>,
     /// The end of its copy out, and in.
     pub(crate) out: Option<StreamEvent>,

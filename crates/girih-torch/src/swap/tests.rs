@@ -48,6 +48,7 @@ mod ablation;
 mod adversary;
 mod clocks;
 mod edge;
+mod orders;
 mod program;
 mod timed;
 

@@ -22,8 +22,9 @@ use super::step::Moment;
 use super::table::{Entry, RecordId};
 use crate::heap::State;
 
-/// Waits whose time is not read yet, at most: what a step or two have. The oldest is read, or given up.
-const UNREAD_MAX: usize = 512;
+/// Waits whose time is not read yet, at most: some for each tensor that goes in a step or two. The oldest is read, or
+/// given up, and a schedule takes what was given up for work.
+const UNREAD_MAX: usize = 4096;
 /// Tensors that are told apart. Of more, those that were waited for the least go.
 const TENSORS_MAX: usize = 1024;
 /// Tensors that a report names.
@@ -212,15 +213,14 @@ impl Waits {
         }
     }
 
-    fn add(&mut self, unread: Unread, copies: &mut dyn Copies) {
-        if self.unread.len() >= UNREAD_MAX
-            && let Some(oldest) = self.unread.pop_front()
-        {
-            self.read(&oldest, copies);
-            copies.forget_time(oldest.from);
-            copies.forget_time(oldest.to);
-        }
+    /// One more. Where there are too many, the oldest is read, as in [`Waits::read_all`].
+    fn add(&mut self, unread: Unread, copies: &mut dyn Copies) -> Option<(Moment, f64)> {
         self.unread.push_back(unread);
+        let oldest = (self.unread.len() > UNREAD_MAX).then(|| self.unread.pop_front())??;
+        let us = self.read(&oldest, copies);
+        copies.forget_time(oldest.from);
+        copies.forget_time(oldest.to);
+        Some((oldest.at, us?))
     }
 
     /// Those that were waited for the longest, the worst first.
@@ -263,7 +263,11 @@ impl Swap {
             && let Some(from) = from
         {
             match copies.take_time(stream) {
-                Ok(to) => self.waits.add(Unread { key, at, from, to }, copies),
+                Ok(to) => {
+                    if let Some((at, us)) = self.waits.add(Unread { key, at, from, to }, copies) {
+                        self.steps.waited(at, us);
+                    }
+                }
                 Err(_) => copies.forget_time(from),
             }
         }
@@ -273,6 +277,8 @@ impl Swap {
 
 #[cfg(test)]
 mod tests {
+    use girih_runtime::{Address, HostAddress, HostMemory};
+
     use super::*;
 
     fn key(saved_at: u32) -> Key {
@@ -291,6 +297,72 @@ mod tests {
         let worst = waits.worst();
         assert_eq!((worst.len(), worst[0].saved_at), (NAMED, 3));
         assert_eq!(waits.count, 20 * TENSORS_MAX as u64);
+    }
+
+    /// A device on which a point in time is its number.
+    struct Told {
+        forgotten: u64,
+    }
+
+    impl Copies for Told {
+        fn open_lane(&mut self) -> Result<u64, DeviceError> {
+            Ok(1)
+        }
+
+        fn copy_out(
+            &mut self,
+            _lane: StreamId,
+            _from: Address,
+            _to: HostAddress,
+            _size: u64,
+        ) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn copy_in(
+            &mut self,
+            _lane: StreamId,
+            _from: HostAddress,
+            _to: Address,
+            _size: u64,
+        ) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn host_memory(&mut self) -> Arc<dyn HostMemory> {
+            Arc::new(crate::device::AddressesAlone::default())
+        }
+
+        fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
+            Ok(TimeStamp(0))
+        }
+
+        fn time_between(
+            &mut self,
+            from: TimeStamp,
+            to: TimeStamp,
+        ) -> Result<Option<f64>, DeviceError> {
+            Ok(Some((to.0 - from.0) as f64))
+        }
+
+        fn forget_time(&mut self, _stamp: TimeStamp) {
+            self.forgotten += 1;
+        }
+    }
+
+    #[test]
+    fn of_more_waits_than_are_kept_none_is_lost_to_the_step() {
+        let (mut waits, mut told, mut us) = (Waits::default(), Told { forgotten: 0 }, 0.0);
+        let count = 2 * UNREAD_MAX as u64 + 3;
+        let at = Moment::default();
+        for _ in 0..count {
+            let unread = Unread { key: key(1), at, from: TimeStamp(1), to: TimeStamp(3) };
+            us += waits.add(unread, &mut told).map_or(0.0, |(_, us)| us);
+            assert!(waits.unread.len() <= UNREAD_MAX);
+        }
+        waits.read_all(&mut told, |_, own| us += own);
+        assert_eq!((us, told.forgotten), (2.0 * count as f64, 2 * count));
+        assert!((waits.us - us).abs() < 1e-9);
     }
 
     #[test]
