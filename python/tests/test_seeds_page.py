@@ -179,7 +179,7 @@ BESIDE = {
     "stweaver-fig2.json": {"67", "8", "10"},
     "stweaver-fig1b-quick.json": {"4", "8", "64"},
     "stweaver-fig7-quick.json": {"3", "8", "2"},
-    "stweaver-fig8-quick.json": {"2", "5"},
+    "stweaver-fig8-quick.json": {"2", "5", "4"},
     "stweaver-fig8.json": {"2", "20", "8"},
     "stweaver-table1-quick.json": {"4", "6"},
     "stweaver-fig11-quick.json": {"0.05"},
