@@ -44,7 +44,7 @@ from seeds.bench import (
 )
 
 INDEX = "index.json"
-MODULES = ("megatron.core", "transformers", "peft")
+MODULES = ("megatron.core", "transformers", "peft", "deepspeed")
 SOLID_PART = 0.6
 """Of a share, what tensors have: the rest is the context's, the kernels' and the libraries'."""
 

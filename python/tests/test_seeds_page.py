@@ -184,7 +184,7 @@ BESIDE = {
     "stweaver-table1-quick.json": {"4", "6"},
     "stweaver-fig11-quick.json": {"0.05"},
     "stweaver-table2-quick.json": {"1", "3"},
-    "gmlake-fig10-quick.json": {"5"},
+    "gmlake-fig10-quick.json": {"5", "0"},
     "gmlake-fig11.json": {"4", "5"},
     "gmlake-fig13-quick.json": {"4", "6"},
     "gmlake-fig14-quick.json": {"9"},
