@@ -4,10 +4,16 @@
     python gpu/tables.py gmlake table1
     python gpu/tables.py stweaver fig8 --quick
     python gpu/tables.py kept bench/results/gpu/*.json
+    python gpu/tables.py record --keep FOLDER stweaver/fig8 gmlake/fig11
+    python gpu/tables.py replay --keep FOLDER
+    python gpu/tables.py together --quick chameleon/table3 memo/table5
 
 What a paper's figure or table compares is run at the size that one card allows (`seeds/`), printed
 as Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
 line, with exit status 1. `kept` prints files of results again, and those of `modes.py -o`.
+`record`, `replay` and `together` make several tables in the time of few (`seeds/apart.py`): where
+bytes alone are asked, recordings are made side by side, each with a share of the card, and
+replayed on a machine without one; what is timed has the card in turns.
 """
 
 import argparse
@@ -17,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from modes import step_ratio
-from seeds import chameleon, gmlake, memo, stweaver
+from seeds import apart, chameleon, gmlake, memo, stweaver
 from seeds.bench import RESULTS, Bench, Table, cards
 
 TABLES: list[Table] = [*gmlake.TABLES, *stweaver.TABLES, *chameleon.TABLES, *memo.TABLES]
@@ -88,6 +94,8 @@ def made(summary: dict[str, Any]) -> list[str]:
         lines.append(f"|:--|{'--:|' * (len(section['columns']) - 1)}")
         lines += [f"| {' | '.join(row)} |" for row in section["rows"]]
         lines.append("")
+    if not summary.get("finished", True):
+        lines.append("The program was ended before this table was whole.\n")
     return [*lines, *(f"{note}\n" for note in summary["notes"])]
 
 
@@ -126,24 +134,65 @@ def parse(words: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     seeds = sorted({one.seed for one in TABLES})
-    parser.add_argument("seed", nargs="?", choices=["kept", *seeds], help="the paper, or `kept`")
-    parser.add_argument("names", nargs="*", help="the table; of `kept` the files")
-    parser.add_argument("--quick", action="store_true", help="less of it, within five minutes")
-    parser.add_argument("--commit", default="", help="of the build that is measured")
-    parser.add_argument("--timeout", type=float, default=280, help="seconds for one launch")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keeps the recordings there")
-    parser.add_argument("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
+    words_of = ["kept", "record", "replay", "together", *seeds]
+    add = parser.add_argument
+    add("seed", nargs="?", choices=words_of, help="the paper, or what is done with several tables")
+    add("names", nargs="*", help="the table; of `kept` files, of others tables: gmlake/fig3 ...")
+    add("--quick", action="store_true", help="less of it, within five minutes")
+    add("--part", choices=["bytes", "times"], help="what is replayed alone, or what is timed")
+    add("--commit", default="", help="of the build that is measured")
+    add("--timeout", type=float, default=280, help="seconds for one launch")
+    add("--keep", type=Path, metavar="FOLDER", help="keeps the recordings there")
+    add("--at-once", type=int, default=6, help="recordings, or tables, side by side (6)")
+    add("--seconds", type=float, default=540, help="of `record` and `together`, in all (540)")
+    add("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
     options = parser.parse_args(words)
+    options.tables = []
     if options.seed in (None, "kept"):
+        return options
+    if options.seed in ("record", "replay", "together"):
+        several(parser, options)
         return options
     of_seed = {one.name: one for one in TABLES if one.seed == options.seed}
     if len(options.names) != 1 or options.names[0] not in of_seed:
         parser.error(f"of {options.seed} name one of {', '.join(of_seed)}")
     options.table = of_seed[options.names[0]]
     if options.output is None:
-        quick = "-quick" if options.quick else ""
-        options.output = RESULTS / f"{options.seed}-{options.table.name}{quick}.json"
+        options.output = RESULTS / apart.file_name(options.table, options)
     return options
+
+
+def several(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The tables that are asked for: all that can be, if none is named."""
+    part = "times" if options.seed == "together" else "bytes"
+    if part == "bytes":
+        options.part = part
+        if options.keep is None:
+            parser.error(f"{options.seed} needs --keep FOLDER, where the recordings are")
+    able = {f"{one.seed}/{one.name}": one for one in TABLES if part in one.parts}
+    if unknown := [name for name in options.names if name not in able]:
+        parser.error(f"{unknown[0]}: {options.seed} makes {', '.join(able)}")
+    options.tables = [able[name] for name in options.names or able]
+
+
+def lacking(tables: list[Table]) -> bool:
+    """Says in a line for each what this machine cannot run."""
+    said = {one.title: one.missing(cards()) for one in tables}
+    for title, missing in said.items():
+        if missing:
+            print(f"{title}: {missing}", file=sys.stderr)
+    return any(said.values())
+
+
+def make(options: argparse.Namespace) -> int:
+    """One table. 1 if a launch of it failed."""
+    bench = Bench(options.table, options)
+    try:
+        options.table.make(bench)
+        bench.finish()
+    finally:
+        bench.close()
+    return int(bench.has_failed)
 
 
 def main() -> int:
@@ -154,15 +203,15 @@ def main() -> int:
         return 0
     if options.seed == "kept":
         return kept(options.names)
-    if missing := options.table.missing(cards()):
-        print(f"{options.seed} {options.table.name}: {missing}", file=sys.stderr)
+    if options.seed == "replay":
+        return apart.replay(options.keep, options.tables, options, options.output or RESULTS)
+    if lacking(options.tables or [options.table]):
         return 1
-    bench = Bench(options.table, options)
-    try:
-        options.table.make(bench)
-    finally:
-        bench.close()
-    return int(bench.has_failed)
+    several_at_once = {
+        "record": lambda: apart.record(options.keep, options.tables, options),
+        "together": lambda: apart.together(Path(__file__), options.tables, options),
+    }
+    return several_at_once.get(options.seed, lambda: make(options))()
 
 
 if __name__ == "__main__":

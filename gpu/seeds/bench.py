@@ -62,11 +62,20 @@ class Table:
     """On one H200, reckoned from the step times of bench/results/gpu.md, 20 seconds a launch."""
     quick: float
     """With `--quick`."""
-    gpus: int = 1
     modules: tuple[str, ...] = ()
     """Python modules."""
     tools: tuple[str, ...] = ()
     """Programs."""
+    gpus: int = 1
+    parts: tuple[str, ...] = ("times",)
+    """Of `bytes`, which are recorded and replayed, and `times`, which want a card to themselves."""
+    fills_card: bool = False
+    """True if it takes a part of the card away from all that run on it."""
+
+    @property
+    def title(self) -> str:
+        """As on the command line."""
+        return f"{self.seed} {self.name}"
 
     def missing(self, cards: int) -> str | None:
         """Why it cannot be run on a machine with so many GPUs, beginning with what to do."""
@@ -137,7 +146,9 @@ class Bench:
         self.quick: bool = options.quick
         self.timeout: float = options.timeout
         self.output: Path | None = options.output
+        self.part: str | None = options.part
         self.has_failed = False
+        self.is_finished = False
         self.sections: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
@@ -147,17 +158,28 @@ class Bench:
         # Where recordings lie, which are kept if somebody wants them.
         self.traces: Path = options.keep or self.folder / "traces"
         self.traces.mkdir(parents=True, exist_ok=True)
+        more = f"{' --quick' * options.quick}{f' --part {self.part}' if self.part else ''}"
         self.head = {
-            "table": f"{table.seed} {table.name}",
+            "table": table.title,
             "what": table.what,
-            "command": f"gpu/tables.py {table.seed} {table.name}{' --quick' * options.quick}",
+            "command": f"gpu/tables.py {table.title}{more}",
             "quick": options.quick,
-            "commit": options.commit or commit(),
+            **self.origin(options.commit),
+        }
+        self.announce()
+
+    def origin(self, known_commit: str) -> dict[str, str]:
+        """Of what, when and where it is made."""
+        return {
+            "commit": known_commit or commit(),
             "date": str(datetime.date.today()),
             "machine": machine_here(),
         }
+
+    def announce(self) -> None:
+        """Prints what it is."""
         known = [self.head["commit"] or "no commit", self.head["date"], self.head["machine"]]
-        print(f"### {self.head['table']}: {table.what}\n")
+        print(f"### {self.head['table']}: {self.table.what}\n")
         print(f"`{self.head['command']}`, {', '.join(known)}", flush=True)
 
     def close(self) -> None:
@@ -165,6 +187,19 @@ class Bench:
         for text in self.notes:
             print(f"\n{text}", flush=True)
         self._folder.cleanup()
+
+    def finish(self) -> None:
+        """The table is whole: what ends before it has a file that says so."""
+        self.is_finished = True
+        self.write()
+
+    def has(self, module: str) -> bool:
+        """Whether a Python module is there for programs that need it."""
+        return has_module(module)
+
+    def wants(self, part: str) -> bool:
+        """Whether a part of the table is asked for: all are, where none is named."""
+        return self.part in (None, part)
 
     # ---- what is shown and kept ----
 
@@ -200,6 +235,7 @@ class Bench:
         """Whatever ends this program, what was measured by then is kept."""
         if self.output is not None:
             made = {"sections": self.sections, "notes": self.notes, "runs": self.runs}
+            made |= {"finished": self.is_finished}
             text = json.dumps(shareable({**self.head, **made}), indent=1)
             self.output.parent.mkdir(parents=True, exist_ok=True)
             self.output.write_text(text + "\n")
@@ -263,7 +299,7 @@ class Bench:
 
     def record(self, words: str) -> Path | None:
         """Records a workload under `stitch`. None if the launch failed, which is said."""
-        trace = self.traces / f"{label_of(words)}.girih"
+        trace = self.traces / trace_name(words)
         if "--steps" not in words:
             words = f"{words} {' '.join(RECORDED_STEPS)}"
         run = self.launch("stitch", words, trace=trace)
@@ -277,41 +313,24 @@ class Bench:
         self, world: int, rank: int, words: str, per_machine: int = 8
     ) -> tuple[Path | None, str]:
         """Records one rank of a job alone, and says what went wrong where it did."""
-        name, *rest = words.split()
-        trace = self.traces / f"{label_of(words)}-{rank}of{world}.girih"
-        command = [sys.executable, "-m", "girih", "record", "--world", str(world)]
-        command += ["--rank", str(rank), "--per-machine", str(min(per_machine, world))]
-        command += ["-o", str(trace), "--", str(GPU / "workloads" / name), *rest]
-        self.say(f"  rank {rank} of {world}: {name} {' '.join(rest)}")
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=self.timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
+        self.say(f"  rank {rank} of {world}: {words}")
+        file = trace_name(words, world, rank)
+        trace = self.traces / file
+        command = Wanted(words, file, world, rank, min(per_machine, world)).command(self.traces)
+        said = recorded(command, trace, self.timeout)
+        if said:
             self.has_failed = True
-            return None, f"ran past {self.timeout:.0f} s"
-        file = written(trace)
-        if done.returncode != 0 or file is None:
-            self.has_failed = True
-            errors = [line for line in done.stderr.splitlines() if "Error" in line]
-            said = (errors or done.stderr.splitlines() or ["it said nothing"])[-1]
-            if done.returncode < 0:
-                said = f"ended by {signal.Signals(-done.returncode).name}"
             self.keep({"words": words, "world": world, "rank": rank, "error": said})
             return None, said
-        return file, ""
+        return written(trace), ""
 
     def compared(self, recording: Path) -> dict[str, Any] | None:
         """What `girih compare` says of a recording; None if it fails, which is noted."""
-        words = ["compare", str(recording), "--baselines", "--json", "-q"]
-        done = subprocess.run(
-            [sys.executable, "-m", "girih", *words], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
+        found = comparison(recording)
+        if isinstance(found, str):
             self.has_failed = True
-            self.note(f"girih compare failed on {recording.name}: {done.stderr.strip()[-300:]}")
+            self.note(f"girih compare failed on {recording.name}: {found}")
             return None
-        found: dict[str, Any] = json.loads(done.stdout)["recordings"][0]
         return found
 
     def replayed(self, label: str, recording: Path) -> None:
@@ -358,6 +377,68 @@ def first_line(error: str, most: int) -> str:
 def ran_out(run: dict[str, Any]) -> bool:
     """Whether a launch failed for want of memory."""
     return bool(OUT_OF_MEMORY.search(run["error"] + run.get("stderr", "")))
+
+
+def trace_name(words: str, world: int = 1, rank: int = 0) -> str:
+    """The name of the file of a recording."""
+    return f"{label_of(words)}{f'-{rank}of{world}' if world > 1 else ''}.girih"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A recording that a table is made of: one rank of a workload, alone."""
+
+    words: str
+    """The workload, with its steps."""
+    file: str
+    world: int = 1
+    rank: int = 0
+    per_machine: int = 1
+
+    def command(self, folder: Path, solid: str = "") -> list[str]:
+        """The command line that leaves it in a folder, with a share of the card if one is given."""
+        name, *rest = self.words.split()
+        command = [sys.executable, "-m", "girih", "record", "--world", str(self.world)]
+        command += ["--rank", str(self.rank), "--per-machine", str(self.per_machine)]
+        command += ["--solid", solid] if solid else []
+        command += ["-o", str(folder / self.file), "--", str(GPU / "workloads" / name)]
+        return [*command, *rest]
+
+
+def recorded(command: list[str], trace: Path, timeout: float) -> str:
+    """Runs it. What went wrong, in a line; nothing if the recording is there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"ran past {timeout:.0f} s"
+    if done.returncode == 0 and written(trace):
+        return ""
+    if done.returncode < 0:
+        return f"ended by {signal.Signals(-done.returncode).name}"
+    errors = [line for line in done.stderr.splitlines() if "Error" in line]
+    return (errors or done.stderr.splitlines() or ["it said nothing"])[-1]
+
+
+def comparison(recording: Path, timeout: float | None = None) -> dict[str, Any] | str:
+    """What `girih compare` says of a recording; its error if it fails."""
+    words = [
+        sys.executable,
+        "-m",
+        "girih",
+        "compare",
+        str(recording),
+        "--baselines",
+        "--json",
+        "-q",
+    ]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"ran past {timeout:.0f} s"
+    if done.returncode != 0:
+        return done.stderr.strip()[-300:] or "it said nothing"
+    found: dict[str, Any] = json.loads(done.stdout)["recordings"][0]
+    return found
 
 
 def written(trace: Path) -> Path | None:

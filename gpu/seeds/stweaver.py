@@ -24,7 +24,6 @@ from seeds.bench import (
     ROOT,
     Bench,
     Table,
-    has_module,
     label_of,
     rank0,
     replayed_columns,
@@ -77,7 +76,7 @@ def fig2(bench: Bench) -> None:
     for name, options in (("N", " --batch 16"), ("R", " --recompute --batch 64")):
         if recording := bench.record(f"hf.py gpt2{options}"):
             bench.replayed(f"GPT-2 {name}", recording)
-    if not has_module(MEGATRON):
+    if not bench.has(MEGATRON):
         bench.note(WITHOUT_MEGATRON)
         return
     for name in ("N", "R", "V", "VR"):
@@ -94,11 +93,21 @@ def fig7(bench: Bench) -> None:
         "Llama2-7B N": "hf.py llama-7b --batch 2",
         "Llama2-7B R": "hf.py llama-7b --recompute --batch 4",
     }
+    if bench.wants("bytes"):
+        replayed_by_strategy(bench, rows)
+    if bench.wants("times") and not bench.quick:
+        bench.section(MEASURED, "Measured")
+        for label, words in rows.items():
+            bench.measured(label, words, ("native", "expandable", "gmlake", "auto", "again"))
+
+
+def replayed_by_strategy(bench: Bench, whole: dict[str, str]) -> None:
+    """What fits a card whole, then ranks of 8."""
     bench.section(replayed_columns(), "Efficiency in percent, replayed")
-    for label, words in list(rows.items())[: 2 if bench.quick else None]:
+    for label, words in list(whole.items())[: 2 if bench.quick else None]:
         if recording := bench.record(words):
             bench.replayed(label, recording)
-    if has_module(MEGATRON):
+    if bench.has(MEGATRON):
         models = {"GPT-2": "gpt2 --tensor 4 --pipeline 2 --batch 32"}
         if not bench.quick:
             models["Llama2-7B"] = "llama-7b --tensor 4 --pipeline 2 --batch 4"
@@ -112,17 +121,13 @@ def fig7(bench: Bench) -> None:
                 ranks(bench, f"{model} {name}", 8, words, (0,) if bench.quick else (0, 7))
     else:
         bench.note(WITHOUT_MEGATRON)
-    if not bench.quick:
-        bench.section(MEASURED, "Measured")
-        for label, words in rows.items():
-            bench.measured(label, words, ("native", "expandable", "gmlake", "auto", "again"))
 
 
 # Model, GPUs, how it is split. Qwen2.5-7B has four groups of heads: no more tensor parallel ranks.
-# The paper names the split of 14B alone, two by tensor; the others are as large as a node allows.
+# The paper names the split of 14B alone (section 2.2); the others are as large as a node allows.
 SCALES = [
     ("7b", 8, "--tensor 2 --pipeline 2"),
-    ("14b", 16, "--tensor 2 --pipeline 4"),
+    ("14b", 16, "--tensor 2 --pipeline 2"),
     ("32b", 32, "--tensor 4 --pipeline 4"),
     ("72b", 64, "--tensor 8 --pipeline 4"),
     ("72b", 128, "--tensor 8 --pipeline 4"),
@@ -131,7 +136,7 @@ SCALES = [
 
 def fig8(bench: Bench) -> None:
     """Qwen2.5 of 7B to 72B on 8 to 128 GPUs: a rank recorded alone, replayed."""
-    if has_module(MEGATRON):
+    if bench.has(MEGATRON):
         program = "megatron_gpt.py"
     else:
         program = "fsdp.py"
@@ -297,14 +302,15 @@ def copy_markdown(bench: Bench, part: str) -> None:
             bench.row(*cells)
 
 
+BYTES, BOTH = ("bytes",), ("bytes", "times")
 TABLES = [
     Table("stweaver", "fig1b", "memory and throughput", fig1b, 6, 4, modules=HF),
-    Table("stweaver", "fig2", "GPT-2 under native, by strategy", fig2, 5, 3, modules=HF),
-    Table("stweaver", "fig7", "dense models by strategy", fig7, 25, 5, modules=HF),
-    Table("stweaver", "fig8", "Qwen2.5 on 8 to 128 GPUs", fig8, 20, 5, modules=HF),
-    Table("stweaver", "fig9", "microbatches of 1 to 64", fig9, 5, 2, modules=HF),
+    Table("stweaver", "fig2", "GPT-2 under native, by strategy", fig2, 5, 3, HF, parts=BYTES),
+    Table("stweaver", "fig7", "dense models by strategy", fig7, 25, 5, HF, parts=BOTH),
+    Table("stweaver", "fig8", "Qwen2.5 on 8 to 128 GPUs", fig8, 20, 5, HF, parts=BYTES),
+    Table("stweaver", "fig9", "microbatches of 1 to 64", fig9, 5, 2, HF, parts=BYTES),
     Table("stweaver", "fig11", "throughput", fig11, 12, 4, modules=HF),
-    Table("stweaver", "table1", "fits under Girih alone", table1, 10, 4, modules=HF),
+    Table("stweaver", "table1", "fits under Girih alone", table1, 10, 4, HF, fills_card=True),
     Table("stweaver", "table2", "profiling and planning time", table2, 10, 4, modules=HF),
     Table("stweaver", "table3", "experts", table3, 3, 3, modules=HF),
 ]

@@ -30,6 +30,7 @@ _VALUED = (
     "-o",
     "--memory",
     "--capacity",
+    "--solid",
     "--option",
 )
 _PLAIN = ("--try", "--modules", "--no-hooks", "--help", "-h")
@@ -67,6 +68,8 @@ def _arm(options: argparse.Namespace) -> None:
         )
     if options.capacity is not None:
         further["phantom_capacity"] = _sizes.parse("capacity", options.capacity)
+    if options.solid is not None:
+        further["phantom_solid"] = _sizes.parse("solid", options.solid)
     if options.modules:
         further["modules"] = True
     if options.no_hooks:
@@ -130,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         "bytes where it is; card: it must fit",
     )
     add("--capacity", metavar="SIZE", help="what a phantom says that it has (4096GiB)")
+    add(
+        "--solid",
+        metavar="SIZE",
+        help="what a phantom takes of the card for tensors with bytes of their own, where others "
+        "run beside it (three quarters of what is free)",
+    )
     add("--try", dest="tries", action="store_true", help="records nothing: does the program run?")
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")

@@ -296,6 +296,14 @@ def test_a_rank_that_is_larger_than_the_card_is_recorded(python):
     assert result.returncode == 0, result.stderr
     stats = json.loads(python("-m", "girih", "stats", "r.girih", "--json").stdout)
     assert (stats["requests"], stats["live_peak"]) == (65, (64 << 28) + (1 << 20))
+    # The same with a share of the card.
+    result = python(*words, *sim, "--solid", "128MiB", "-c", USE + more)
+    assert result.returncode == 0, result.stderr
+    stats = json.loads(python("-m", "girih", "stats", "r.girih", "--json").stdout)
+    assert stats["requests"] == 65
+    result = python(*words, *sim, "--solid", "a third", "-c", USE + more)
+    assert result.returncode == 2
+    assert "solid" in result.stderr
     # The same on the card itself.
     result = python(*words, *sim, "--memory", "card", "-c", USE + more)
     assert result.returncode == 1

@@ -13,10 +13,13 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -26,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "gpu"
 RECORDING = ROOT / "corpus/mlp_stacks.pickle.gz"
 GIB = 1 << 30
+CARD_MIB = 143_000
 TOKENS_MOST = 300_000
 """Of a sequence on the card of the stand-in."""
 
@@ -119,7 +123,7 @@ class Anything(type):
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives modules that have everything, so that a workload's parser can be had without them."""
 
-    NAMES = ("torch", "transformers", "megatron", "peft")
+    NAMES = ("torch", "transformers", "megatron", "peft", "deepspeed")
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.NAMES:
@@ -146,7 +150,7 @@ def parsers():
     sys.path.insert(0, str(GPU / "workloads"))
     try:
         found = {}
-        for name in ("hf", "fsdp", "megatron_gpt", "longer"):
+        for name in ("hf", "fsdp", "megatron_gpt", "longer", "zero"):
             found[name] = importlib.import_module(name).__dict__
         yield found
     finally:
@@ -203,11 +207,13 @@ class StandIn:
         self.real = subprocess.run
         self.limit = limit
         self.launched = []
+        self.lock = threading.Lock()
 
     def __call__(self, command, **options):
         words = [str(word) for word in command]
         if words[0] == "nvidia-smi":
-            return self.done("NVIDIA H200, 580.159\n")
+            is_free = "--query-gpu=memory.free" in words
+            return self.done(f"{CARD_MIB}\n" if is_free else "NVIDIA H200, 580.159\n")
         if words[0] == "g++":
             Path(words[words.index("-o") + 1]).write_text("")
             return self.done("")
@@ -232,7 +238,9 @@ class StandIn:
             name, rest = Path(rest[0]).stem, rest[1:]
         if name == "recorded":
             name, rest = Path(words[place + 2]).stem, words[place + 3 :]
-        options = parsed(self.parsers[name], rest)
+        # It looks at the words of the whole process.
+        with self.lock:
+            options = parsed(self.parsers[name], rest)
         is_native = "girih" not in words
         self.launched.append((name, is_native, options))
         for option in ("--trace", "-o"):
@@ -288,7 +296,6 @@ def machine(parsers, monkeypatch):
     monkeypatch.setattr(subprocess, "run", stand_in)
     monkeypatch.setattr(tables, "cards", lambda: 1)
     monkeypatch.setattr(bench, "has_module", lambda name: True)
-    monkeypatch.setattr(sys.modules["seeds.stweaver"], "has_module", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sys.modules["seeds.gmlake"], "includes", lambda: ["-I."])
     for name in ("gmlake", "stweaver", "memo"):
@@ -376,8 +383,8 @@ def test_a_program_that_is_killed_is_said_and_the_others_go_on(made, machine, mo
     monkeypatch.setattr(machine, "workload", lambda program, words: machine.done("", -9))
     status, kept = made("gmlake", "fig10")
     assert status == 1
-    replayed, measured = kept["sections"]
-    assert replayed["rows"] == []
+    replayed, ranks, measured = kept["sections"]
+    assert replayed["rows"] == ranks["rows"] == []
     assert {row[-1] for row in measured["rows"]} == {"it ended without a word"}
     assert len([note for note in kept["notes"] if "it ended without a word" in note]) == 10
 
@@ -401,3 +408,168 @@ def test_experts_without_cargo_and_without_a_folder_are_not_recorded(made, machi
     with pytest.raises(SystemExit, match="install cargo, or say --keep FOLDER"):
         made("stweaver", "table3")
     assert machine.launched == []
+
+
+# ---- several tables at once ----
+
+
+@pytest.fixture
+def several(machine, monkeypatch, tmp_path):
+    """Runs `record` or `replay`. Gives the exit status."""
+    apart = sys.modules["seeds.apart"]
+    monkeypatch.setattr(apart, "has_module", lambda name: True)
+
+    def run(what, *words):
+        keep = ["--keep", str(tmp_path / "kept"), "--commit", "abc"]
+        monkeypatch.setattr(sys, "argv", ["tables.py", what, *words, *keep])
+        return tables.main()
+
+    return run
+
+
+def index_of(tmp_path):
+    return json.loads((tmp_path / "kept/index.json").read_text())
+
+
+def test_recordings_that_two_tables_want_are_made_once_each_with_a_share(
+    several, machine, tmp_path
+):
+    if not has_command():
+        pytest.skip("the command girih is not built into this package")
+    commands = []
+    real = machine.workload
+    machine.workload = lambda program, words: (commands.append(words), real(program, words))[1]
+    assert several("record", "stweaver/fig2", "stweaver/fig7", "--at-once", "4", "--quick") == 0
+    files = [one["file"] for one in index_of(tmp_path)["recordings"]]
+    # Two whole ones and N, R, V, VR of rank 0 are figure 2's; figure 7 adds ZR and ZOR.
+    assert len(files) == len(set(files)) == len(commands) == 2 + 4 + 2
+    shares = {words[words.index("--solid") + 1] for words in commands}
+    assert shares == {f"{int(0.6 * (CARD_MIB << 20) / 4)}B"}
+    assert all("record" in words and "run" not in words for words in commands)
+
+
+def test_what_was_recorded_becomes_tables_on_a_machine_without_a_gpu(
+    several, machine, monkeypatch, tmp_path
+):
+    if not has_command():
+        pytest.skip("the command girih is not built into this package")
+    assert several("record", "stweaver/fig7", "gmlake/fig11", "--quick") == 0
+    monkeypatch.setattr(tables, "cards", lambda: 0)
+    monkeypatch.setattr(sys.modules["seeds.bench"], "has_module", lambda name: False)
+    launched = len(machine.launched)
+    assert several("replay", "-o", str(tmp_path)) == 0
+    assert len(machine.launched) == launched
+    fig7 = json.loads((tmp_path / "stweaver-fig7-bytes-quick.json").read_text())
+    assert (fig7["commit"], fig7["machine"]) == ("abc", "NVIDIA H200, 580.159")
+    assert fig7["finished"]
+    assert [section["heading"] for section in fig7["sections"]] == [
+        "Efficiency in percent, replayed"
+    ]
+    labels = [row[0] for row in fig7["sections"][0]["rows"]]
+    assert labels[:2] == ["GPT-2 N", "GPT-2 R"]
+    assert labels[-1] == "GPT-2 ZOR, rank 0 of 8"
+    fig11 = json.loads((tmp_path / "gmlake-fig11-quick.json").read_text())
+    assert [row[0] for row in fig11["sections"][0]["rows"]] == ["1 GPUs", "4 GPUs", "16 GPUs"]
+
+
+def test_a_recording_that_failed_is_said_where_its_row_would_be(several, machine, tmp_path):
+    if not has_command():
+        pytest.skip("the command girih is not built into this package")
+    real = machine.workload
+
+    def broken(program, words):
+        if words[words.index("--world") + 1] == "16":
+            return machine.done("", 1, "ValueError: too many\n")
+        return real(program, words)
+
+    machine.workload = broken
+    assert several("record", "gmlake/fig11", "--quick") == 1
+    assert several("replay", "gmlake/fig11", "-o", str(tmp_path)) == 1
+    fig11 = json.loads((tmp_path / "gmlake-fig11-quick.json").read_text())
+    assert [row[0] for row in fig11["sections"][0]["rows"]] == ["1 GPUs", "4 GPUs"]
+    assert "16 GPUs failed: ValueError: too many" in fig11["notes"]
+
+
+def test_when_the_time_is_over_nothing_more_is_recorded(several, machine, tmp_path):
+    assert several("record", "gmlake/fig12", "--seconds", "0") == 1
+    errors = {one["error"] for one in index_of(tmp_path)["recordings"]}
+    assert errors == {"the time was over before it began"}
+    assert machine.launched == []
+
+
+def test_what_is_timed_is_not_recorded_side_by_side_nor_bytes_in_turns(capsys):
+    for words in (["record", "memo/table4", "--keep", "x"], ["together", "gmlake/fig11"]):
+        with pytest.raises(SystemExit):
+            tables.parse(words)
+    assert f"{words[0]} makes" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        tables.parse(["record", "gmlake/fig11"])
+    assert "record needs --keep FOLDER" in capsys.readouterr().err
+
+
+def test_tables_that_take_a_part_of_the_card_away_come_after_the_others(machine, monkeypatch):
+    apart = sys.modules["seeds.apart"]
+    made = []
+
+    def run_until(words, end, environment):
+        made.append((words[2:], environment["GIRIH_TURNS"]))
+        return True
+
+    monkeypatch.setattr(apart, "run_until", run_until)
+    argv = [
+        "tables.py",
+        "together",
+        "gmlake/fig14",
+        "stweaver/fig7",
+        "memo/fig1a",
+        "--at-once",
+        "1",
+    ]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert tables.main() == 0
+    assert [words[:2] for words, _ in made] == [
+        ["stweaver", "fig7"],
+        ["memo", "fig1a"],
+        ["gmlake", "fig14"],
+    ]
+    assert made[0][0][2:4] == ["--part", "times"]
+    assert len({turns for _, turns in made}) == 1
+
+
+def has_ended(state):
+    """Whether a process is gone, or will be within half a minute: a busy machine takes its time."""
+    for _ in range(300):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if state.read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                time.sleep(0.1)
+                continue
+        return True
+    return False
+
+
+def test_a_table_that_is_not_done_in_time_is_ended_with_what_it_started(capsys, tmp_path):
+    apart = sys.modules["seeds.apart"]
+    child = tmp_path / "child"
+    program = (
+        "import subprocess, sys, time\n"
+        "it = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(child)!r}, 'w').write(str(it.pid))\n"
+        "print('a row', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    words = [sys.executable, "-c", program]
+    assert not apart.run_until(words, time.monotonic() + 5, dict(os.environ))
+    said = capsys.readouterr().out
+    assert "a row" in said
+    assert "ended when the time was over" in said
+    assert has_ended(Path(f"/proc/{child.read_text()}/stat"))
+    assert apart.run_until([sys.executable, "-c", ""], time.monotonic() + 60, dict(os.environ))
+    assert not apart.run_until(words, time.monotonic() - 1, dict(os.environ))
+
+
+def test_a_file_of_a_table_that_was_cut_short_says_so(made, tmp_path, capsys):
+    _, kept = made("gmlake", "table1")
+    assert kept["finished"]
+    (tmp_path / "table.json").write_text(json.dumps(kept | {"finished": False}))
+    tables.kept([str(tmp_path / "table.json")])
+    assert "The program was ended before this table was whole." in capsys.readouterr().out

@@ -14,6 +14,11 @@ fn report(name: &str) -> Vec<StepReport<'static>> {
     lab::run(case).expect("the cases of the laboratory run to their end")
 }
 
+/// MiB held after each step.
+fn reserved(name: &str) -> Vec<u64> {
+    report(name).iter().map(|step| step.reserved / MIB).collect()
+}
+
 /// The layout after a step, numbered from 1 as on the command line.
 fn layout(name: &str, step: usize) -> Vec<String> {
     report(name)[step - 1].segments.iter().map(lab::SegmentLayout::draw).collect()
@@ -40,16 +45,50 @@ fn reserved_memory_is_what_torch_reserved_after_every_step() {
         ("one-mib-loophole", &[20, 20, 22]),
         ("no-loophole", &[20, 20, 20]),
     ] {
-        let reserved: Vec<u64> = report(name).iter().map(|step| step.reserved / MIB).collect();
-        assert_eq!(reserved, expected, "{name}");
+        assert_eq!(reserved(name), expected, "{name}");
     }
 }
 
 #[test]
-fn every_number_of_a_case_is_met_and_every_case_has_one() {
+fn graphs_that_share_a_pool_hold_what_their_order_and_their_segments_make_of_it() {
+    for (name, after_each) in [
+        ("graphs-small-first", [64, 192, 448]),
+        ("graphs-large-first", [256, 256, 256]),
+        ("graphs-expandable", [80, 140, 260]),
+        ("graphs-outputs-kept", [40, 80, 200]),
+    ] {
+        let reports = report(name);
+        let ends = reports.iter().filter(|it| it.step.operation == Operation::EndCapture);
+        let reserved: Vec<u64> = ends.map(|it| it.reserved / MIB).collect();
+        assert_eq!(reserved, after_each, "{name}");
+    }
+    let kept = "large 200 MiB [8 MiB used | 24 MiB free | 2 MiB used | 32 MiB free | 4 MiB used \
+                | 130 MiB free]";
+    assert_eq!(layout("graphs-outputs-kept", 15), [kept]);
+}
+
+#[test]
+fn pages_of_the_size_of_requests_leave_nothing_over() {
+    assert_eq!(reserved("expandable-page-size"), [128, 128, 128]);
+    assert!(report("expandable-page-size")[0].calls.contains(&(Call::Create, 8)));
+}
+
+#[test]
+fn a_capture_in_a_capture_and_the_end_of_none_are_errors_that_name_the_step() {
+    let (begin, end) = (step(Operation::Capture), step(Operation::EndCapture));
+    for (steps, number) in [([begin, begin], 2), ([end, begin], 1)] {
+        let error = lab::run(&case("", &steps)).expect_err("out of turn");
+        assert_eq!(error, LabError::Turn { case: "sample".to_owned(), step: number });
+    }
+}
+
+#[test]
+fn every_number_of_the_article_is_met_and_every_case_of_its_own_has_one() {
     for case in CASES {
         let verdicts: Vec<_> = report(case.name).iter().filter_map(StepReport::is_equal).collect();
-        assert!(!verdicts.is_empty(), "{} compares nothing", case.name);
+        // It speaks of graphs and of the size of pages without a program.
+        let is_ours = case.name.starts_with("graphs-") || case.name == "expandable-page-size";
+        assert_eq!(verdicts.is_empty(), is_ours, "{}", case.name);
         assert!(verdicts.iter().all(|equal| *equal), "{} differs: {verdicts:?}", case.name);
     }
 }
@@ -170,6 +209,8 @@ fn operations_and_sizes_read_as_a_person_would_write_them() {
     assert_eq!(text(Operation::Free(&[0, 2])), "free #0 and #2");
     assert_eq!(text(Operation::Free(&[0, 2, 5])), "free #0, #2 and #5");
     assert_eq!(text(Operation::FreeAll), "free everything");
+    assert_eq!(text(Operation::Capture), "capture a graph");
+    assert_eq!(text(Operation::EndCapture), "end the capture");
     for (bytes, expected) in [
         (0, "0 MiB"),
         (512, "512 bytes"),

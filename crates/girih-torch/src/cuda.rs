@@ -31,14 +31,20 @@ pub(crate) fn open(ordinal: u32) -> Outcome<CudaDevice> {
     })
 }
 
-/// A phantom of `capacity` bytes over a device, or of 4 TiB.
+/// A phantom of `capacity` bytes over a device, or of 4 TiB, that gives `solid` bytes of it as they are, or the
+/// greater part of what is free.
 ///
 /// # Errors
 /// If there is no memory at all.
-pub(crate) fn phantom<D: Backing>(device: D, capacity: Option<u64>) -> Outcome<Phantom<D>> {
+pub(crate) fn phantom<D: Backing>(
+    device: D,
+    capacity: Option<u64>,
+    solid: Option<u64>,
+) -> Outcome<Phantom<D>> {
     let mut phantom = Phantom::new(device, capacity.unwrap_or(PHANTOM))?;
     let free = phantom.device_mut().memory_info().free;
-    Ok(phantom.with_solid(free / SOLID.1 * SOLID.0))
+    let most = free / SOLID.1 * SOLID.0;
+    Ok(phantom.with_solid(solid.map_or(most, |solid| solid.min(most))))
 }
 
 impl From<IpcError> for Box<HeapError> {

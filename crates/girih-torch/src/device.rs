@@ -136,7 +136,11 @@ fn ready<D: HeapDevice + Backing + 'static>(
     settings: &Settings,
 ) -> Outcome<Box<dyn HeapDevice>> {
     if settings.mode == Mode::Phantom && device.has_virtual_memory() {
-        return Ok(Box::new(cuda::phantom(device, settings.phantom_capacity)?));
+        return Ok(Box::new(cuda::phantom(
+            device,
+            settings.phantom_capacity,
+            settings.phantom_solid,
+        )?));
     }
     Ok(Box::new(device))
 }
@@ -394,8 +398,8 @@ mod tests {
     fn what_is_backed_is_within_the_card_whatever_was_given() {
         // Of 4 GiB, 1 GiB, 64 MiB and 2 MiB back everything; three quarters of the rest are solid.
         let settings = settings::Simulated { capacity: 4 * GIB, virtual_memory: true };
-        let mut phantom =
-            cuda::phantom(Simulated::new(0, settings), Some(512 * GIB)).expect("there is room");
+        let mut phantom = cuda::phantom(Simulated::new(0, settings), Some(512 * GIB), None)
+            .expect("there is room");
         let begun = phantom.device_mut().memory_info().free;
         assert_eq!(begun, 4 * GIB - GIB - 66 * MIB);
         let mut least = begun;
@@ -410,5 +414,23 @@ mod tests {
             least = least.min(phantom.device_mut().memory_info().free);
         }
         assert!(least >= begun / 4, "{least} of {begun} are left");
+    }
+
+    #[test]
+    fn a_phantom_with_a_share_of_the_card_leaves_the_rest_to_others() {
+        let taken = |solid: u64| {
+            let settings = settings::Simulated { capacity: 16 * GIB, virtual_memory: true };
+            let mut phantom = cuda::phantom(Simulated::new(0, settings), None, Some(solid))
+                .expect("there is room");
+            let begun = phantom.device_mut().memory_info().free;
+            for _ in 0..20_000 {
+                phantom.alloc(2 * MIB).expect("there are addresses");
+            }
+            begun - phantom.device_mut().memory_info().free
+        };
+        assert_eq!(taken(GIB), GIB);
+        assert_eq!(taken(3 * GIB), 3 * GIB);
+        // Never more than without a share.
+        assert!(taken(64 * GIB) < 16 * GIB / 4 * 3);
     }
 }

@@ -134,6 +134,8 @@ pub struct Settings {
     pub record_bytes: u64,
     /// Bytes of the phantom device; None for as many as it can have.
     pub phantom_capacity: Option<u64>,
+    /// Bytes of the GPU that it gives as they are; None for three quarters of what is free.
+    pub phantom_solid: Option<u64>,
     /// How the mode `gmlake` behaves.
     pub gmlake: gmlake::Config,
     /// A device without a GPU.
@@ -170,6 +172,7 @@ struct Written {
     record: Option<bool>,
     record_bytes: Option<u64>,
     phantom_capacity: Option<u64>,
+    phantom_solid: Option<u64>,
     gmlake_limit: Option<u64>,
     gpu_budget: Option<u64>,
     host_budget: Option<u64>,
@@ -199,6 +202,7 @@ impl Settings {
     /// | `record` | whether to keep what happens; `profile` and `phantom` do without asking |
     /// | `record_bytes` | bytes of the host that the recording of a device may take, 2 GB without it; what comes after is counted and not kept |
     /// | `phantom_capacity` | bytes of the phantom device |
+    /// | `phantom_solid` | bytes of the GPU that the phantom gives as they are; three quarters of what is free without it |
     /// | `gmlake_limit` | bytes below which the mode `gmlake` neither splits nor stitches; 512 MiB without it |
     /// | `plans_by_gpu` | true if processes may have the same key at the same time, each with its GPUs; false without it |
     /// | `gpu_budget` | bytes that the heap of a device may hold: what does not fit goes to the host, if `auto`, `plan` or `stitch` is the mode |
@@ -217,7 +221,7 @@ impl Settings {
 
     fn from_written(written: Written) -> Result<Settings, String> {
         let Written { mode, conf, torch_conf, torch, plan, plan_dir, key, record, .. } = written;
-        let Written { record_bytes, phantom_capacity, gmlake_limit, .. } = written;
+        let Written { record_bytes, phantom_capacity, phantom_solid, gmlake_limit, .. } = written;
         let Written { sim, plans_by_gpu, gpu_budget, host_budget, swap, local_ranks, .. } = written;
         let budgets = SwapSettings {
             gpu_budget,
@@ -279,6 +283,7 @@ impl Settings {
             record,
             record_bytes,
             phantom_capacity,
+            phantom_solid,
             gmlake,
             sim,
             swap: checked(mode, budgets)?,

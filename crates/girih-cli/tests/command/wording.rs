@@ -222,6 +222,7 @@ fn of_replays() -> Vec<(String, String)> {
         every!(LabError,
             LabError::Settings { .. } => LabError::Settings { case: case(), error: config() },
             LabError::NotInUse { .. } => LabError::NotInUse { case: case(), step: 1, block: 0 },
+            LabError::Turn { .. } => LabError::Turn { case: case(), step: 1 },
             LabError::Refused { .. } => LabError::Refused { case: case(), step: 1, error: AllocError::Device(device()) },
         ),
         every!(StepError,

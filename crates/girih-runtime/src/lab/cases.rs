@@ -1,5 +1,6 @@
 //! The cases: the examples of "When does fragmentation occur in the CUDA caching allocator?"
-//! (PyTorch developer blog), as data.
+//! (PyTorch developer blog), as data; and what it says of graphs and of the size of pages, as
+//! programs.
 //!
 //! Expected bytes are those of the article, which torch 2.11 gives too. Where the article gives no
 //! number, none is expected. The explanations are ours.
@@ -19,6 +20,11 @@ pub const CASES: &[Case<'static>] = &[
     PINNED_SPLITS,
     ONE_MIB_LOOPHOLE,
     NO_LOOPHOLE,
+    EXPANDABLE_PAGE_SIZE,
+    GRAPHS_SMALL_FIRST,
+    GRAPHS_LARGE_FIRST,
+    GRAPHS_EXPANDABLE,
+    GRAPHS_OUTPUTS_KEPT,
 ];
 
 /// The case of that name, if there is one.
@@ -47,6 +53,14 @@ const fn free(blocks: &'static [usize], explanation: &'static str) -> Step<'stat
 
 const fn free_all(explanation: &'static str) -> Step<'static> {
     Step::new(Operation::FreeAll, explanation)
+}
+
+const fn capture(explanation: &'static str) -> Step<'static> {
+    Step::new(Operation::Capture, explanation)
+}
+
+const fn end_capture(explanation: &'static str) -> Step<'static> {
+    Step::new(Operation::EndCapture, explanation)
 }
 
 const SPLIT_AND_MERGE: Case<'static> = Case {
@@ -245,5 +259,124 @@ const NO_LOOPHOLE: Case<'static> = Case {
         allocate(1, 2 * MIB, "The pool of large blocks maps a page of 20 MiB."),
         free_all("The whole page is free, for requests of more than 1 MiB."),
         allocate(1, 2 * MIB, "The same pool serves it, from the page that it has.").reserves(20),
+    ],
+};
+
+const EXPANDABLE_PAGE_SIZE: Case<'static> = Case {
+    name: "expandable-page-size",
+    title: "With pages as large as the requests, an expandable segment has nothing left over",
+    settings: "expandable_segments:True,expandable_segments_page_size:16777216",
+    steps: &[
+        allocate(
+            8,
+            16 * MIB,
+            "A page of 16 MiB for each: 128 MiB, where pages of 20 MiB make it 140.",
+        ),
+        free_all("All of it merges into one free block, as with pages of any size."),
+        allocate(
+            1,
+            8 * MIB,
+            "Half a page is cut from it. Larger pages take fewer calls to map; what a request does \
+             not fill of its last page waits for others.",
+        ),
+    ],
+};
+
+const GRAPHS_SMALL_FIRST: Case<'static> = Case {
+    name: "graphs-small-first",
+    title: "Graphs of growing batches share a pool, and each takes memory of its own",
+    settings: SEGMENTS,
+    steps: &[
+        capture("The graph of batch 1. It takes its memory from the pool of all graphs."),
+        allocate(4, 16 * MIB, "Its activations: four segments."),
+        free_all("What the graph is done with is free in the pool, at once and on its stream."),
+        end_capture(
+            "No two graphs of the pool run at the same time, so the next one may have this memory.",
+        ),
+        capture("The graph of batch 2."),
+        allocate(4, 32 * MIB, "Twice as large, and no segment holds one: four more."),
+        free_all("Six times 32 MiB are free in the pool, a third of it in pieces of 16."),
+        end_capture("The pool keeps all of it: the first graph will be replayed in its part."),
+        capture("The graph of batch 4."),
+        allocate(
+            4,
+            64 * MIB,
+            "Again none is large enough. The largest graph needs 256 MiB, the pool holds 448.",
+        ),
+        free_all("All 448 MiB are free, in segments of three sizes."),
+        end_capture("As long as one of the graphs lives, nothing of it goes back to the device."),
+    ],
+};
+
+const GRAPHS_LARGE_FIRST: Case<'static> = Case {
+    name: "graphs-large-first",
+    title: "Graphs of shrinking batches share a pool, and the first one's memory is enough",
+    settings: SEGMENTS,
+    steps: &[
+        capture("The graph of batch 4."),
+        allocate(4, 64 * MIB, "Four segments."),
+        free_all("256 MiB are free in the pool."),
+        end_capture("The memory stays the pool's."),
+        capture("The graph of batch 2."),
+        allocate(4, 32 * MIB, "Two segments are split in halves. The device is not asked."),
+        free_all("The halves merge again."),
+        end_capture("Nothing was added."),
+        capture("The graph of batch 1."),
+        allocate(4, 16 * MIB, "One segment is split in four."),
+        free_all("The quarters merge again."),
+        end_capture("Three graphs in what the largest needs: this is why one captures it first."),
+    ],
+};
+
+const GRAPHS_EXPANDABLE: Case<'static> = Case {
+    name: "graphs-expandable",
+    title: "With expandable segments, graphs of growing batches share what they have",
+    settings: EXPANDABLE,
+    steps: &[
+        capture("The graph of batch 1."),
+        allocate(4, 16 * MIB, "Four pages of 20 MiB."),
+        free_all("They are one free block."),
+        end_capture("The memory stays the pool's."),
+        capture("The graph of batch 2."),
+        allocate(4, 32 * MIB, "The 80 MiB serve two, and three more pages the others."),
+        free_all("They are one free block again."),
+        end_capture("Nothing of it is apart."),
+        capture("The graph of batch 4."),
+        allocate(
+            4,
+            64 * MIB,
+            "The segment grows by what is missing: 260 MiB for a graph of 256, where segments that \
+             are apart took 448 in this order.",
+        ),
+        free_all("All pages are one free block."),
+        end_capture("The order of captures does not matter."),
+    ],
+};
+
+const GRAPHS_OUTPUTS_KEPT: Case<'static> = Case {
+    name: "graphs-outputs-kept",
+    title: "Outputs of graphs that stay alive keep the pool's free space apart",
+    settings: EXPANDABLE,
+    steps: &[
+        capture("The graph of batch 1."),
+        allocate(2, 16 * MIB, "Its activations."),
+        allocate(1, 2 * MIB, "Its output, which the program reads after each replay."),
+        free(&[0, 1], "The activations are done with. The output stays, behind 32 MiB."),
+        end_capture("The hole in front of it is for the next graph."),
+        capture("The graph of batch 2."),
+        allocate(
+            2,
+            32 * MIB,
+            "One fits into the hole. The other does not fit before the output, and not into the \
+             6 MiB behind it: the segment grows there.",
+        ),
+        allocate(1, 4 * MIB, "Its output."),
+        free(&[3, 4], "Two holes of 32 MiB, with an output behind each."),
+        end_capture("64 MiB are free in the holes, in pieces that a batch of 4 cannot use."),
+        capture("The graph of batch 4."),
+        allocate(2, 64 * MIB, "No hole is large enough for either, so both are put behind."),
+        allocate(1, 8 * MIB, "Its output finds room in a hole."),
+        free(&[6, 7], "The graph needed 136 MiB, and the pool holds 200."),
+        end_capture("Copying outputs to memory outside of the pool avoids it."),
     ],
 };

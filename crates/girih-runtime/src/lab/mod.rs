@@ -11,7 +11,8 @@
 //!               large 32 MiB [16 MiB free | 16 MiB used]  ◄── draw ─────────┘
 //! ```
 //!
-//! As in the source, a case runs in a fresh private pool, so that nothing else is in its way.
+//! As in the source, a case runs in a fresh private pool, so that nothing else is in its way. Graphs that
+//! a case captures share it.
 
 mod cases;
 
@@ -32,6 +33,8 @@ const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 8 << 30;
 /// The private pool in which a case runs (`torch.cuda.MemPool`).
 const POOL: PoolId = PoolId(1);
+/// The stream of all requests.
+const STREAM: StreamId = StreamId(0);
 
 /// A small program that shows one behaviour of the allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +75,10 @@ pub enum Operation<'a> {
     Free(&'a [usize]),
     /// Frees every block in use, the oldest first.
     FreeAll,
+    /// Begins to capture a graph into the pool, from the stream of all requests. One at a time.
+    Capture,
+    /// The capture is over. The graph stays, and so does what it was given.
+    EndCapture,
 }
 
 /// `allocate 8 x 16 MiB`, `free #0 and #2`, `free everything`.
@@ -93,6 +100,8 @@ impl fmt::Display for Operation<'_> {
                 Ok(())
             }
             Operation::FreeAll => f.write_str("free everything"),
+            Operation::Capture => f.write_str("capture a graph"),
+            Operation::EndCapture => f.write_str("end the capture"),
         }
     }
 }
@@ -193,6 +202,14 @@ pub enum LabError {
         /// Number of the block, from 0.
         block: usize,
     },
+    /// A step begins a capture within another, or ends one where there is none.
+    #[error("capture one graph after the other: case {case}, step {step} is not in its turn")]
+    Turn {
+        /// Name of the case.
+        case: String,
+        /// Number of the step, from 1.
+        step: usize,
+    },
     /// The allocator refused a step.
     #[error("case {case}, step {step}: {error}")]
     Refused {
@@ -219,6 +236,7 @@ pub fn run<'a>(case: &Case<'a>) -> Result<Vec<StepReport<'a>>, LabError> {
     for (number, step) in (1..).zip(case.steps) {
         let report = bench.run(*step).map_err(|failure| match failure {
             Failure::NotInUse(block) => LabError::NotInUse { case: name(), step: number, block },
+            Failure::Turn => LabError::Turn { case: name(), step: number },
             Failure::Refused(error) => LabError::Refused { case: name(), step: number, error },
         })?;
         reports.push(report);
@@ -229,6 +247,7 @@ pub fn run<'a>(case: &Case<'a>) -> Result<Vec<StepReport<'a>>, LabError> {
 /// Why a step failed; [`run`] adds where.
 enum Failure {
     NotInUse(usize),
+    Turn,
     Refused(AllocError),
 }
 
@@ -244,13 +263,15 @@ struct Bench {
     device: SimDevice,
     /// Every block ever given, by number; `None` once it is freed.
     blocks: Vec<Option<BlockId>>,
+    is_capturing: bool,
 }
 
 impl Bench {
     fn new(config: Config) -> Bench {
         let mut policy = Caching::new(config);
         policy.create_pool(POOL);
-        Bench { policy, device: SimDevice::new(DEVICE_BYTES), blocks: Vec::new() }
+        let device = SimDevice::new(DEVICE_BYTES);
+        Bench { policy, device, blocks: Vec::new(), is_capturing: false }
     }
 
     fn run<'a>(&mut self, step: Step<'a>) -> Result<StepReport<'a>, Failure> {
@@ -272,12 +293,30 @@ impl Bench {
             Operation::Free(blocks) => blocks.iter().try_for_each(|&block| self.free(block)),
             Operation::FreeAll => (0..self.blocks.len())
                 .try_for_each(|at| if self.blocks[at].is_some() { self.free(at) } else { Ok(()) }),
+            Operation::Capture => self.capture(true),
+            Operation::EndCapture => self.capture(false),
         }
+    }
+
+    /// Begins a capture, or ends it.
+    fn capture(&mut self, begins: bool) -> Result<(), Failure> {
+        if self.is_capturing == begins {
+            return Err(Failure::Turn);
+        }
+        self.is_capturing = begins;
+        if begins {
+            self.device.begin_capture(STREAM);
+            self.policy.begin_pool(POOL, true);
+        } else {
+            self.policy.end_pool(POOL, true);
+            self.device.end_capture(STREAM);
+        }
+        Ok(())
     }
 
     fn allocate(&mut self, size: u64) -> Result<(), Failure> {
         let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
-        let request = Request { size, stream: StreamId(0), pool: POOL };
+        let request = Request { size, stream: STREAM, pool: POOL };
         let Granted { block, .. } = self.policy.allocate(&mut env, request)?;
         self.blocks.push(Some(block));
         Ok(())

@@ -1,0 +1,289 @@
+"""docs/seeds.md: what it quotes from bench/results/seeds/ stands there.
+
+The page promises that what follows a link to a file, up to the next link or the end of the cell, is
+of that file. Here the promise is held: each number is found in the file, in the column or the rows
+of the allocator that it is said of and in their order, or is computed from it by `DERIVED`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = ROOT / "bench/results/seeds"
+PAGE = (ROOT / "docs/seeds.md").read_text()
+# A number that stands for itself: not that of GPT-2, Llama2-7B, 32K or Qwen2.5.
+NUMBER = re.compile(r"(?<![\w.\-])\d[\d,]*(?:\.\d+)?(?![\w\-])")
+LINK = re.compile(r"\[[^\]]*\]\(([^)]*)\)")
+PUBLISHED = ("gmlake", "gmlake-128", "gmlake-code", "stweaver")
+ALLOCATORS = (
+    *("native", "expandable", *PUBLISHED, "stitch", "planned", "auto", "again"),
+    *("uncached", "profile"),
+)
+OURS = ("auto", "again", "planned")
+
+
+def file(name):
+    return json.loads((SEEDS / name).read_text())
+
+
+FILES = {path.name: file(path.name) for path in sorted(SEEDS.glob("*.json"))}
+
+
+def quotes() -> Iterator[tuple[str, str]]:
+    """Of each link to a file its name, and the text that is of it."""
+    for line in PAGE.splitlines():
+        if not line.startswith("| "):
+            continue
+        cell = line.rstrip(" |").rpartition(" | ")[2]
+        links = [*LINK.finditer(cell)]
+        ends = [link.start() for link in links[1:]] + [len(cell)]
+        for link, end in zip(links, ends, strict=False):
+            if link[1].endswith(".json") and "/seeds/" in link[1]:
+                yield Path(link[1]).name, said(cell[link.end() : end])
+
+
+def said(text: str) -> str:
+    """Without commands and the ticks of names."""
+    return re.sub(r"`gpu/[^`]*`|`--quick`", "", text).replace("`", "")
+
+
+QUOTES = [*quotes()]
+
+
+def numbers(text: object) -> list[str]:
+    found = NUMBER.findall(str(text))
+    return [number.rstrip(",").replace(",", "") for number in found]
+
+
+def strings(made) -> Iterator[object]:
+    """All that a file says in words and cells."""
+    yield from (made["what"], *made["notes"])
+    for section in made["sections"]:
+        yield section["heading"]
+        yield from section["columns"]
+        for row in section["rows"]:
+            yield from row
+    yield from (run["error"] for run in made["runs"] if "error" in run)
+    yield from (run["words"] for run in made["runs"] if "words" in run)
+
+
+def of_allocator(made, allocator: str) -> list[list[str]]:
+    """Lists of cells in which what is said of an allocator is found, in their order."""
+    lists = []
+    for section in made["sections"]:
+        heads = [re.split("[:,]", column)[0] for column in section["columns"]]
+        if allocator in heads:
+            at = heads.index(allocator)
+            lists.append([number for row in section["rows"] for number in numbers(row[at])])
+        rows = [row for row in section["rows"] if allocator in row[:2]]
+        if rows:
+            lists.append([number for row in rows for cell in row for number in numbers(cell)])
+    return lists
+
+
+def is_within(wanted: list[str], cells: list[str]) -> bool:
+    """Whether they are there in this order, whatever stands between."""
+    rest = iter(cells)
+    return all(number in rest for number in wanted)
+
+
+# ---- what is computed from a file ----
+
+
+def cell(name: str, column: str, *begins: str) -> float:
+    """The number in a column of the one row that begins so."""
+    (found,) = (
+        row[section["columns"].index(column)]
+        for section in FILES[name]["sections"]
+        for row in section["rows"]
+        if row[: len(begins)] == [*begins]
+    )
+    return float(found)
+
+
+def time_of_first(way: str) -> float:
+    return cell("memo-table4-quick.json", "time of the first's", "32768", way)
+
+
+def speed(name: str, *begins: str) -> float:
+    return cell(name, "samples/s", *begins)
+
+
+def chunks(chunk: str) -> float:
+    whole = cell("gmlake-fig6.json", "2048 MiB", "whole, cudaMalloc")
+    return cell("gmlake-fig6.json", "2048 MiB", chunk) / whole
+
+
+def times_of_native(name: str, label: str) -> list[float]:
+    (section,) = FILES[name]["sections"]
+    at = section["columns"].index("time of native's")
+    return [float(row[at]) for row in section["rows"] if row[0] == label]
+
+
+DERIVED: dict[str, dict[str, Callable[[], float]]] = {
+    "stweaver-fig1b-quick.json": {
+        "3.6": lambda: (
+            100
+            * (
+                speed("stweaver-fig1b-quick.json", "GPT-2 N, 32 a microbatch", "native")
+                / speed("stweaver-fig1b-quick.json", "GPT-2 N, 16 a microbatch", "native")
+                - 1
+            )
+        )
+    },
+    "stweaver-table1-quick.json": {
+        "1.7": lambda: (
+            100
+            * (
+                1
+                - speed("stweaver-table1-quick.json", "half the microbatch", "native")
+                / speed("stweaver-table1-quick.json", "original", "auto")
+            )
+        )
+    },
+    "stweaver-fig11-quick.json": {
+        "0.07": lambda: 100 * (1 - times_of_native("stweaver-fig11-quick.json", "GPT-2 R")[-1]),
+        "3.8": lambda: 100 * (1 - times_of_native("stweaver-fig11-quick.json", "Qwen MoE R")[-1]),
+        "0.998": lambda: (
+            times_of_native("stweaver-fig11-quick.json", "Qwen MoE R")[1]
+            / times_of_native("stweaver-fig11-quick.json", "Qwen MoE R")[-1]
+        ),
+    },
+    "gmlake-fig6.json": {
+        "203.7": lambda: chunks("2 MiB"),
+        "3.8": lambda: chunks("128 MiB"),
+        "1.6": lambda: chunks("1024 MiB"),
+    },
+    "gmlake-fig11.json": {
+        "1.9": lambda: (
+            cell("gmlake-fig11.json", "native", "1 GPUs")
+            - cell("gmlake-fig11.json", "native", "8 GPUs")
+        )
+    },
+    "chameleon-fig6-quick.json": {
+        # Out and back by links of so many GB/s.
+        "1.9": lambda: 2 * cell("chameleon-fig6-quick.json", "GB out", "batch 16", "girih") / 55,
+    },
+    "memo-table4-quick.json": {
+        "1.09": lambda: 1 / time_of_first("Girih, alpha 0"),
+        "1.20": lambda: 1 / time_of_first("Girih, products"),
+        "1.07": lambda: 1 / time_of_first("Girih, all swapped"),
+    },
+}
+# Numbers that are no results: the paper's, those of a link, of rows and GPUs.
+BESIDE = {
+    "stweaver-fig2.json": {"67", "8", "10"},
+    "stweaver-fig1b-quick.json": {"4", "8", "64"},
+    "stweaver-fig7-quick.json": {"3", "8", "2"},
+    "stweaver-fig8-quick.json": {"2", "5", "4"},
+    "stweaver-fig8.json": {"2", "20", "8"},
+    "stweaver-table1-quick.json": {"4", "6"},
+    "stweaver-fig11-quick.json": {"0.05"},
+    "stweaver-table2-quick.json": {"1", "3"},
+    "gmlake-fig10-quick.json": {"5", "0"},
+    "gmlake-fig11.json": {"4", "5"},
+    "gmlake-fig13-quick.json": {"4", "6"},
+    "gmlake-fig14-quick.json": {"9"},
+    "gmlake-native.json": {"11"},
+    "gmlake-fig3.json": {"2.11"},
+    "chameleon-fig6-quick.json": {"80", "64", "4", "2", "55"},
+    "chameleon-table3-quick.json": {"1", "2"},
+    "chameleon-table4-quick.json": {"3", "4"},
+}
+
+
+# ---- the tests ----
+
+
+def test_every_file_of_results_is_quoted_and_every_link_leads_to_one():
+    assert {name for name, _ in QUOTES} == set(FILES)
+    links = LINK.findall(PAGE)
+    broken = [
+        link
+        for link in links
+        if not link.startswith("http")
+        and not (ROOT / "docs" / link.partition("#")[0]).resolve().exists()
+    ]
+    assert broken == []
+
+
+def test_the_page_names_the_commits_the_dates_and_the_machine_of_all_files():
+    head = PAGE.partition("\n## ")[0]
+    for made in FILES.values():
+        assert made["commit"] in head
+        assert made["date"] in head
+        assert all(part in head for part in made["machine"].removeprefix("NVIDIA ").split(", "))
+    named = set(re.findall(r"\b(?=\w*\d)[0-9a-f]{7}\b", head))
+    assert named == {made["commit"] for made in FILES.values()}
+
+
+@pytest.mark.parametrize(("name", "text"), QUOTES, ids=[name for name, _ in QUOTES])
+def test_each_number_after_a_link_is_in_that_file(name, text):
+    known = {number for part in strings(FILES[name]) for number in numbers(part)}
+    allowed = known | BESIDE.get(name, set()) | set(DERIVED.get(name, {}))
+    assert numbers(text), text
+    assert [number for number in numbers(text) if number not in allowed] == []
+
+
+@pytest.mark.parametrize(("name", "text"), QUOTES, ids=[name for name, _ in QUOTES])
+def test_figures_of_an_allocator_are_its_own_in_their_order(name, text):
+    names = {"STWeaver": "stweaver"} | {one: one for one in ALLOCATORS}
+    words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    figures = r"\d[\d.]*(?:(?:, | and )\d[\d.]*)*"
+    for match in re.finditer(rf"(?<![\w\-])({words}) ({figures})", text):
+        wanted = numbers(match[2])
+        lists = of_allocator(FILES[name], names[match[1]])
+        assert any(is_within(wanted, cells) for cells in lists), match[0]
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_is_computed_from_a_file_is_what_the_page_says(name):
+    for text, formula in DERIVED[name].items():
+        decimals = len(text.partition(".")[2])
+        assert f"{formula():.{decimals}f}" == text
+        assert any(text in numbers(quoted) for of, quoted in QUOTES if of == name), text
+
+
+# ---- where Girih is not ahead ----
+
+
+def recordings():
+    """Of each recording once, the efficiencies in percent: figure 7's first rows are figure 2's."""
+    found = {}
+    for name, made in FILES.items():
+        where = name.removesuffix(".json").removesuffix("-quick").replace("fig7", "fig2")
+        for run in made["runs"]:
+            if "replayed" in run:
+                rows = {row["allocator"]: 100 * row["efficiency"] for row in run["rows"]}
+                found[where, run["replayed"]] = rows
+    return found
+
+
+def test_where_others_are_ahead_is_counted_as_the_page_has_it():
+    part = PAGE.partition("## Where Girih is not ahead")[2]
+    every = recordings().values()
+    assert f"Of the {len(every)} recordings that were made on an H200" in part
+    for ours in OURS:
+        cells = []
+        for theirs in ("stweaver", "native"):
+            ahead = [rows[theirs] - rows[ours] for rows in every]
+            ahead = [points for points in ahead if points >= 0.1]
+            cells += [str(len(ahead)), f"{max(ahead):.2f}" if ahead else "-"]
+        assert f"| `{ours}` | {' | '.join(cells)} |" in part
+        for theirs in ("gmlake", "gmlake-128", "gmlake-code", "expandable"):
+            assert all(rows[theirs] - rows[ours] < 0.1 for rows in every)
+
+
+def test_what_is_said_of_time_is_in_the_files():
+    part = PAGE.partition("In time and reach:")[2]
+    for batch in ("batch 8", "batch 16"):
+        ratio = cell("chameleon-fig6-quick.json", "of recomputation's", batch, "girih")
+        assert f"{ratio:.3f} ({batch})" in part
+    gains = [1 / time_of_first(f"Girih, {way}") for way in ("alpha 0", "products", "all swapped")]
+    assert f"the gain at 32K tokens is {min(gains):.2f} to {max(gains):.2f}" in part
+    (rows,) = (section["rows"] for section in FILES["chameleon-table4-quick.json"]["sections"])
+    assert ["batch 24", "girih"] in [row[:2] for row in rows if row[-1] == "out of memory"]
