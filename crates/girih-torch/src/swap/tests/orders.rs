@@ -320,7 +320,7 @@ fn two_tensors_are_right_in_one_of_193_orders() {
 }
 
 #[test]
-#[ignore = "it takes minutes: 772,000 orders of two tensors, 317,000 of three"]
+#[ignore = "it takes long: 772,000 orders of two tensors, 317,000 of three"]
 #[expect(clippy::print_stdout, reason = "it says how many there were")]
 fn two_tensors_are_right_in_every_order_and_three_in_one_of_997() {
     let two = all_orders(&LIVES[..7], 2, 1);
