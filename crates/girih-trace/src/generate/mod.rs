@@ -12,11 +12,13 @@ mod buckets;
 mod builder;
 mod chance;
 mod died;
+mod kinds;
 mod random;
 mod training;
 
 pub use buckets::{Buckets, buckets};
 pub use chance::{Bytes, Chance, Rng};
 pub use died::{Death, died, died_with};
+pub use kinds::{Kind, program};
 pub use random::recording;
 pub use training::{Change, ChangeKind, Training, training};
