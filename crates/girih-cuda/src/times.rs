@@ -51,7 +51,7 @@ impl Times {
         self.spent.iter().sum()
     }
 
-    /// What a page costs; before any was made or mapped, what it costs on an H200.
+    /// What a page costs, and what was spent; before any page was made or mapped, what one costs on an H200.
     pub(crate) fn prices(&self) -> Prices {
         // Each page that was mapped was made accessible once, alone or with others.
         let per = |work: Work, count: Work| {
@@ -59,12 +59,13 @@ impl Times {
             (count > 0).then(|| (self.spent[work as usize] / count).as_nanos() as u64)
         };
         let mapped = per(Work::Map, Work::Map).zip(per(Work::SetAccess, Work::Map));
+        let spent_ns = self.total().as_nanos() as u64;
         let (Some(made), Some((mapped, accessible))) = (per(Work::Create, Work::Create), mapped)
         else {
-            return Prices::H200;
+            return Prices { spent_ns, ..Prices::H200 };
         };
         let again = mapped + accessible;
-        Prices { new_page_ns: made + again, mapped_again_ns: again }
+        Prices { new_page_ns: made + again, mapped_again_ns: again, spent_ns }
     }
 }
 
@@ -86,9 +87,11 @@ mod tests {
         }
         // All four in one call.
         note(&mut times, Work::SetAccess, 100, true);
-        assert_eq!(times.prices(), Prices { new_page_ns: 38_000, mapped_again_ns: 28_000 });
+        let prices =
+            Prices { new_page_ns: 38_000, mapped_again_ns: 28_000, spent_ns: 40_000 + 112_000 };
+        assert_eq!(times.prices(), prices);
         note(&mut times, Work::Other, 1000, true);
-        assert_eq!(times.prices(), Prices { new_page_ns: 38_000, mapped_again_ns: 28_000 });
+        assert_eq!(times.prices(), Prices { spent_ns: 1_152_000, ..prices });
         assert_eq!(times.total(), Duration::from_micros(40 + 12 + 100 + 1000));
     }
 

@@ -15,6 +15,7 @@
 //! and the second followed it.
 //!
 //! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
+//! `dearness=N` the device tells of N times the prices of the list. With
 //! `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
 //! the constants of time. With `generated=N` there are N programs more of each kind that [`generated`] makes, whose sizes
 //! never come again.
@@ -32,7 +33,7 @@ use girih_runtime::lake::Options;
 use girih_runtime::sim::Call;
 use girih_runtime::simulate::{Allocator, Setup, launch, simulate};
 use girih_trace::compress::Limits;
-use girih_trace::generate::{Buckets, Training, buckets, training};
+use girih_trace::generate::{Buckets, Kind, Training, buckets, program, training};
 use girih_trace::parts::prolonged;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace, marks, open};
 
@@ -77,8 +78,9 @@ impl Run {
     }
 }
 
-/// Programs that differ in every step: lengths, what is routed to experts, both with recomputation, and buckets.
-fn generated(seed: u64) -> [Trace; 5] {
+/// Programs that differ in every step: lengths, what is routed to experts, both with recomputation, buckets, and those
+/// of other kinds, small and five times as large.
+fn generated(seed: u64) -> Vec<Trace> {
     let large = Training {
         layers: 12,
         hidden: 4096,
@@ -91,13 +93,16 @@ fn generated(seed: u64) -> [Trace; 5] {
     };
     let experts = Training { jitter: 0, experts: 8, ..large };
     let shape = Buckets { kinds: 6, steps: 48, ..Buckets::default() };
-    [
+    let mut programs = vec![
         training(&large, seed),
         training(&experts, seed),
         training(&Training { recompute: true, stage: 1, ..large }, seed),
         training(&Training { recompute: true, jitter: 1000, ..experts }, seed),
         buckets(&shape, seed),
-    ]
+    ];
+    let scales = Kind::ALL.into_iter().flat_map(|kind| [(kind, 1), (kind, 5)]);
+    programs.extend(scales.map(|(kind, scale)| program(kind, scale, 24, seed)));
+    programs
 }
 
 /// Lets time rise where iterations were repeated: from one to the next as much passes as between two marks.
@@ -202,13 +207,13 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 16] = [
+const KNOBS: [(&str, Knob); 15] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
+    ("slack_knee", |options| &mut options.slack_knee),
     ("pages", |options| &mut options.pages),
     ("request_pages", |options| &mut options.request_pages),
     ("page_max", |options| &mut options.page_max),
-    ("wider", |options| &mut options.wider),
     ("view_pages_max", |options| &mut options.view_pages_max),
     ("time_share", |options| &mut options.time_share),
     ("stall_max_us", |options| &mut options.stall_max_us),
@@ -216,14 +221,13 @@ const KNOBS: [(&str, Knob); 16] = [
     ("bought", |options| &mut options.bought),
     ("bought_in_ms", |options| &mut options.bought_in_ms),
     ("room", |options| &mut options.room),
-    ("looked_at", |options| &mut options.looked_at),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
 ];
 
 /// Those of time, which matter where time passes.
-const OF_TIME: [&str; 7] =
-    ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room", "looked_at"];
+const OF_TIME: [&str; 6] =
+    ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room"];
 
 /// Those that matter with a plan alone.
 const OF_PLANS: [&str; 2] = ["ahead", "strain"];
@@ -256,12 +260,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let iterations: usize = iterations.map_or(Ok(0), str::parse)?;
     let seeds = settings.iter().find_map(|setting| setting.strip_prefix("generated="));
     let seeds: u64 = seeds.map_or(Ok(0), str::parse)?;
+    let dearness = settings.iter().find_map(|setting| setting.strip_prefix("dearness="));
+    let dearness: u64 = dearness.map_or(Ok(1), str::parse)?;
     settings.retain(|setting| {
-        !setting.starts_with("iterations=") && !setting.starts_with("generated=")
+        ["iterations=", "generated=", "dearness="].iter().all(|other| !setting.starts_with(other))
     });
     let runs = paths.iter().map(|path| Run::read(Path::new(path), iterations));
     let made = (0..seeds).flat_map(generated).map(|trace| Ok(Run::of(trace, iterations)));
-    let runs = runs.chain(made).collect::<Result<Vec<_>, _>>()?;
+    let mut runs = runs.chain(made).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+    runs.iter_mut().for_each(|run| run.setup.dearness = dearness);
     println!("{} recordings\n", runs.len());
     println!("| what | least efficiency | mean | cost, ms | late iterations, ms | waits |");
     println!("|:--|--:|--:|--:|--:|--:|");
@@ -313,13 +320,6 @@ fn judged(runs: &[Run]) -> Result<(), Box<dyn Error>> {
             ("misfit", auto::Options { misfit: of(usual.misfit), ..usual }),
             ("misfits_max", auto::Options { misfits_max: of_few(usual.misfits_max), ..usual }),
             ("proof", auto::Options { proof: of_few(usual.proof), ..usual }),
-            (
-                "proof_of_kinds",
-                auto::Options { proof_of_kinds: of_few(usual.proof_of_kinds), ..usual },
-            ),
-            ("watched", auto::Options { watched: of_few(usual.watched), ..usual }),
-            ("held_back_max", auto::Options { held_back_max: of(usual.held_back_max), ..usual }),
-            ("first_try", auto::Options { first_try: of(usual.first_try), ..usual }),
         ];
         for (name, options) in changed {
             let what = format!("`{name}`, {}", if double { "twice" } else { "half" });

@@ -85,18 +85,20 @@ pub enum DeviceError {
     },
 }
 
-/// What a page of memory costs the host.
+/// What memory costs the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prices {
     /// Nanoseconds to create one, to map it, and to make it accessible.
     pub new_page_ns: u64,
     /// Nanoseconds to map one at a second address, and to make it accessible there.
     pub mapped_again_ns: u64,
+    /// Nanoseconds that all calls for memory have taken by now, refused ones among them.
+    pub spent_ns: u64,
 }
 
 impl Prices {
     /// Those of an H200 with driver 580, for pages of 2 to 20 MiB.
-    pub const H200: Prices = Prices { new_page_ns: 41_000, mapped_again_ns: 30_000 };
+    pub const H200: Prices = Prices { new_page_ns: 41_000, mapped_again_ns: 30_000, spent_ns: 0 };
 }
 
 /// A GPU, real or simulated.
@@ -112,7 +114,7 @@ pub trait Device {
     /// are not stitched.
     fn maps_twice(&self) -> bool;
 
-    /// What a page costs, as measured by now or by a list.
+    /// What a page costs and what was spent, as measured by now or by a list.
     fn prices(&self) -> Prices;
 
     /// Allocates `size` bytes (`cuMemAlloc`). Aligned to 512 bytes at least.

@@ -59,6 +59,8 @@ pub struct Setup {
     pub tie_order: TieOrder,
     /// Bytes of the device; None for as many as are asked for.
     pub capacity: Option<u64>,
+    /// The device tells of so many times the prices of the list; 0 is 1.
+    pub dearness: u64,
     /// The plan to follow. Needed for `planned`, unused otherwise.
     pub plan: Option<Arc<Plan>>,
     /// The plan that an earlier launch kept ([`launch::first`]); None if it kept none. For `again`, unused otherwise.
@@ -256,7 +258,9 @@ impl Run<'_> {
 
 /// The device of a setup.
 fn device(setup: &Setup) -> SimDevice {
-    SimDevice::new(setup.capacity.unwrap_or(UNLIMITED))
+    let mut device = SimDevice::new(setup.capacity.unwrap_or(UNLIMITED));
+    device.set_dearness(setup.dearness.max(1));
+    device
 }
 
 /// The settings of a setup.

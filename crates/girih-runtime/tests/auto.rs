@@ -58,9 +58,11 @@ fn assert_learns(trace: &Trace, planning: Planning, least: f64) {
     let following = second.lake().following();
     let bytes = following.hit_bytes + following.miss_bytes;
     assert!((following.miss_bytes - following.refused_bytes) * 250 <= bytes, "{following:?}");
-    assert!(following.miss_bytes * 50 <= bytes, "{following:?}");
+    // Where a run fills the card a place that lacks pages is worth less than the pages.
+    assert!(following.miss_bytes * 12 <= bytes, "{following:?}");
     let stats = second.stats();
     let peaks = [stats.allocated_bytes.all().peak, stats.reserved_bytes.all().peak];
+    assert!(peaks[1] <= stitch, "{} bytes are held, by stitching {stitch}", peaks[1]);
     let efficiency = peaks[0] as f64 / peaks[1] as f64;
     assert!(efficiency >= least, "{efficiency:.4} of what was held was in use");
 }

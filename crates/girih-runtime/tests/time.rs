@@ -67,11 +67,11 @@ impl Program {
         Policy::stats(&self.lake).reserved_bytes.all().peak as f64 / self.most as f64
     }
 
-    /// Views of the last ten of a hundred steps.
+    /// Views of the last twenty of 110 steps.
     fn run(&mut self, passed: i64) -> u64 {
         (0..90).for_each(|_| self.step(passed));
         let before = self.views();
-        (0..10).for_each(|_| self.step(passed));
+        (0..20).for_each(|_| self.step(passed));
         self.views() - before
     }
 }

@@ -189,6 +189,7 @@ fn the_device_times_its_calls_for_memory() {
     assert_ne!(prices, Prices::H200);
     assert!(prices.new_page_ns > prices.mapped_again_ns && prices.mapped_again_ns > 0);
     assert!(2 * u128::from(prices.new_page_ns) <= time.as_nanos());
+    assert_eq!(u128::from(prices.spent_ns), time.as_nanos());
     device.memory_info();
     assert_eq!(device.memory_time(), time);
 }

@@ -10,11 +10,10 @@
 //! - *Learning*: every iteration is recorded. When the last two have about as many requests, and a plan is due, one is
 //!   made of all.
 //! - *Shadowed*: a shadow goes along the plan. An iteration *fits* if at most one byte in [`Options::misfit`] that was
-//!   asked for has no place in it. After [`Options::proof`] in a row that fit, of a plan of several kinds
-//!   [`Options::proof_of_kinds`], the plan is kept for the next launch.
+//!   asked for has no place in it. After [`Options::proof`] in a row that fit the plan is kept for the next launch.
 //! - *Followed*: the lake gives its places from the first request on, and iterations fit or not as before.
 //!
-//! With a plan, iterations are recorded only for a while ([`Options::watched`]) after one that did not fit. Those that
+//! With a plan, iterations are recorded until [`Options::proof`] in a row have fitted. Those that
 //! do not fit join the recording, and the next plan, which is shadowed beside the one that is followed, has room for them.
 //! After [`Options::misfits_max`] in a row that did not fit the plan goes.
 //!
@@ -41,29 +40,13 @@ pub struct Options {
     pub misfit: u64,
     /// A plan is dropped once so many iterations in a row did not fit. One may be an evaluation.
     pub misfits_max: u32,
-    /// A plan is kept once so many iterations in a row did.
+    /// A plan is kept once so many iterations in a row did, and no more are recorded.
     pub proof: u32,
-    /// The same of a plan of several kinds, which come in any order.
-    pub proof_of_kinds: u32,
-    /// Iterations that may join the recording, at the beginning and after one that did not fit.
-    pub watched: u32,
-    /// A plan is held back for so many iterations at most.
-    pub held_back_max: u64,
-    /// Without marks: requests before a recording is tried for the first time.
-    pub first_try: u64,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options {
-            misfit: 50,
-            misfits_max: 2,
-            proof: 3,
-            proof_of_kinds: 8,
-            watched: 8,
-            held_back_max: 32,
-            first_try: 2048,
-        }
+        Options { misfit: 50, misfits_max: 2, proof: 3 }
     }
 }
 
@@ -71,6 +54,8 @@ impl Default for Options {
 const FIRST_PLAN: u64 = 3;
 /// Two iterations are alike if one has at most one request in so many more.
 const ALIKE: u64 = 5;
+/// Without marks: requests before a recording is tried for the first time.
+const FIRST_TRY: u64 = 2048;
 /// Without marks: the recording must have become so many times as long since its iterations were
 /// first found.
 const CONFIRMED: u64 = 3;
@@ -112,10 +97,6 @@ pub(super) struct Judge {
     misfits: u32,
     /// The plan is known to fit.
     is_proven: bool,
-    /// Iterations in a row that show it.
-    proof: u32,
-    /// Iterations that may still join the recording.
-    watched: u32,
     /// Iterations that did not fit have joined the recording.
     has_misfits: bool,
     /// No plan is wanted before so many iterations; without marks, requests.
@@ -147,10 +128,8 @@ impl Judge {
             fits: 0,
             misfits: 0,
             is_proven: kept.is_some(),
-            proof: options.proof,
-            watched: options.watched,
             has_misfits: false,
-            not_before: if kept.is_some() { iteration } else { options.first_try },
+            not_before: if kept.is_some() { iteration } else { FIRST_TRY },
             held_back: 1,
             iteration,
             recorded_from: 0,
@@ -201,8 +180,6 @@ impl Judge {
         }
         self.iteration = (plan.iteration_requests() as u64).max(1);
         (self.fits, self.misfits, self.is_proven) = (0, 0, false);
-        let Options { proof, proof_of_kinds, .. } = self.options;
-        self.proof = if plan.has_kinds() { proof_of_kinds } else { proof };
         if self.is_marked() {
             return true;
         }
@@ -226,13 +203,13 @@ impl Judge {
 
     /// True if the iteration that begins is to be recorded.
     pub(super) fn records(&self, has_plan: bool) -> bool {
-        !has_plan || self.watched > 0
+        !has_plan || self.fits < self.options.proof
     }
 
     /// Another plan is held back for a while, and the one after it for longer.
     fn hold_back(&mut self, now: u64) {
         self.not_before = now + self.held_back;
-        self.held_back = (2 * self.held_back).min(self.options.held_back_max);
+        self.held_back = self.held_back.saturating_mul(2);
     }
 
     /// True if the iteration that has ended fits the plan that was followed, or would have fitted the one that was
@@ -284,7 +261,7 @@ impl Judge {
             self.has_misfits |= recorder.keep(Kind::Misfit);
         }
         let mut verdict = self.judge(fits);
-        if self.watched == 0 {
+        if !self.records(true) {
             recorder.stop();
         }
         if self.has_misfits && is_due {
@@ -298,12 +275,10 @@ impl Judge {
     fn judge(&mut self, fits: bool) -> Verdict {
         if fits {
             (self.fits, self.misfits) = (self.fits + 1, 0);
-            self.watched = self.watched.saturating_sub(1);
         } else {
             (self.fits, self.misfits) = (0, self.misfits + 1);
-            self.watched = self.options.watched;
         }
-        let is_proven = self.fits == self.proof && !self.is_proven;
+        let is_proven = self.fits == self.options.proof && !self.is_proven;
         self.is_proven |= is_proven;
         let drops_plan = self.misfits >= self.options.misfits_max;
         if drops_plan {
@@ -323,7 +298,7 @@ impl Judge {
     /// Without marks: a recording begins in the middle of the run.
     pub(super) fn record_anew(&mut self) {
         (self.recorded_from, self.found) = (self.requests, None);
-        self.not_before = self.requests + self.options.first_try;
+        self.not_before = self.requests + FIRST_TRY;
     }
 
     /// Without marks: the recording has grown by a third, or an iteration is over.

@@ -273,12 +273,11 @@ impl Lake {
         let Some(mut followed) = self.followed.take() else { return false };
         let Followed { follower, places, window, .. } = &mut *followed;
         let furthest = self.options.ahead as usize;
-        let ahead = follower.ahead().take(furthest).map(|entry| places.get(entry));
-        let ahead: Vec<Option<Span>> =
-            ahead.map(|place| (place.bytes > 0).then_some(place.span)).collect();
-        let has_lent = [furthest, furthest / 8, furthest / 64]
-            .into_iter()
-            .any(|count| self.cede_for(window, size, ahead.iter().take(count).copied().flatten()));
+        let has_lent = [furthest, furthest / 64].into_iter().any(|count| {
+            let soon = follower.ahead().take(count).map(|entry| places.get(entry));
+            let soon = soon.filter(|place| place.bytes > 0).map(|place| place.span);
+            self.cede_for(window, size, soon)
+        });
         self.followed = Some(followed);
         has_lent
     }

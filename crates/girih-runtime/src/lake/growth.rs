@@ -134,7 +134,7 @@ impl Lake {
         let start = if has_hole { prev } else { id };
         let missing = self.missing_in(start, search.size)?;
         let may_wait = joins != Joins::Clean && !self.is_capturing();
-        let is_usable = may_wait || self.is_clean(search, start);
+        let is_usable = may_wait || self.latest_use(search, start) == 0;
         let growth = Growth { missing, start: Some(start), size: search.size };
         is_usable.then_some(growth)
     }

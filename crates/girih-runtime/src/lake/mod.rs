@@ -103,14 +103,15 @@ pub struct Options {
     pub slack: u64,
     /// And so many bytes at least.
     pub slack_min: u64,
+    /// Where it would be more than so many bytes, as many as their geometric mean: of a run that fills a card little
+    /// slack is much memory.
+    pub slack_knee: u64,
     /// A new page is what is in use, divided by this, or a little more.
     pub pages: u64,
     /// And at least what is missing for a request, divided by this.
     pub request_pages: u64,
     /// The largest page, in bytes.
     pub page_max: u64,
-    /// A view may serve a request that is so many times smaller.
-    pub wider: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
@@ -126,11 +127,7 @@ pub struct Options {
     pub bought_in_ms: u64,
     /// Of the device, one byte in so many stays free where time is bought.
     pub room: u64,
-    /// In debt, so many holes are looked at for one that needs no wait: what lies behind many smaller ones would
-    /// only be cut.
-    pub looked_at: u64,
-    /// Idle places of a plan are lent that it does not want within so many requests, within an eighth of them, or
-    /// within an eighth of those.
+    /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
     pub strain: u64,
@@ -141,18 +138,17 @@ impl Default for Options {
         Options {
             slack: 300,
             slack_min: 4 << 20,
+            slack_knee: 44 << 20,
             pages: 4096,
             request_pages: 32,
             page_max: 16 << 20,
-            wider: 2,
             view_pages_max: 1 << 16,
             time_share: 333,
             stall_max_us: 150,
-            time_free_ms: 3000,
+            time_free_ms: 1500,
             bought: 10,
             bought_in_ms: 100,
             room: 8,
-            looked_at: 64,
             ahead: 4096,
             strain: 50,
         }

@@ -22,11 +22,8 @@
 //! wanted later. Those for the places of a plan count as all others; they are made even so, for a plan that is
 //! followed in part alone costs more.
 
-use girih_trace::StreamId;
-
 use super::{Lake, Options, Search};
 use crate::device::MemoryInfo;
-use crate::order::Stamp;
 use crate::policy::Env;
 
 /// The account of time. Nanoseconds.
@@ -106,13 +103,6 @@ impl Lake {
             self.pace.stall(env.device.take_stalls(most));
         }
         self.pace.pass(&self.options, time_us);
-    }
-
-    /// True if too much time was taken, and `reader` would have to wait for those who used bytes that were freed as
-    /// `latest`.
-    #[inline]
-    pub(super) fn shuns(&self, latest: Stamp, reader: StreamId) -> bool {
-        self.pace.is_in_debt() && self.order.must_wait(latest, reader)
     }
 
     /// Bytes that may be held for a request, with those that the debt buys.

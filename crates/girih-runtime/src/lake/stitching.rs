@@ -26,7 +26,7 @@ use girih_trace::StreamId;
 
 use super::growth::{Growth, Joins};
 use super::views::Part;
-use super::{Lake, Search, pooled};
+use super::{Lake, Options, Search, pooled};
 use crate::device::{DeviceError, Prices};
 use crate::policy::{AllocError, BlockId, Env, Granted, Request};
 use crate::wrapper::Wrapper;
@@ -147,9 +147,8 @@ impl Lake {
         search: &Search,
         is_clean: bool,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let looked_at = self.options.looked_at as usize;
-        let fitting = self.heap.fitting(search.home, search.size).take(looked_at);
-        let found = { fitting }.find(|&id| !is_clean || self.is_clean(search, id));
+        let fitting = self.heap.fitting(search.home, search.size);
+        let found = { fitting }.find(|&id| !is_clean || self.latest_use(search, id) == 0);
         let Some(id) = found else { return Ok(None) };
         self.take_off_shelf(env, search, id)
     }
@@ -178,7 +177,8 @@ impl Lake {
         search: &Search,
         id: BlockId,
     ) -> Result<Option<BlockId>, DeviceError> {
-        if !self.is_ready(env, search, id)? {
+        let latest = self.latest_use(search, id);
+        if !self.wait_for(env, latest, search.home.stream)? {
             return Ok(None);
         }
         self.heap.remove_free(id);
@@ -252,7 +252,10 @@ impl Lake {
 
     /// Bytes that may be held where so many were in use.
     pub(super) fn with_slack(&self, most: u64) -> u64 {
-        most.saturating_add((most / self.options.slack).max(self.options.slack_min))
+        let Options { slack, slack_min, slack_knee, .. } = self.options;
+        let whole = (most / slack).max(slack_min);
+        let mean = (u128::from(whole) * u128::from(slack_knee)).isqrt() as u64;
+        most.saturating_add(whole.min(mean))
     }
 
     /// Makes a view of holes, and of new pages for what they lack. None if the device or the limit
@@ -288,8 +291,7 @@ impl Lake {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let Some(latest) = self.latest_use_of_parts(parts.iter().copied(), search.home.stream)
-        else {
+        let Some(latest) = self.latest_use_of_parts(&parts, search.home.stream) else {
             return Ok(None);
         };
         if !self.wait_for(env, latest, search.home.stream)? {

@@ -8,6 +8,7 @@ use crate::sim::{Call, Fault, FaultKind, LiveObjects, SimDevice};
 use crate::stats::Stats;
 
 mod given_up;
+mod share;
 mod waits;
 
 const MIB: u64 = 1 << 20;
@@ -177,70 +178,6 @@ fn what_a_view_leaves_of_a_page_serves_others() {
     machine.free_used(view, MAIN);
     machine.free_used(rest, MAIN);
     assert_eq!(Policy::releasable(&machine.lake), (32 + 30) * MIB);
-}
-
-#[test]
-fn a_smaller_request_is_served_by_the_first_bytes_of_a_wider_view() {
-    let mut machine = stitching(64 * GIB);
-    holes(&mut machine, 20);
-    let wide = machine.used(800 * MIB, MAIN);
-    machine.free_used(wide, MAIN);
-    let calls = machine.device.calls();
-    // It ends within a hole, of which 30 MiB are left, and 9 holes.
-    let small = machine.used(410 * MIB, MAIN);
-    let others: Vec<Granted> =
-        [30].into_iter().chain([40; 9]).map(|size| machine.used(size * MIB, MAIN)).collect();
-    assert_eq!((machine.device.calls(), machine.reserved()), (calls, 1600 * MIB));
-    others.into_iter().for_each(|block| machine.free_used(block, MAIN));
-    machine.free_used(small, MAIN);
-    assert_eq!(machine.used(800 * MIB, MAIN).address, wide.address);
-    assert_eq!(machine.stats().num_stitches, 1);
-}
-
-#[test]
-fn a_view_in_use_is_cut_short_behind_the_bytes_that_it_is_lent() {
-    let mut machine = stitching(64 * GIB);
-    let kept = holes(&mut machine, 20);
-    let wide = machine.used(800 * MIB, MAIN);
-    machine.free_used(wide, MAIN);
-    let small = machine.used(401 * MIB, MAIN);
-    assert_eq!(small.address, wide.address);
-    machine.empty_cache();
-    // One page is lent in part.
-    assert_eq!(machine.reserved(), (800 + 402) * MIB);
-    machine.free_used(small, MAIN);
-    let again = machine.used(401 * MIB, MAIN);
-    assert_eq!((again.address, machine.reserved()), (wide.address, (800 + 402) * MIB));
-    machine.free_used(again, MAIN);
-    let more = machine.used(402 * MIB, MAIN);
-    assert_ne!(more.address, wide.address, "it has become too small");
-    machine.free_used(more, MAIN);
-    kept.into_iter().for_each(|block| machine.free_used(block, MAIN));
-    machine.empty_cache();
-    assert_eq!(machine.device.live(), LiveObjects::default());
-}
-
-#[test]
-fn a_page_goes_back_after_whoever_used_other_bytes_of_its_view() {
-    let mut machine = stitching(64 * GIB);
-    // Holes that begin within a page, of which the first part is made, and one that does not.
-    let odd = machine.used(3 * MIB, MAIN);
-    let mut kept = holes(&mut machine, 19);
-    kept.extend([odd, machine.used(3 * MIB, MAIN)]);
-    let last = machine.used(20 * MIB, MAIN);
-    kept.push(machine.used(40 * MIB, MAIN));
-    machine.free_used(last, MAIN);
-    let wide = machine.used((40 + 18 * 38 + 20) * MIB, MAIN);
-    assert_eq!(machine.stats().num_stitches, 1);
-    machine.free_used(wide, MAIN);
-    let small = machine.used(401 * MIB, SIDE);
-    assert_eq!(small.address, wide.address);
-    machine.free_used(small, SIDE);
-    // The smallest hole goes first, which the other stream did not use. What is unmapped too early is
-    // refused.
-    machine.empty_cache();
-    assert_eq!(machine.device.calls(), machine.device.totals().sum().calls);
-    kept.into_iter().for_each(|block| machine.free_used(block, MAIN));
 }
 
 #[test]

@@ -129,43 +129,21 @@ impl Stains {
 }
 
 impl Lake {
-    /// True if a free block serves a request at once: [`Lake::is_ready`], but for a wait that would take more than
-    /// waits may.
+    /// True if a free block serves a request at once, or after a wait that may be made now.
     #[inline]
     pub(super) fn serves(&mut self, env: &mut Env<'_>, search: &Search, id: BlockId) -> bool {
         if self.stains.is_empty() {
             return true;
         }
-        let is_shunned = self.shuns(self.latest_use(search, id), search.home.stream);
-        !is_shunned && self.is_ready(env, search, id).unwrap_or(false)
-    }
-
-    /// Makes a free block ready for a request: its stream waits for those that may still use the bytes.
-    /// False during a capture, which may not wait for what lies outside of it.
-    #[inline]
-    pub(super) fn is_ready(
-        &mut self,
-        env: &mut Env<'_>,
-        search: &Search,
-        id: BlockId,
-    ) -> Result<bool, DeviceError> {
-        if self.stains.is_empty() {
-            return Ok(true);
-        }
         let latest = self.latest_use(search, id);
-        self.wait_for(env, latest, search.home.stream)
+        let may_wait = latest == 0 || !self.pace.is_in_debt();
+        may_wait && self.wait_for(env, latest, search.home.stream).unwrap_or(false)
     }
 
-    /// True if a request may have the first bytes of a run of blocks without a wait.
-    pub(super) fn is_clean(&self, search: &Search, start: BlockId) -> bool {
-        !self.order.must_wait(self.latest_use(search, start), search.home.stream)
-    }
-
-    /// The last free that a request must come after before it has the first bytes of a block.
-    fn latest_use(&self, search: &Search, id: BlockId) -> Stamp {
-        let block = &self.heap.blocks[id];
-        let part = Part { address: block.address, size: search.size };
-        self.stains.latest(part, block, search.home.stream)
+    /// The last free that a request must come after before it has the first bytes of a block; 0 if it has.
+    pub(super) fn latest_use(&self, search: &Search, id: BlockId) -> Stamp {
+        let part = Part { address: self.heap.blocks[id].address, size: search.size };
+        self.latest_use_of(part, id, search.home.stream)
     }
 
     /// The last free that `reader` must come after before it has a part of a block; 0 if it has come after it.
@@ -227,16 +205,14 @@ impl Lake {
         (freed, is_stained)
     }
 
-    /// Waits on the host until nobody uses a free block any more, nor the addresses of the views over it. False if
-    /// that cannot be now: a graph is being captured.
+    /// Waits on the host until nobody uses a free block any more, nor the views over it, whose uses were uses of its
+    /// bytes. False if that cannot be now: a graph is being captured.
     pub(super) fn synchronize_users(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
     ) -> Result<bool, DeviceError> {
-        let block = self.heap.blocks[id];
-        let part = Part { address: block.address, size: block.size };
-        let latest = block.freed().max(self.latest_use_of_views_over(part));
+        let latest = self.heap.blocks[id].freed();
         if latest > self.order.done() && self.is_capturing() {
             return Ok(false);
         }

@@ -2,13 +2,12 @@
 //!
 //! A view is made once and used again and again. While the program holds it its bytes are lent
 //! (`lending`); while it is idle they serve others, and it can be used again as soon as all of them
-//! are free, or its first ones, for a request that is smaller. Nothing tells it so: it looks.
+//! are free. Nothing tells it so: it looks.
 //!
-//! Each page that is mapped once more costs the driver memory, and addresses are plenty but not without
-//! end. So there is a budget of both ([`Options::view_pages_max`](super::Options), [`ADDRESSES_MAX`], or what
-//! the device has if that is less), and those views go that were not used for longest. As long as a kernel may still run
-//! that uses the next one it stays; where idle views have twice as many pages no more are made, and a request that needs
-//! one is given new pages. A page that goes back to the device takes the views over it with it, or cuts one in use short.
+//! Each page that is mapped once more costs the driver memory. So there is a budget
+//! ([`Options::view_pages_max`](super::Options)), and those views go that were not used for longest. As long as a
+//! kernel may still run that uses the next one it stays; where views have twice as many pages no more are made, and a
+//! request that needs one is given new pages. A page that goes back to the device takes the views over it with it.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +16,6 @@ use super::{Lake, Search};
 use crate::device::{Address, DeviceError, Handle};
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
-
-/// Bytes of addresses that all views together may have: a quarter of the 128 TiB of a process on x86. An
-/// expandable segment reserves 9/8 of the device, 159 GiB of an H200.
-const ADDRESSES_MAX: u64 = 32 << 40;
 
 /// Bytes of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +31,6 @@ impl Part {
     }
 
     /// Its first bytes, up to so many.
-    #[inline]
     pub(super) fn first(&self, bytes: u64) -> Part {
         Part { size: self.size.min(bytes), ..*self }
     }
@@ -71,8 +65,6 @@ impl Part {
 pub(super) struct View {
     /// Its reservation.
     reserved: Part,
-    /// Bytes of it that are mapped, from the first on: all, but if it was cut short.
-    mapped: u64,
     /// Where its bytes begin in it.
     pub(super) address: Address,
     /// Bytes of all parts.
@@ -85,8 +77,7 @@ pub(super) struct View {
     pub(super) freed: Stamp,
     /// When it was taken into use last.
     pub(super) used: u64,
-    /// The blocks that are lent to it, from its first bytes on: none while it is idle, and not for all bytes where a
-    /// request is smaller.
+    /// The blocks that are lent to it, one for each part; none while it is idle.
     pub(super) lent: Vec<BlockId>,
 }
 
@@ -94,17 +85,6 @@ impl View {
     /// True if it shows bytes of a part.
     fn is_over(&self, part: &Part) -> bool {
         self.parts.iter().any(|own| own.overlaps(part))
-    }
-
-    /// Its first `size` bytes: parts, of which the last may be cut short.
-    #[inline]
-    pub(super) fn prefix(&self, size: u64) -> impl Iterator<Item = Part> {
-        let parts = self.parts.iter().scan(size, |left, part| {
-            let part = part.first(*left);
-            *left -= part.size;
-            (part.size > 0).then_some(part)
-        });
-        parts.fuse()
     }
 }
 
@@ -117,20 +97,14 @@ pub(super) struct Views {
     by_size: BTreeMap<u64, Vec<u32>>,
     /// Pages that are mapped in all of them.
     pages: u64,
-    /// Bytes of their reservations.
-    addresses: u64,
     /// Counts uses.
     clock: u64,
 }
 
 impl Views {
-    /// The places of the views that may serve a request of a size: those of exactly that size; where
-    /// there is none, those of up to `wider` times as much. Lengths that vary come with ever new sizes, and find
-    /// a wider view; sizes that repeat would only be in the way of each other there.
-    pub(super) fn for_size(&self, size: u64, wider: u64) -> impl Iterator<Item = u32> {
-        let is_known = self.by_size.contains_key(&size);
-        let most = if is_known { size } else { size.saturating_mul(wider.max(1)) };
-        self.by_size.range(size..=most).flat_map(|(_, places)| places).copied()
+    /// The places of the views of a size.
+    pub(super) fn of_size(&self, size: u64) -> impl Iterator<Item = u32> {
+        self.by_size.get(&size).into_iter().flatten().copied()
     }
 
     /// The view at a place.
@@ -157,22 +131,15 @@ impl Views {
         if place == self.views.len() {
             self.views.push(None);
         }
-        self.put(place, view);
-        place as u32
-    }
-
-    /// Puts a view in a vacant place.
-    fn put(&mut self, place: usize, view: View) {
         self.pages += view.pages;
-        self.addresses += view.reserved.size;
         self.by_size.entry(view.size).or_default().push(place as u32);
         self.views[place] = Some(view);
+        place as u32
     }
 
     fn remove(&mut self, place: usize) -> Option<View> {
         let view = self.views[place].take()?;
         self.pages -= view.pages;
-        self.addresses -= view.reserved.size;
         if let Some(places) = self.by_size.get_mut(&view.size) {
             places.retain(|&other| other as usize != place);
             if places.is_empty() {
@@ -192,12 +159,25 @@ impl Views {
 }
 
 impl Lake {
-    /// Maps the pages of `parts` side by side.
+    /// Maps the pages of `parts` side by side. The time that the device takes for it, and for the views that go, is
+    /// the account's.
     ///
     /// # Errors
-    /// What the device refuses, or [`DeviceError::OutOfMemory`] where the budgets are spent: of pages,
-    /// because kernels may still use the view that would go; of addresses, because all are in use.
+    /// What the device refuses, or [`DeviceError::OutOfMemory`] where the budget is spent, and kernels may still use
+    /// the view that would go.
     pub(super) fn map_view(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        parts: Vec<Part>,
+    ) -> Result<u32, DeviceError> {
+        let before = env.device.prices().spent_ns;
+        let view = self.make_view(env, search, parts);
+        self.pace.map(env.device.prices().spent_ns.saturating_sub(before));
+        view
+    }
+
+    fn make_view(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -230,13 +210,9 @@ impl Lake {
             return Err(error);
         }
         self.beside.stats.num_stitches += 1;
-        // It will be unmapped too, which takes half as long.
-        let each = env.device.prices().mapped_again_ns;
-        self.pace.map((each + each / 2).saturating_mul(handles.len() as u64));
         Ok(self.views.insert(View {
             reserved: Part { address: base, size },
             address: base + offset,
-            mapped: size,
             size: search.size,
             parts,
             pages: handles.len() as u64,
@@ -260,66 +236,33 @@ impl Lake {
         (handles, offset.unwrap_or(0))
     }
 
-    /// The last free of a view over a part, be it of other bytes of it.
-    pub(super) fn latest_use_of_views_over(&self, part: Part) -> Stamp {
-        let over = self.views.views.iter().flatten().filter(|view| view.is_over(&part));
-        over.map(|view| view.freed).max().unwrap_or(0)
-    }
-
-    /// Takes the views over `pages`, which nobody uses, and their addresses away; one whose first bytes
-    /// are in use is cut short behind them. The device has no work left that uses them: whoever used
-    /// the pages and the views last was waited for ([`Lake::synchronize_users`]).
+    /// Takes the views over `pages`, which nobody uses, and their addresses away. The device has no work left that
+    /// uses them: whoever used the pages and the views last was waited for ([`Lake::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
         for place in 0..self.views.views.len() {
-            if !self.views.views[place].as_ref().is_some_and(|view| view.is_over(&pages)) {
-                continue;
-            }
-            if self.views.get(place as u32).lent.is_empty() {
+            if self.views.views[place].as_ref().is_some_and(|view| view.is_over(&pages)) {
                 self.drop_view(env, place);
-            } else if let Some(view) = self.views.remove(place) {
-                let short = self.cut_short(env, view);
-                self.views.put(place, short);
             }
         }
     }
 
     fn drop_view(&mut self, env: &mut Env<'_>, place: usize) {
-        if let Some(View { reserved: Part { address, size }, mapped, .. }) =
-            self.views.remove(place)
+        if let Some(View { reserved: Part { address, size }, lent, .. }) = self.views.remove(place)
         {
-            self.limbo.unmap(env.device, address, mapped);
+            debug_assert!(lent.is_empty(), "the bytes of a view in use are not free");
+            self.limbo.unmap(env.device, address, size);
             self.limbo.unreserve(env.device, address, size);
         }
     }
 
-    /// Makes a view in use one of the bytes alone that it is lent.
-    fn cut_short(&mut self, env: &mut Env<'_>, mut view: View) -> View {
-        let lent = view.lent.iter().map(|&id| self.heap.blocks[id]);
-        view.parts = lent.map(|Block { address, size, .. }| Part { address, size }).collect();
-        view.size = view.parts.iter().map(|part| part.size).sum();
-        let (handles, _) = self.pages_under(&view.parts);
-        let mapped = handles.iter().map(|(_, page)| page).sum();
-        self.limbo.unmap(env.device, view.reserved.address + mapped, view.mapped - mapped);
-        (view.mapped, view.pages) = (mapped, handles.len() as u64);
-        view
-    }
-
-    /// Lets the views that were not used for longest go, as long as there are too many mappings, or too few
-    /// addresses for `size` bytes more.
+    /// Lets the views that were not used for longest go, as long as there are too many mappings.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] if kernels may still use too much of what is idle, or all addresses are in use.
+    /// [`DeviceError::OutOfMemory`] if kernels may still use too much of it.
     fn make_room(&mut self, env: &mut Env<'_>, size: u64) -> Result<(), DeviceError> {
         let most = self.options.view_pages_max;
-        let are_short = |views: &Views| views.addresses.saturating_add(size) > ADDRESSES_MAX;
-        while self.views.pages > most || are_short(&self.views) {
-            if !self.drop_least_recent(env)? {
-                break;
-            }
-        }
-        let idle = self.views.views.iter().flatten().filter(|view| view.lent.is_empty());
-        let idle: u64 = idle.map(|view| view.pages).sum();
-        if idle > most.saturating_mul(2) || are_short(&self.views) {
+        while self.views.pages > most && self.drop_least_recent(env)? {}
+        if self.views.pages > most.saturating_mul(2) {
             return Err(DeviceError::OutOfMemory { requested: size, free: 0 });
         }
         Ok(())
@@ -342,25 +285,20 @@ impl Lake {
     pub(super) fn check_views(&self) -> Result<(), String> {
         let views: Vec<&View> = self.views.views.iter().flatten().collect();
         let pages: u64 = views.iter().map(|view| view.pages).sum();
-        let addresses: u64 = views.iter().map(|view| view.reserved.size).sum();
-        if addresses != self.views.addresses {
-            return Err(format!("{addresses} bytes of addresses, not {}", self.views.addresses));
-        }
         if pages != self.views.pages {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
         let mut expected = (0, 0);
         for view in &views {
             let lent = view.lent.iter().map(|&id| &self.heap.blocks[id]);
-            let bytes = lent.clone().map(|block| block.size).sum();
-            let mut lent_parts = view.prefix(bytes).zip(lent);
-            let is_lent = |(part, block): (Part, &Block)| {
+            let mut lent_parts = view.parts.iter().zip(lent);
+            let is_lent = |(part, block): (&Part, &Block)| {
                 block.lent && (block.address, block.size) == (part.address, part.size)
             };
             if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
                 || self.pages_under(&view.parts).0.len() as u64 != view.pages
                 || !lent_parts.all(is_lent)
-                || view.prefix(bytes).count() != view.lent.len()
+                || ![0, view.parts.len()].contains(&view.lent.len())
             {
                 return Err(format!("{view:?} is of other bytes or pages, or not lent them"));
             }

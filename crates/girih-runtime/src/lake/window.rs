@@ -174,12 +174,7 @@ impl Lake {
             }
         }
         for run in runs {
-            // What was mapped beside it is the window's too.
-            let block = self.heap.blocks[self.tile_over(window.part(run).address)];
-            let start = block.address.saturating_sub(window.base);
-            let around = window.cells.within(start, block.end() - window.base);
-            let is_more = !is_mapped && around.is_some();
-            self.reclaim(window, around.filter(|_| is_more).unwrap_or(run));
+            self.reclaim(window, run);
         }
         Ok(true)
     }

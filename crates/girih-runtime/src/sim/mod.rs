@@ -41,6 +41,8 @@ pub struct SimDevice {
     stall_ns: u64,
     /// Stalls that nobody was told of.
     stalls: u64,
+    /// Calls cost so many times what the list says.
+    dearness: u64,
 }
 
 impl SimDevice {
@@ -65,6 +67,7 @@ impl SimDevice {
             faults: fault::Faults::default(),
             stall_ns: cost::STALL_NS,
             stalls: 0,
+            dearness: 1,
         }
     }
 
@@ -72,6 +75,12 @@ impl SimDevice {
     /// [`cost::STALL_NS`].
     pub fn set_stall(&mut self, nanoseconds: u64) {
         self.stall_ns = nanoseconds;
+    }
+
+    /// Tells of so many times the prices of the list from now on ([`Device::prices`]), as a driver does that takes
+    /// longer. The totals stay those of the list.
+    pub fn set_dearness(&mut self, times: u64) {
+        self.dearness = times;
     }
 
     /// A handle can be mapped at one address at a time from now on: see [`Device::maps_twice`].
@@ -239,9 +248,14 @@ impl Device for SimDevice {
     }
 
     fn prices(&self) -> Prices {
-        let nanoseconds = |call: Call| (1e3 * call.microseconds(self.granularity())) as u64;
-        let mapped_again_ns = nanoseconds(Call::Map) + nanoseconds(Call::SetAccess);
-        Prices { new_page_ns: nanoseconds(Call::Create) + mapped_again_ns, mapped_again_ns }
+        let nanoseconds = |microseconds: f64| (1e3 * microseconds) as u64 * self.dearness;
+        let page = |call: Call| nanoseconds(call.microseconds(self.granularity()));
+        let mapped_again_ns = page(Call::Map) + page(Call::SetAccess);
+        Prices {
+            new_page_ns: page(Call::Create) + mapped_again_ns,
+            mapped_again_ns,
+            spent_ns: nanoseconds(self.totals.sum().microseconds),
+        }
     }
 
     fn alloc(&mut self, size: u64) -> Result<Address, DeviceError> {

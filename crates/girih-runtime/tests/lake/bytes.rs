@@ -27,11 +27,14 @@ fn assert_apart(blocks: &[Vec<Piece>]) {
     }
 }
 
+/// Everything on three streams, for long enough that holes are stitched often.
+const LONG: Kind = Kind { operations: 1200, ..Kind::FULL };
+
 #[test]
 fn no_two_blocks_share_a_byte_at_any_time() {
     for seed in 100..106 {
         let mut world = World::of(64 * GIB, Lake::busy());
-        let seen = Program::run(&mut world, Kind::FULL, seed, |world, live| {
+        let seen = Program::run(&mut world, LONG, seed, |world, live| {
             let blocks = memory(world, live);
             assert_apart(&blocks);
             for (pieces, held) in blocks.iter().zip(live) {
@@ -58,11 +61,9 @@ fn with_memory_for_everything_a_program_is_given_what_it_has_without_stitching()
     for seed in 106..112 {
         let mut plain = World::of(64 * GIB, Caching::busy());
         let mut stitched = World::of(64 * GIB, Lake::busy());
-        let mut programs = (
-            Program::new(&mut plain, Kind::FULL, seed),
-            Program::new(&mut stitched, Kind::FULL, seed),
-        );
-        for operation in 0..Kind::FULL.operations {
+        let mut programs =
+            (Program::new(&mut plain, LONG, seed), Program::new(&mut stitched, LONG, seed));
+        for operation in 0..LONG.operations {
             let [plain, stitched] = [seen(&mut programs.0), seen(&mut programs.1)];
             assert_eq!(plain, stitched, "seed {seed}, operation {operation}");
         }

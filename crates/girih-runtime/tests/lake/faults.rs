@@ -70,6 +70,7 @@ fn under_gmlake_whichever_call_fails_nothing_is_lost_and_nothing_used_too_early(
 /// Long programs in which a call fails now and then.
 fn storm<P: Stitcher>() -> Seen {
     let mut all = Seen::default();
+    let long = Kind { operations: 800, ..Kind::FULL };
     for seed in 0..12 {
         let bytes = [400 * MIB, 16 * GIB][seed as usize % 2];
         let mut world = World::of(bytes, P::busy());
@@ -80,7 +81,7 @@ fn storm<P: Stitcher>() -> Seen {
             let out_of_memory = chance.below(2) == 0;
             world.device.inject(Fault { kind: FaultKind::Nth(call), out_of_memory });
         }
-        all += run(&mut world, Kind::FULL, seed, &format!("seed {seed}"));
+        all += run(&mut world, long, seed, &format!("seed {seed}"));
         assert!(world.device.calls() > call / 2, "seed {seed}: too few faults have come");
     }
     all

@@ -1,7 +1,7 @@
 //! Seeded generators of traces, for tests, fuzzing and benchmarks.
 //!
 //! [`training`] makes traces like those of Megatron-LM, [`buckets()`] such as have steps of several
-//! kinds, [`died()`] programs that run out of memory; [`recording`] makes arbitrary valid ones,
+//! kinds, [`program`] programs of other kinds, [`died()`] such as run out of memory; [`recording`] makes arbitrary valid ones,
 //! with streams, pools, deferred frees, segments, stacks and marks, small enough to look at. All
 //! are functions of their arguments alone: one seed, one trace, on every machine.
 //!
@@ -12,11 +12,13 @@ mod buckets;
 mod builder;
 mod chance;
 mod died;
+mod kinds;
 mod random;
 mod training;
 
 pub use buckets::{Buckets, buckets};
 pub use chance::{Bytes, Chance, Rng};
 pub use died::{Death, died, died_with};
+pub use kinds::{Kind, program};
 pub use random::recording;
 pub use training::{Change, ChangeKind, Training, training};
