@@ -58,8 +58,7 @@ fn assert_learns(trace: &Trace, planning: Planning, least: f64) {
     let following = second.lake().following();
     let bytes = following.hit_bytes + following.miss_bytes;
     assert!((following.miss_bytes - following.refused_bytes) * 250 <= bytes, "{following:?}");
-    // Where a run fills the card a place that lacks pages is worth less than the pages.
-    assert!(following.miss_bytes * 12 <= bytes, "{following:?}");
+    assert!(following.miss_bytes * 50 <= bytes, "{following:?}");
     let stats = second.stats();
     let peaks = [stats.allocated_bytes.all().peak, stats.reserved_bytes.all().peak];
     assert!(peaks[1] <= stitch, "{} bytes are held, by stitching {stitch}", peaks[1]);

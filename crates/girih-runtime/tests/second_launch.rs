@@ -13,8 +13,10 @@ mod common;
 mod corpus;
 
 /// Recordings whose iterations are alike in sizes.
-const STEADY: [&str; 6] =
-    ["fsdp2_R_r0", "llama2b_N", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
+const STEADY: [&str; 5] =
+    ["fsdp2_R_r0", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
+/// One whose plan holds 6 MiB more than none in its own run: nobody follows it.
+const UNHELPFUL: &str = "llama2b_N";
 /// Recordings whose iterations are not.
 const VARIED: [&str; 3] = ["gpt2m_R_vary", "llama2b_vary", "moe_vary"];
 /// The least efficiency where iterations repeat.
@@ -26,12 +28,6 @@ fn reserved(simulation: &Simulation) -> u64 {
 
 fn peaks(simulation: &Simulation) -> (u64, u64) {
     (simulation.stats.allocated_bytes.all().peak, reserved(simulation))
-}
-
-/// The least share of the bytes that have their place. Of a run that fills the card some places have no pages, since
-/// slack is less there; what they would have held is saved.
-fn least_hits(name: &str, usual: f64) -> f64 {
-    if name == "llama2b_N" { 0.92 } else { usual }
 }
 
 /// The share of the bytes that were given their place.
@@ -77,13 +73,13 @@ fn a_plan_of_the_first_half_serves_a_rest_that_is_like_it() {
         let (learnt, stitch) = (&halves.learnt, &halves.stitch);
         assert!(learnt.efficiency() >= LEAST, "{name}: {:.4}", learnt.efficiency());
         assert!(reserved(learnt) <= reserved(stitch), "{name}: {:?}", peaks(learnt));
-        assert!(hit_share(learnt) >= least_hits(name, 0.98), "{name}: {:.4}", hit_share(learnt));
+        assert!(hit_share(learnt) >= 0.98, "{name}: {:.4}", hit_share(learnt));
     }
 }
 
 #[test]
 fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
-    for name in STEADY.into_iter().chain(VARIED) {
+    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
         let halves = Halves::of(&corpus::recording(name));
         let held = [&halves.learnt, &halves.stitch].map(reserved);
         assert!(held[0] <= held[1], "{name}: {held:?}");
@@ -95,7 +91,7 @@ fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
 
 #[test]
 fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_alike() {
-    for name in STEADY.into_iter().chain(VARIED) {
+    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
         let trace = corpus::recording(name);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
@@ -111,11 +107,7 @@ fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_ali
         } else {
             assert!(second.efficiency() >= LEAST, "{name}: {:.4}", second.efficiency());
             // Much of what only the first step asks for has no place.
-            assert!(
-                hit_share(&second) >= least_hits(name, 0.95),
-                "{name}: {:.4}",
-                hit_share(&second)
-            );
+            assert!(hit_share(&second) >= 0.95, "{name}: {:.4}", hit_share(&second));
         }
     }
 }

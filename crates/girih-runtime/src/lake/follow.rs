@@ -166,7 +166,8 @@ impl Lake {
         let page = self.page_of(bytes.max(self.most_in_use));
         // A plan is trusted with its places if they are what was in use at once, else with what was in use.
         let foreseen = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
-        let window = Window::new(home, segment, base, cells, page, self.with_slack(foreseen));
+        let most = foreseen.saturating_add(self.whole_slack(foreseen));
+        let window = Window::new(home, segment, base, cells, page, most);
         let follower = Follower::new(&plan);
         Ok(Some(Followed { plan, follower, places, window, has_lent_all: false }))
     }

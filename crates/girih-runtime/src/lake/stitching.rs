@@ -26,7 +26,7 @@ use girih_trace::StreamId;
 
 use super::growth::{Growth, Joins};
 use super::views::Part;
-use super::{Lake, Options, Search, pooled};
+use super::{Lake, Search, pooled};
 use crate::device::{DeviceError, Prices};
 use crate::policy::{AllocError, BlockId, Env, Granted, Request};
 use crate::wrapper::Wrapper;
@@ -252,10 +252,15 @@ impl Lake {
 
     /// Bytes that may be held where so many were in use.
     pub(super) fn with_slack(&self, most: u64) -> u64 {
-        let Options { slack, slack_min, slack_knee, .. } = self.options;
-        let whole = (most / slack).max(slack_min);
-        let mean = (u128::from(whole) * u128::from(slack_knee)).isqrt() as u64;
+        let whole = self.whole_slack(most);
+        let mean = (u128::from(whole) * u128::from(self.options.slack_knee)).isqrt() as u64;
         most.saturating_add(whole.min(mean))
+    }
+
+    /// Bytes that may be held beyond so many for the places of a plan, and for all else where that is little. A
+    /// place that lacks pages is a view in every step.
+    pub(super) fn whole_slack(&self, most: u64) -> u64 {
+        (most / self.options.slack).max(self.options.slack_min)
     }
 
     /// Makes a view of holes, and of new pages for what they lack. None if the device or the limit
