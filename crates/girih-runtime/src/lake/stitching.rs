@@ -328,28 +328,24 @@ impl Lake {
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
     fn holes(&self, search: &Search) -> Vec<Hole> {
         let free = self.heap.free_blocks(true);
-        let mut holes: Vec<_> = free
-            .filter_map(|id| {
-                let hole = self.hole(id, search.home.stream)?;
-                Some(((hole.is_foreign, Reverse(hole.whole), hole.all.address), hole))
-            })
-            .collect();
-        holes.sort_unstable_by_key(|(key, _)| *key);
-        holes.into_iter().map(|(_, hole)| hole).collect()
+        let holes = free.filter_map(|id| self.hole(id, search.home.stream));
+        let mut holes: Vec<Hole> = holes.collect();
+        holes.sort_unstable_by_key(|hole| (hole.is_foreign, Reverse(hole.whole), hole.all.address));
+        holes
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
     fn hole(&self, id: BlockId, reader: StreamId) -> Option<Hole> {
         let block = &self.heap.blocks[id];
-        let whole = self.segment_of(block).whole_pages(block.address, block.size);
-        let up_to_page =
-            Part { address: block.address, size: whole.end.saturating_sub(block.address) };
-        let from_page =
-            Part { address: whole.start, size: block.end().saturating_sub(whole.start) };
-        let all = Part { address: block.address, size: block.size };
-        let is_foreign = block.home.stream != reader;
-        let whole = whole.end.saturating_sub(whole.start);
-        let hole = Hole { block: id, is_foreign, all, up_to_page, from_page, whole };
-        (up_to_page.size + from_page.size > 0).then_some(hole)
+        let all = block.part();
+        let whole = self.segment_of(block).whole_pages(all)?;
+        Some(Hole {
+            block: id,
+            is_foreign: block.home.stream != reader,
+            all,
+            up_to_page: Part::between(all.address, whole.end()),
+            from_page: Part::between(whole.address, all.end()),
+            whole: whole.size,
+        })
     }
 }
