@@ -164,14 +164,10 @@ impl Lake {
         search: &Search,
         growth: Growth,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let start = match growth.start {
-            Some(start) => start,
-            None => match self.reserve_segment(env, search)? {
-                Some(start) => start,
-                None => return Ok(None),
-            },
-        };
-        let mut at = Some(start);
+        let mut at = growth.start;
+        if at.is_none() {
+            at = self.reserve_segment(env, search)?;
+        }
         // What is not mapped of the run. What was mapped when the device refuses stays, free.
         while let Some(id) = at {
             let block = &self.heap.blocks[id];
@@ -197,20 +193,15 @@ impl Lake {
         let most = total.saturating_add(total / 8);
         let least = search.size.next_multiple_of(self.granule);
         let most = most.checked_next_multiple_of(self.granule).unwrap_or(total).max(least);
-        let mut reserved = None;
         // Where addresses are short, those of the request may be left.
         for size in [most, least] {
             match env.device.reserve(size) {
-                Ok(base) => {
-                    reserved = Some((base, size));
-                    break;
-                }
+                Ok(base) => return Ok(Some(self.insert_segment(search.home, base, size))),
                 Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        let Some((base, size)) = reserved else { return Ok(None) };
-        Ok(Some(self.insert_segment(search.home, base, size)))
+        Ok(None)
     }
 
     /// Makes a segment of addresses: an unmapped block.
