@@ -123,6 +123,11 @@ impl<B: Link> Slab<B> {
         ids.zip(&self.blocks).filter(|(_, block)| block.exists())
     }
 
+    /// The same without their ids.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &B> {
+        self.blocks.iter().filter(|block| block.exists())
+    }
+
     /// Links `new` between `left` and `right`, either of which may be [`NIL`].
     pub(crate) fn link(&mut self, left: BlockId, new: BlockId, right: BlockId) {
         let [prev, next] = self[new].neighbours_mut();

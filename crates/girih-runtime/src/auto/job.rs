@@ -68,20 +68,10 @@ fn is_settled(iterations: &Iterations, lives: &Lifetimes) -> bool {
             change[request.death.index()] -= request.size as i64;
         }
     }
-    let mut load = 0;
-    let loads: Vec<i64> = change
-        .iter()
-        .map(|change| {
-            let before = load;
-            load += change;
-            before
-        })
-        .collect();
+    let sums = change.iter().scan(0, |load, change| Some(std::mem::replace(load, *load + change)));
+    let loads: Vec<i64> = sums.collect();
     let peak = loads.iter().copied().max().unwrap_or(0) as u64;
     let starts = members.iter().map(|&k| loads[iterations.list[k].ticks.start as usize]);
-    let (mut least, mut most) = (i64::MAX, 0);
-    for load in starts {
-        (least, most) = (least.min(load), most.max(load));
-    }
+    let (least, most) = (starts.clone().min().unwrap_or(0), starts.max().unwrap_or(0));
     (most - least) as u64 * SAME_LOAD <= peak
 }

@@ -78,7 +78,7 @@ pub(super) struct Verdict {
 }
 
 /// Where the run stands. See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Judge {
     options: Options,
     /// The kind of mark that begins an iteration; none was seen yet.
@@ -119,21 +119,11 @@ impl Judge {
         let iteration = kept.map_or(1, |plan| plan.iteration_requests().max(1) as u64);
         Judge {
             options,
-            boundary: None,
-            steps: 0,
-            requests: 0,
-            began_at: 0,
-            last: 0,
-            began: Following::default(),
-            fits: 0,
-            misfits: 0,
             is_proven: kept.is_some(),
-            has_misfits: false,
             not_before: if kept.is_some() { iteration } else { FIRST_TRY },
             held_back: 1,
             iteration,
-            recorded_from: 0,
-            found: None,
+            ..Judge::default()
         }
     }
 
@@ -157,11 +147,6 @@ impl Judge {
         self.boundary
     }
 
-    /// True if the program marks where iterations begin.
-    pub(super) fn is_marked(&self) -> bool {
-        self.boundary.is_some()
-    }
-
     /// Notes a request of the default pool. True if the program marks nothing and it is time to
     /// [look](Judge::look).
     #[inline]
@@ -178,27 +163,28 @@ impl Judge {
             self.found = None;
             return false;
         }
-        self.iteration = (plan.iteration_requests() as u64).max(1);
-        (self.fits, self.misfits, self.is_proven) = (0, 0, false);
-        if self.is_marked() {
-            return true;
-        }
         let (length, now) = (plan.iteration_requests(), self.requests - self.recorded_from);
-        let present = present.map_or(0, |present| present.iteration_requests());
-        if present > 0 && length >= present {
-            self.not_before = self.requests + self.iteration;
+        self.iteration = (length as u64).max(1);
+        (self.fits, self.misfits, self.is_proven) = (0, 0, false);
+        if self.boundary.is_some() {
             return true;
         }
+        let present = present.map_or(0, |present| present.iteration_requests());
+        let is_confirmed = (present > 0 && length >= present) || self.confirms(length, now);
+        if is_confirmed {
+            self.not_before = self.requests + self.iteration;
+        }
+        is_confirmed
+    }
+
+    /// Without marks: true if iterations of as many requests were found when the recording was much shorter than `now`.
+    fn confirms(&mut self, length: usize, now: u64) -> bool {
         let (found, at) = *self.found.get_or_insert((length, now));
         if found.abs_diff(length) * SAME_LENGTH > length {
             self.found = Some((length, now));
             return false;
         }
-        let is_confirmed = now >= CONFIRMED * at;
-        if is_confirmed {
-            self.not_before = self.requests + self.iteration;
-        }
-        is_confirmed
+        now >= CONFIRMED * at
     }
 
     /// True if the iteration that begins is to be recorded.
@@ -273,11 +259,7 @@ impl Judge {
 
     /// Judges an iteration that has a plan, which is followed or only seen.
     fn judge(&mut self, fits: bool) -> Verdict {
-        if fits {
-            (self.fits, self.misfits) = (self.fits + 1, 0);
-        } else {
-            (self.fits, self.misfits) = (0, self.misfits + 1);
-        }
+        (self.fits, self.misfits) = if fits { (self.fits + 1, 0) } else { (0, self.misfits + 1) };
         let is_proven = self.fits == self.options.proof && !self.is_proven;
         self.is_proven |= is_proven;
         let drops_plan = self.misfits >= self.options.misfits_max;

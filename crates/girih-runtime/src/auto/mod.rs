@@ -29,8 +29,8 @@ use girih_trace::{Mark, PoolId};
 
 pub use self::job::{Job, learn};
 pub use self::judge::Options;
-use self::judge::{Judge, Seen};
-use self::recorder::Recorder;
+use self::judge::{Judge, Seen, Verdict};
+use self::recorder::{Recorder, WINDOW_BYTES};
 use self::recording::Kind;
 use crate::lake::{Lake, Rehearsal};
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
@@ -72,7 +72,7 @@ impl Auto {
     /// A policy that begins with `lake`, which holds nothing. If that has a plan it is followed from the first
     /// request on, and another one is learnt if it does not fit.
     pub fn new(lake: Lake) -> Auto {
-        let mut recorder = Recorder::default();
+        let mut recorder = Recorder::with_window(WINDOW_BYTES);
         recorder.restart(false);
         Auto {
             judge: Judge::new(Options::default(), lake.plan().map(|plan| &**plan)),
@@ -141,13 +141,7 @@ impl Auto {
         }
         let seen = self.seen();
         let verdict = self.judge.end_iteration(&self.lake, seen, &mut self.recorder, !self.is_out);
-        self.is_wanted |= verdict.wants_plan;
-        if verdict.is_proven {
-            self.prove();
-        }
-        if verdict.drops_plan {
-            self.drop_plan();
-        }
+        self.carry_out(verdict);
         if self.planning == Planning::AtOnce {
             self.plan_now();
         }
@@ -162,15 +156,14 @@ impl Auto {
         self.next.as_mut().map(|(_, shadow)| shadow.end_iteration())
     }
 
-    /// The plan for the next launch, or the one that is followed, has shown that it fits.
-    fn prove(&mut self) {
-        let next = self.next.as_ref().map(|(plan, _)| plan);
-        self.proven = next.or(self.lake.plan()).cloned();
-    }
-
-    /// Drops the plan for the next launch, or the one that is followed.
-    fn drop_plan(&mut self) {
-        if self.next.take().is_none() && self.lake.plan().is_some() {
+    /// What was judged is of the plan for the next launch, or of the one that is followed.
+    fn carry_out(&mut self, verdict: Verdict) {
+        self.is_wanted |= verdict.wants_plan;
+        if verdict.is_proven {
+            let next = self.next.as_ref().map(|(plan, _)| plan);
+            self.proven = next.or(self.lake.plan()).cloned();
+        }
+        if verdict.drops_plan && self.next.take().is_none() && self.lake.plan().is_some() {
             self.lake.unfollow();
             self.given_up += 1;
         }
@@ -192,15 +185,9 @@ impl Auto {
         }
         let seen = self.seen();
         let verdict = self.judge.look(&self.lake, seen, &mut self.recorder, !self.is_out);
-        if verdict.is_proven {
-            self.prove();
-        }
-        if verdict.drops_plan {
-            self.drop_plan();
-        }
+        self.carry_out(verdict);
         if verdict.wants_plan {
             self.recorder.keep(Kind::Opening);
-            self.is_wanted = true;
             if self.planning != Planning::ByOwner {
                 self.plan_now();
             }

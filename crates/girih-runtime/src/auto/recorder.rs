@@ -28,13 +28,13 @@ use crate::policy::Log;
 
 /// Bytes that are recorded at most: 2 million allocations and frees, as many as come in four steps of a
 /// quarter of a million requests each.
-const WINDOW_BYTES: usize = 48 << 20;
+pub(super) const WINDOW_BYTES: usize = 48 << 20;
 /// Iterations without a plan that are kept, and as many of those that did not fit one. A plan of a few
 /// is as good as one of all; of many it takes long to make.
 const ITERATIONS_MAX: usize = 32;
 
 /// A recording under way.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Recorder {
     /// The most entries, those of seams and marks among them.
     window: usize,
@@ -58,28 +58,10 @@ pub(super) struct Recorder {
     has_overflowed: bool,
 }
 
-impl Default for Recorder {
-    fn default() -> Recorder {
-        Recorder::with_window(WINDOW_BYTES)
-    }
-}
-
 impl Recorder {
-    fn with_window(bytes: usize) -> Recorder {
-        Recorder {
-            window: bytes / size_of::<Entry>(),
-            parts: Vec::new(),
-            kept: 0,
-            open: Vec::new(),
-            seam: Vec::new(),
-            entries: Vec::new(),
-            marks: Vec::new(),
-            is_on: false,
-            has_gap: false,
-            is_late: false,
-            is_marked: false,
-            has_overflowed: false,
-        }
+    /// Records nothing yet, and never more than so many bytes.
+    pub(super) fn with_window(bytes: usize) -> Recorder {
+        Recorder { window: bytes / size_of::<Entry>(), ..Recorder::default() }
     }
 
     #[inline]
@@ -108,9 +90,14 @@ impl Recorder {
     pub(super) fn begin_iterations(&mut self) {
         self.is_marked = true;
         if self.len() > self.window / 2 {
-            self.forget();
-            (self.is_late, self.has_gap) = (true, true);
+            self.forget_opening();
         }
+    }
+
+    /// Forgets everything: iterations are recorded without what came before the first.
+    fn forget_opening(&mut self) {
+        self.forget();
+        (self.is_late, self.has_gap) = (true, true);
     }
 
     /// Goes on with an iteration that may be dropped, where `live` is alive now.
@@ -148,10 +135,15 @@ impl Recorder {
 
     /// Forgets what came since the last kept iteration.
     pub(super) fn drop_iteration(&mut self) {
+        self.clear();
+        self.has_gap = true;
+    }
+
+    /// Begins another part.
+    fn clear(&mut self) {
         self.seam.clear();
         self.entries.clear();
         self.marks.clear();
-        self.has_gap = true;
     }
 
     /// Keeps what came up to now, as a part of this kind. False if there is nothing. [`Recorder::resume`] comes next.
@@ -160,9 +152,7 @@ impl Recorder {
             return false;
         }
         let part = self.under_way(kind);
-        self.seam.clear();
-        self.entries.clear();
-        self.marks.clear();
+        self.clear();
         self.kept += part.len();
         self.parts.push(part);
         let of_kind = self.parts.iter().filter(|part| part.kind == kind).count();
@@ -220,8 +210,7 @@ impl Recorder {
             let is_seam_long = self.seam.len() >= self.window / 4;
             self.stop();
             if is_seam_long {
-                self.forget();
-                (self.is_late, self.has_gap) = (true, true);
+                self.forget_opening();
             }
             return;
         }

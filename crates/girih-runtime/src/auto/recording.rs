@@ -119,9 +119,8 @@ impl Recording {
         for part in &self.parts {
             events.extend(part.seam.iter().map(|entry| entry.event()));
             let start = events.len() as u32;
-            let marks_here = part.marks.iter().map(|&(before, kind)| (start + before, kind));
-            marks.extend(marks_here.map(|(before, kind)| Mark {
-                before,
+            marks.extend(part.marks.iter().map(|&(before, kind)| Mark {
+                before: start + before,
                 time_us: 0,
                 kind,
                 name: String::new(),

@@ -11,6 +11,7 @@ use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
 use super::cells::Span;
+use super::views::Part;
 use super::window::Window;
 use crate::caching::rounding::SMALL_SIZE;
 use crate::chain::{NIL, Slab, linked};
@@ -100,6 +101,11 @@ impl Block {
         self.address + self.size
     }
 
+    /// Its bytes.
+    pub(super) fn part(&self) -> Part {
+        Part { address: self.address, size: self.size }
+    }
+
     /// True if the byte at an address is one of it.
     #[inline]
     pub(super) fn is_over(&self, address: Address) -> bool {
@@ -119,6 +125,11 @@ impl Block {
     /// True if nobody uses it or may still use it. It may be unmapped.
     pub(super) fn is_free(&self) -> bool {
         !self.allocated && self.events == 0 && !self.shared && !self.lent && !self.window
+    }
+
+    /// True if the program uses it, or somebody may still do so after the program has freed it.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.is_free() && !self.lent && !self.window
     }
 
     /// A block in use, in a place of a window.
@@ -243,25 +254,20 @@ impl Heap {
     }
 
     /// Takes a part of a free or unmapped block off its shelf; what remains on both sides stays there.
-    pub(super) fn carve(&mut self, id: BlockId, address: Address, size: u64) -> BlockId {
+    pub(super) fn carve(&mut self, id: BlockId, part: Part) -> BlockId {
         self.remove_free(id);
-        let (id, rest) = self.isolate(id, address, size);
+        let (id, rest) = self.isolate(id, part);
         rest.into_iter().flatten().for_each(|rest| self.insert_free(rest));
         id
     }
 
     /// Cuts a part out of a block that is on no shelf; with it, what remains before and behind.
-    pub(super) fn isolate(
-        &mut self,
-        id: BlockId,
-        address: Address,
-        size: u64,
-    ) -> (BlockId, [Option<BlockId>; 2]) {
-        let before = address - self.blocks[id].address;
+    pub(super) fn isolate(&mut self, id: BlockId, part: Part) -> (BlockId, [Option<BlockId>; 2]) {
+        let before = part.address - self.blocks[id].address;
         let before = (before > 0).then(|| self.cut(id, before));
-        match self.blocks[id].size == size {
+        match self.blocks[id].size == part.size {
             true => (id, [before, None]),
-            false => (self.cut(id, size), [before, Some(id)]),
+            false => (self.cut(id, part.size), [before, Some(id)]),
         }
     }
 
@@ -347,6 +353,19 @@ impl Heap {
     /// The block behind another, if there is one.
     pub(super) fn next(&self, id: BlockId) -> Option<BlockId> {
         Some(self.blocks[id].next).filter(|&next| next != NIL)
+    }
+
+    /// A block and those behind it in its segment.
+    pub(super) fn chain(&self, first: BlockId) -> impl Iterator<Item = BlockId> {
+        std::iter::successors(Some(first), |&id| self.next(id))
+    }
+
+    /// The blocks of which `is_it` is true, by address.
+    pub(super) fn sorted(&self, is_it: impl Fn(&Block) -> bool) -> Vec<BlockId> {
+        let found = self.blocks.iter().filter(|(_, block)| is_it(block));
+        let mut found: Vec<BlockId> = found.map(|(id, _)| id).collect();
+        found.sort_unstable_by_key(|&id| self.blocks[id].address);
+        found
     }
 
     /// The free blocks are on their shelves, and nothing else is. For the walk that checks everything.

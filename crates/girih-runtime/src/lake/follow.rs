@@ -18,7 +18,8 @@ use girih_plan::Plan;
 use girih_trace::{MarkKind, StreamId};
 
 use super::block::Block;
-use super::cells::Span;
+use super::cells::{Bits, Span};
+use super::last_uses::LastUses;
 use super::places::{Places, Reserved};
 use super::views::Part;
 use super::window::Window;
@@ -104,11 +105,24 @@ impl Lake {
     pub fn unfollow(&mut self) {
         self.first_plan = None;
         if let Some(followed) = self.followed.take() {
-            self.segments[followed.window.segment as usize]
-                .iter_mut()
-                .for_each(|s| s.stays = false);
+            self.set_stays(followed.window.segment, false);
             self.cede_held(followed.window);
         }
+    }
+
+    /// Says whether a segment is kept, whatever is mapped in it.
+    fn set_stays(&mut self, segment: u32, stays: bool) {
+        if let Some(segment) = &mut self.segments[segment as usize] {
+            segment.stays = stays;
+        }
+    }
+
+    /// Lets something be done with the plan and the rest of the lake. None if no plan is followed.
+    fn with_followed<T>(&mut self, work: impl FnOnce(&mut Lake, &mut Followed) -> T) -> Option<T> {
+        let mut followed = self.followed.take()?;
+        let result = work(self, &mut followed);
+        self.followed = Some(followed);
+        Some(result)
     }
 
     /// Drops the plan if too much would be held with so many bytes more: blocks in its places cut the holes of
@@ -162,12 +176,23 @@ impl Lake {
         let base = env.device.reserve(size)?;
         let id = self.insert_segment(home, base, size);
         let segment = self.heap.blocks[id].segment;
-        self.segments[segment as usize].iter_mut().for_each(|segment| segment.stays = true);
+        self.set_stays(segment, true);
         let page = self.page_of(bytes.max(self.most_in_use));
         // A plan is trusted with its places if they are what was in use at once, else with what was in use.
         let foreseen = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
-        let most = foreseen.saturating_add(self.whole_slack(foreseen));
-        let window = Window::new(home, segment, base, cells, page, most);
+        // At first everything is ceded.
+        let ceded = Bits::new(&cells, true);
+        let window = Window {
+            home,
+            segment,
+            base,
+            held: ceded.clone(),
+            ceded,
+            last_uses: LastUses::of(stream),
+            cells,
+            page,
+            foreseen: foreseen.saturating_add(self.whole_slack(foreseen)),
+        };
         let follower = Follower::new(&plan);
         Ok(Some(Followed { plan, follower, places, window, has_lent_all: false }))
     }
@@ -185,15 +210,15 @@ impl Lake {
         size: u64,
     ) -> Option<BlockId> {
         let Followed { follower, places, window, .. } = &mut **self.followed.as_mut()?;
-        window.last_uses.see(request.stream, window.cell_count(), &mut self.order);
+        window.last_uses.see(request.stream, window.cells.count(), &mut self.order);
         let entry = follower.follow(request.size, request.stream);
         if let Some(entry) = entry
             && let Some(&Reserved { offset, span, fence, .. }) = places.whole(entry, size)
             && window.last_uses.is_trivial()
-            && window.take(span)
+            && window.held.take(span)
         {
             self.following.note(true, request.size);
-            let block = Block::in_place(window.address(offset), size, span, window);
+            let block = Block::in_place(window.base + offset, size, span, window);
             return Some(self.heap.blocks.insert(Block { fence, ..block }));
         }
         self.take_place_of(env, request, size, entry)
@@ -209,8 +234,8 @@ impl Lake {
         entry: Option<EntryId>,
     ) -> Option<BlockId> {
         let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
-        let spot = entry.and_then(|entry| places.spot(entry, size, window.cells()));
-        let taken = spot.filter(|spot| window.take(spot.span));
+        let spot = entry.and_then(|entry| places.spot(entry, size, &window.cells));
+        let taken = spot.filter(|spot| window.held.take(spot.span));
         let taken = taken.or_else(|| spot.filter(|spot| self.claim_place(env, spot.span, size)));
         let is_hit = taken.is_some_and(|spot| self.is_in_order(env, spot.span, request.stream));
         self.following.note(is_hit, request.size);
@@ -220,19 +245,18 @@ impl Lake {
         let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
         let spot = taken.filter(|_| is_hit)?;
         places.note(&spot, size);
-        let block = Block::in_place(window.address(spot.offset), size, spot.span, window);
+        let block = Block::in_place(window.base + spot.offset, size, spot.span, window);
         Some(self.heap.blocks.insert(Block { fence: spot.fence, ..block }))
     }
 
     /// Claims the cells of a place, and holds them.
     #[cold]
     fn claim_place(&mut self, env: &mut Env<'_>, span: Span, size: u64) -> bool {
-        let Some(mut followed) = self.followed.take() else { return false };
-        // What is refused costs the place.
-        let claimed = self.claim(env, &mut followed.window, span, size).unwrap_or(false);
-        let taken = claimed && followed.window.take(span);
-        self.followed = Some(followed);
-        taken
+        let taken = self.with_followed(|lake, Followed { window, .. }| {
+            // What is refused costs the place.
+            lake.claim(env, window, span, size).unwrap_or(false) && window.held.take(span)
+        });
+        taken.unwrap_or(false)
     }
 
     /// Lets a stream wait for those who used held cells last. False, and they are held no more, if it cannot
@@ -248,7 +272,7 @@ impl Lake {
             return true;
         }
         if let Some(followed) = &mut self.followed {
-            followed.window.give(span);
+            followed.window.held.fill(span, false);
         }
         false
     }
@@ -264,51 +288,50 @@ impl Lake {
             if fence && !window.last_uses.is_trivial() {
                 self.order.want();
             }
-            window.give(span);
+            window.held.fill(span, false);
         }
         self.heap.blocks.remove(id);
     }
 
     /// Cedes idle places for a request, as few as will do, and such as are not wanted soon. False if there are none.
     pub(super) fn lend_places(&mut self, size: u64) -> bool {
-        let Some(mut followed) = self.followed.take() else { return false };
-        let Followed { follower, places, window, .. } = &mut *followed;
         let furthest = self.options.ahead as usize;
-        let has_lent = [furthest, furthest / 64].into_iter().any(|count| {
-            let soon = follower.ahead().take(count).map(|entry| places.get(entry));
-            let soon = soon.filter(|place| place.bytes > 0).map(|place| place.span);
-            self.cede_for(window, size, soon)
+        let has_lent = self.with_followed(|lake, Followed { follower, places, window, .. }| {
+            [furthest, furthest / 64].into_iter().any(|count| {
+                let soon = follower.ahead().take(count).map(|entry| places.get(entry));
+                let soon = soon.filter(|place| place.bytes > 0).map(|place| place.span);
+                lake.cede_for(window, size, soon)
+            })
         });
-        self.followed = Some(followed);
-        has_lent
+        has_lent.unwrap_or(false)
     }
 
     /// Cedes all idle places. False if there are none.
     pub(super) fn lend_all_places(&mut self) -> bool {
-        let Some(mut followed) = self.followed.take() else { return false };
-        let has_lent = self.cede_all(&mut followed.window);
-        followed.has_lent_all = true;
-        self.followed = Some(followed);
-        has_lent
+        let has_lent = self.with_followed(|lake, followed| {
+            followed.has_lent_all = true;
+            lake.cede_all(&mut followed.window)
+        });
+        has_lent.unwrap_or(false)
     }
 
     /// Claims what was ceded and nobody has taken.
     pub(super) fn take_back_places(&mut self) {
-        let Some(mut followed) = self.followed.take() else { return };
-        if std::mem::take(&mut followed.has_lent_all) {
-            self.gather_in(&mut followed.window);
-        }
-        self.followed = Some(followed);
+        self.with_followed(|lake, followed| {
+            if std::mem::take(&mut followed.has_lent_all) {
+                lake.gather_in(&mut followed.window);
+            }
+        });
     }
 
     /// A mark of the program.
     pub(super) fn note_mark(&mut self, kind: MarkKind) {
-        let Some(mut followed) = self.followed.take() else { return };
-        followed.follower.mark(kind);
-        if kind == MarkKind::Step {
-            self.gather_in(&mut followed.window);
-        }
-        self.followed = Some(followed);
+        self.with_followed(|lake, followed| {
+            followed.follower.mark(kind);
+            if kind == MarkKind::Step {
+                lake.gather_in(&mut followed.window);
+            }
+        });
     }
 
     /// The idle places, side by side, each with the index of the segment.
@@ -321,7 +344,7 @@ impl Lake {
     pub(super) fn check_followed(&self) -> Result<(), String> {
         match &self.followed {
             Some(followed) => self.check_window(&followed.window),
-            None if self.heap.blocks.iter().any(|(_, block)| block.is_apart()) => {
+            None if self.heap.blocks.values().any(Block::is_apart) => {
                 Err("blocks lie in a window that is gone".to_owned())
             }
             None => Ok(()),

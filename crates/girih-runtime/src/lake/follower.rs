@@ -184,8 +184,7 @@ impl Follower {
             && expected.is(size, stream)
         {
             let found = self.position;
-            self.arrive(expected.next);
-            self.odd = 0;
+            self.go_on(expected.next);
             return Some(EntryId(found));
         }
         self.odd += 1;
@@ -194,8 +193,7 @@ impl Follower {
                 let at = self.entries[entry as usize].next;
                 // Others of which the beginning is the same are as good still.
                 self.alternatives.retain(|other| other.kept_up >= IN_STEP && other.at != at);
-                self.arrive(at);
-                self.odd = 0;
+                self.go_on(at);
             }
             // Once is no proof: the place may be wanted by the request that it belongs to. But an iteration
             // has a beginning.
@@ -204,9 +202,7 @@ impl Follower {
         if self.odd >= IN_STEP
             && let Some(entry) = self.find_recent(stream)
         {
-            self.alternatives.clear();
-            self.arrive(self.entries[entry as usize].next);
-            self.odd = 0;
+            self.go_to(self.entries[entry as usize].next);
             return Some(EntryId(entry));
         }
         // What may come in between here may still.
@@ -232,9 +228,7 @@ impl Follower {
     /// few requests will tell if it is not. Stays where it is if nothing repeats.
     pub fn join(&mut self) {
         if self.steady != END {
-            self.alternatives.clear();
-            self.arrive(self.steady);
-            self.odd = 0;
+            self.go_to(self.steady);
         }
     }
 
@@ -244,10 +238,20 @@ impl Follower {
         // In step there is nothing to mend, but a step and an evaluation begin where they begin.
         let certain = matches!(kind, MarkKind::Step | MarkKind::Eval);
         if target != self.position && (certain || self.odd > 0) {
-            self.alternatives.clear();
-            self.arrive(target);
-            self.odd = 0;
+            self.go_to(target);
         }
+    }
+
+    /// Goes to `position`, whatever else seemed possible.
+    fn go_to(&mut self, position: u32) {
+        self.alternatives.clear();
+        self.go_on(position);
+    }
+
+    /// Goes on from `position`, which is right.
+    fn go_on(&mut self, position: u32) {
+        self.arrive(position);
+        self.odd = 0;
     }
 
     /// Moves to `position`. What may come in between here becomes an alternative.
@@ -309,23 +313,16 @@ impl Follower {
 
     /// The boundary of this kind that is nearest to the position, in its own sequence if possible.
     fn boundary(&self, kind: MarkKind) -> Option<u32> {
-        let of_kind = |span: &Span| {
-            let boundaries = span.boundaries.iter().filter(|&&(_, other)| other == kind);
-            boundaries.map(|&(entry, _)| entry).collect::<Vec<u32>>()
-        };
         let here =
             self.sequences.iter().find(|s| s.start <= self.position && self.position < s.end);
         // An opening ends where the steady iteration begins; only what is ahead counts there.
         let is_ahead = |&entry: &u32| entry >= self.position;
         let own = here.and_then(|span| match span.role {
-            Role::Opening => of_kind(span).into_iter().find(is_ahead),
-            // Where an interlude begins, it is one of several that may come.
-            Role::Interlude(_) | Role::Variant(_) => {
-                let inside = of_kind(span).into_iter().filter(|&entry| entry != span.start);
-                inside.min_by_key(|entry| entry.abs_diff(self.position))
-            }
-            Role::Steady => {
-                of_kind(span).into_iter().min_by_key(|entry| entry.abs_diff(self.position))
+            Role::Opening => of_kind(span, kind).find(is_ahead),
+            role => {
+                // Where an interlude begins, it is one of several that may come.
+                let counts = |&entry: &u32| role == Role::Steady || entry != span.start;
+                of_kind(span, kind).filter(counts).min_by_key(|entry| entry.abs_diff(self.position))
             }
         });
         let begins = |span: &&Span| {
@@ -333,6 +330,11 @@ impl Follower {
         };
         own.or_else(|| self.sequences.iter().find(begins).map(|span| span.start))
     }
+}
+
+/// The boundaries of a kind in a sequence.
+fn of_kind(span: &Span, kind: MarkKind) -> impl Iterator<Item = u32> {
+    span.boundaries.iter().filter(move |(_, other)| *other == kind).map(|&(entry, _)| entry)
 }
 
 /// The sizes that are taken for the place of `entry`: the one size that it ever had, or about those

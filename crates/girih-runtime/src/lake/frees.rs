@@ -10,7 +10,6 @@ use girih_trace::{Action, PoolId, StreamId};
 
 use super::Lake;
 use super::block::Block;
-use super::views::Part;
 use crate::device::{Device, DeviceError};
 use crate::order::Stamp;
 use crate::policy::{AllocError, BlockId, Env};
@@ -89,13 +88,14 @@ impl Lake {
 
     /// Gives the bytes of a block that has no place in a window back to whom they are of.
     fn return_bytes(&mut self, id: BlockId, freed: Stamp) {
-        let Block { address, size, user, home, .. } = self.heap.blocks[id];
-        if self.heap.blocks[id].is_stitched() {
+        let block = &self.heap.blocks[id];
+        if block.is_stitched() {
             return self.return_view(id);
         }
+        let (part, user, home) = (block.part(), block.user, block.home);
         if user != home.stream {
             self.order.want();
-            self.stain(Part { address, size }, home.stream, Some(user), freed);
+            self.stain(part, home.stream, Some(user), freed);
         }
         self.heap.shelve(id);
     }

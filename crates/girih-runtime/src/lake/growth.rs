@@ -9,6 +9,7 @@
 
 use super::block::{Block, Home};
 use super::pages::Segment;
+use super::views::Part;
 use super::{Lake, Search};
 use crate::chain::NIL;
 use crate::device::{Address, DeviceError};
@@ -32,8 +33,6 @@ pub(super) struct Growth {
     pub(super) missing: u64,
     /// The block with which the run begins; none is a new segment.
     pub(super) start: Option<BlockId>,
-    /// Bytes of the run.
-    pub(super) size: u64,
 }
 
 impl Lake {
@@ -113,15 +112,12 @@ impl Lake {
 
     /// The way to grow that maps the fewest bytes, outside of the window of a plan.
     pub(super) fn choose_growth(&self, search: &Search, joins: Joins) -> Growth {
-        let runs = self.heap.unmapped_of(search.home).filter_map(|id| {
-            let block = &self.heap.blocks[id];
-            let may_grow = !self.segment_of(block).stays;
-            let growth = may_grow.then(|| self.run_from(search, id, joins)).flatten()?;
-            Some((growth.missing, block.address, growth))
-        });
-        let best = runs.min_by_key(|&(missing, address, _)| (missing, address));
+        let unmapped = self.heap.unmapped_of(search.home);
+        let unmapped = unmapped.filter(|&id| !self.segment_of(&self.heap.blocks[id]).stays);
+        let runs = unmapped.filter_map(|id| Some((self.run_from(search, id, joins)?, id)));
+        let best = runs.min_by_key(|&(run, id)| (run.missing, self.heap.blocks[id].address));
         let missing = search.size.next_multiple_of(self.granule);
-        best.map_or(Growth { missing, start: None, size: search.size }, |(.., growth)| growth)
+        best.map_or(Growth { missing, start: None }, |(run, _)| run)
     }
 
     /// The run of free and unmapped blocks that an unmapped one is in, if it is long enough.
@@ -135,25 +131,24 @@ impl Lake {
         let missing = self.missing_in(start, search.size)?;
         let may_wait = joins != Joins::Clean && !self.is_capturing();
         let is_usable = may_wait || self.latest_use(search, start) == 0;
-        let growth = Growth { missing, start: Some(start), size: search.size };
-        is_usable.then_some(growth)
+        is_usable.then_some(Growth { missing, start: Some(start) })
     }
 
     /// Bytes to be mapped for the run of free and unmapped blocks from `start` on; none if it is too short.
     fn missing_in(&self, start: BlockId, size: u64) -> Option<u64> {
-        let (mut at, mut left, mut missing) = (Some(start), size, 0);
-        while left > 0 {
-            let id = at?;
-            let block = &self.heap.blocks[id];
+        let (mut left, mut missing) = (size, 0);
+        for block in self.heap.chain(start).map(|id| &self.heap.blocks[id]) {
             if !block.is_free() {
                 return None;
             }
             let part = block.size.min(left);
             missing += if block.mapped { 0 } else { part.next_multiple_of(self.granule) };
             left -= part;
-            at = self.heap.next(id);
+            if left == 0 {
+                return Some(missing);
+            }
         }
-        Some(missing)
+        None
     }
 
     /// Pages to be mapped for `growth`, about.
@@ -169,25 +164,21 @@ impl Lake {
         search: &Search,
         growth: Growth,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let start = match growth.start {
-            Some(start) => start,
-            None => match self.reserve_segment(env, search)? {
-                Some(start) => start,
-                None => return Ok(None),
-            },
-        };
-        let mut at = Some(start);
+        let mut at = growth.start;
+        if at.is_none() {
+            at = self.reserve_segment(env, search)?;
+        }
         // What is not mapped of the run. What was mapped when the device refuses stays, free.
         while let Some(id) = at {
             let block = &self.heap.blocks[id];
             let has = if block.mapped { block.size } else { 0 };
-            if has >= growth.size {
+            if has >= search.size {
                 break;
             }
             let next = if block.mapped { self.heap.next(id) } else { at };
             let Some(next) = next else { return Ok(None) };
-            let Block { address, size, .. } = self.heap.blocks[next];
-            at = self.map_part(env, next, address, size.min(growth.size - has))?;
+            let part = self.heap.blocks[next].part().first(search.size - has);
+            at = self.map_part(env, next, part)?;
         }
         Ok(at)
     }
@@ -202,20 +193,15 @@ impl Lake {
         let most = total.saturating_add(total / 8);
         let least = search.size.next_multiple_of(self.granule);
         let most = most.checked_next_multiple_of(self.granule).unwrap_or(total).max(least);
-        let mut reserved = None;
         // Where addresses are short, those of the request may be left.
         for size in [most, least] {
             match env.device.reserve(size) {
-                Ok(base) => {
-                    reserved = Some((base, size));
-                    break;
-                }
+                Ok(base) => return Ok(Some(self.insert_segment(search.home, base, size))),
                 Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        let Some((base, size)) = reserved else { return Ok(None) };
-        Ok(Some(self.insert_segment(search.home, base, size)))
+        Ok(None)
     }
 
     /// Makes a segment of addresses: an unmapped block.
@@ -231,27 +217,26 @@ impl Lake {
         id
     }
 
-    /// Maps `size` bytes of an unmapped block from `address` on, or a little more. They become a free block,
-    /// together with its free neighbours; the rest stays unmapped. None if the device has too little memory: then
+    /// Maps a part of an unmapped block, or a little more. It becomes a free block, together with its free
+    /// neighbours; the rest stays unmapped. None if the device has too little memory: then
     /// nothing is mapped.
     pub(super) fn map_part(
         &mut self,
         env: &mut Env<'_>,
         id: BlockId,
-        address: Address,
-        size: u64,
+        part: Part,
     ) -> Result<Option<BlockId>, DeviceError> {
         let block = self.heap.blocks[id];
-        let page = self.page(block.home.is_small, size);
-        let mapped = size.next_multiple_of(self.granule);
+        let page = self.page(block.home.is_small, part.size);
+        let mapped = Part { size: part.size.next_multiple_of(self.granule), ..part };
         let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(None) };
         let (device, limbo) = (&mut *env.device, &mut self.limbo);
-        if let Err(error) = segment.map(device, limbo, address, mapped, page) {
+        if let Err(error) = segment.map(device, limbo, mapped, page) {
             self.drop_if_unmapped(env, id);
             let is_short = matches!(error, DeviceError::OutOfMemory { .. });
             return if is_short { Ok(None) } else { Err(error) };
         }
-        Ok(Some(self.become_mapped(env, id, address, mapped)))
+        Ok(Some(self.become_mapped(env, id, mapped)))
     }
 
     /// Gives the reservation back if the block is all of it, unmapped. The block may be gone.

@@ -26,13 +26,6 @@ pub(super) struct Use {
     pub(super) freed: Stamp,
 }
 
-impl Use {
-    /// The last use by a stream, or by several.
-    pub(super) fn of(stream: Option<StreamId>, freed: Stamp) -> Use {
-        Use { stream, freed }
-    }
-}
-
 /// No entry.
 const NONE: u32 = u32::MAX;
 

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 
 use girih_trace::StreamId;
 
-use super::block::{Block, Home, STITCHED};
+use super::block::{Block, STITCHED};
 use super::views::Part;
 use super::{Lake, Search};
 use crate::order::Stamp;
@@ -77,11 +77,11 @@ impl Lake {
         for id in blocks.drain(..) {
             let block = &mut self.heap.blocks[id];
             (block.lent, block.requested) = (false, freed);
-            let &mut Block { address, size, home: Home { stream: own, .. }, .. } = block;
+            let (part, own) = (block.part(), block.home.stream);
             if own != reader.stream {
                 self.order.want();
             }
-            self.stain(Part { address, size }, own, Some(reader.stream), freed);
+            self.stain(part, own, Some(reader.stream), freed);
             self.heap.shelve(id);
         }
         self.views.get_mut(place).lent = blocks;
@@ -90,6 +90,6 @@ impl Lake {
     /// A block of one part where it lies, on no shelf: it needs no view.
     pub(super) fn lend_alone(&mut self, part: &Part) -> Option<BlockId> {
         let id = self.lender(part)?;
-        Some(self.heap.carve(id, part.address, part.size))
+        Some(self.heap.carve(id, *part))
     }
 }

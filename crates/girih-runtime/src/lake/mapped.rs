@@ -4,28 +4,22 @@ use girih_trace::{Action, PoolId};
 
 use super::Lake;
 use super::block::Block;
-use crate::device::Address;
+use super::views::Part;
 use crate::policy::{BlockId, Env};
 
 impl Lake {
-    /// `mapped` bytes of an unmapped block are mapped now, from `address` on: they become a free one, together with
-    /// its free neighbours; the rest stays unmapped.
-    pub(super) fn become_mapped(
-        &mut self,
-        env: &mut Env<'_>,
-        id: BlockId,
-        address: Address,
-        mapped: u64,
-    ) -> BlockId {
-        let id = self.heap.carve(id, address, mapped);
+    /// A part of an unmapped block is mapped now: it becomes a free one, together with its free neighbours; the rest
+    /// stays unmapped.
+    pub(super) fn become_mapped(&mut self, env: &mut Env<'_>, id: BlockId, part: Part) -> BlockId {
+        let id = self.heap.carve(id, part);
         self.heap.blocks[id].mapped = true;
         self.heap.shelve(id);
         let home = self.heap.blocks[id].home;
-        self.held += mapped;
+        self.held += part.size;
         let stats = &mut self.beside.stats;
-        stats.reserved_bytes.increase(home.is_small, mapped);
+        stats.reserved_bytes.increase(home.is_small, part.size);
         stats.num_device_alloc += 1;
-        env.log(Action::SegmentMap, address, mapped, home.stream, PoolId::DEFAULT);
+        env.log(Action::SegmentMap, part.address, part.size, home.stream, PoolId::DEFAULT);
         id
     }
 

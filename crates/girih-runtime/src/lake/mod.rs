@@ -267,8 +267,8 @@ impl Lake {
     /// counted as PyTorch does.
     fn count_oversize(&self) -> u64 {
         let limit = self.beside.inner().config().max_split_size;
-        let blocks = self.heap.blocks.iter();
-        blocks.filter(|(_, block)| block.allocated && block.size >= limit).count() as u64
+        let blocks = self.heap.blocks.values();
+        blocks.filter(|block| block.allocated && block.size >= limit).count() as u64
     }
 
     /// A block of a private pool.

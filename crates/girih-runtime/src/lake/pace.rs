@@ -67,11 +67,7 @@ impl Pace {
         self.spend(nanoseconds - of_free);
     }
 
-    /// Streams stood still for so long.
-    fn stall(&mut self, nanoseconds: u64) {
-        self.spend(nanoseconds);
-    }
-
+    /// Streams stood still for so long, or views took so much beyond what is free.
     fn spend(&mut self, nanoseconds: u64) {
         let nanoseconds = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.credit = self.credit.saturating_sub(nanoseconds);
@@ -100,7 +96,7 @@ impl Lake {
     pub(super) fn note_time(&mut self, env: &mut Env<'_>, time_us: i64) {
         if !self.is_capturing() {
             let most = self.options.stall_max_us.saturating_mul(1000);
-            self.pace.stall(env.device.take_stalls(most));
+            self.pace.spend(env.device.take_stalls(most));
         }
         self.pace.pass(&self.options, time_us);
     }
@@ -116,14 +112,6 @@ impl Lake {
         let kept = total / self.options.room.max(1);
         let room = self.held.saturating_add(free.saturating_sub(kept));
         allowed.saturating_add(bought as u64).min(room.max(allowed))
-    }
-}
-
-#[cfg(test)]
-impl Lake {
-    /// What may be held for a request; None if there is no debt.
-    pub(super) fn may_hold_in_debt(&self, env: &mut Env<'_>, search: &Search) -> Option<u64> {
-        self.pace.is_in_debt().then(|| self.allowed_in_debt(env, search))
     }
 }
 
@@ -154,7 +142,7 @@ mod tests {
     fn of_the_free_time_nothing_is_for_waits() {
         let options = Options { time_share: 100, time_free_ms: 3000, ..Options::default() };
         let mut pace = Pace::new(&options);
-        pace.stall(5 * MS);
+        pace.spend(5 * MS);
         pace.pass(&options, 0);
         assert_eq!(pace.debt(), 0, "no time is known yet");
         pace.pass(&options, 100_000);
@@ -185,7 +173,7 @@ mod tests {
                         mapped += nanoseconds;
                     }
                     1 => {
-                        pace.stall(nanoseconds);
+                        pace.spend(nanoseconds);
                         stalled += nanoseconds;
                     }
                     _ => {
@@ -213,7 +201,7 @@ mod tests {
         for time in [i64::MAX, 0, i64::MIN, i64::MIN] {
             pace.pass(&options, time);
             pace.map(u64::MAX);
-            pace.stall(u64::MAX);
+            pace.spend(u64::MAX);
             assert_eq!(pace.debt(), 0);
         }
         pace.pass(&options, i64::MAX);

@@ -13,6 +13,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::views::Part;
 use crate::chain::NIL;
 use crate::device::{Address, Device, DeviceError, Handle};
 use crate::pending::Limbo;
@@ -57,14 +58,13 @@ impl Segment {
     /// Where it is noted which block lies over an address.
     #[inline]
     pub(super) fn noted(&self, address: Address) -> &Cell<BlockId> {
-        let at = (((address - self.base) / self.granule) as usize).min(self.near.len() - 1);
-        &self.near[at]
+        &self.near[self.granule_at(address).min(self.near.len() - 1)]
     }
 
     /// The same; beside it; and which was looked for last.
     pub(super) fn near(&self, address: Address) -> [&Cell<BlockId>; 4] {
         let last = self.near.len() - 1;
-        let at = (((address - self.base) / self.granule) as usize).min(last);
+        let at = self.granule_at(address).min(last);
         [at, at.saturating_sub(1), (at + 1).min(last), last].map(|at| &self.near[at])
     }
 
@@ -73,96 +73,91 @@ impl Segment {
         (self.base..self.base + self.size).contains(&address)
     }
 
-    /// Maps `bytes` of new pages of `page` bytes at `address`, where nothing is mapped; the last one may be
-    /// smaller. Both are multiples of the granularity. On an error nothing is mapped, and the handles have
+    /// Maps new pages of `page` bytes in a part, where nothing is mapped; the last one may be smaller. Both are
+    /// multiples of the granularity. On an error nothing is mapped, and the handles have
     /// gone back to the device.
     pub(super) fn map(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
-        address: Address,
-        bytes: u64,
+        part: Part,
         page: u64,
     ) -> Result<(), DeviceError> {
         // What was mapped here before may be owed to the device still.
         limbo.settle(device)?;
-        let mut pages: Vec<Page> = Vec::with_capacity(bytes.div_ceil(page) as usize);
+        let mut pages: Vec<Page> = Vec::with_capacity(part.size.div_ceil(page) as usize);
         let mut mapped = 0;
         let mut make = || {
-            let mut left = bytes;
-            while left > 0 {
-                let size = page.min(left);
+            let mut address = part.address;
+            while address < part.end() {
+                let size = page.min(part.end() - address);
                 let handle = device.create(size)?;
-                pages.push(Page { address: address + bytes - left, size, handle });
-                left -= size;
+                pages.push(Page { address, size, handle });
+                address += size;
             }
             for page in &pages {
                 device.map(page.address, page.handle)?;
                 mapped += page.size;
             }
-            device.set_access(address, bytes)
+            device.set_access(part.address, part.size)
         };
         if let Err(error) = make() {
             if mapped > 0 {
-                limbo.unmap(device, address, mapped);
+                limbo.unmap(device, part.address, mapped);
             }
             for page in pages {
                 limbo.release(device, page.handle);
             }
             return Err(error);
         }
-        let granules = self.granules(address, bytes);
+        let granules = self.granules(part);
         if self.of_granule.len() < granules.end {
             self.of_granule.resize(granules.end, None);
             self.near.resize(granules.end + 1, Cell::new(NIL));
         }
         for page in pages {
-            let granules = self.granules(page.address, page.size);
+            let granules = self.granules(Part { address: page.address, size: page.size });
             self.of_granule[granules].fill(Some(page));
         }
         Ok(())
     }
 
     /// Forgets the pages of a range, which are whole and not mapped any more, and hands out their handles.
-    pub(super) fn forget(&mut self, address: Address, size: u64) -> Vec<Handle> {
-        let handles = self.pages(address, size).map(|page| page.handle).collect();
-        let granules = self.granules(address, size);
+    pub(super) fn forget(&mut self, part: Part) -> Vec<Handle> {
+        let handles = self.pages(part).map(|page| page.handle).collect();
+        let granules = self.granules(part);
         self.of_granule[granules].fill(None);
         handles
     }
 
-    fn granules(&self, address: Address, size: u64) -> Range<usize> {
-        let first = (address - self.base) / self.granule;
-        first as usize..(first + size / self.granule) as usize
+    #[inline]
+    fn granule_at(&self, address: Address) -> usize {
+        ((address - self.base) / self.granule) as usize
+    }
+
+    fn granules(&self, part: Part) -> Range<usize> {
+        self.granule_at(part.address)..self.granule_at(part.end())
     }
 
     /// The page over a byte, if there is one.
     fn page_at(&self, address: Address) -> Option<&Page> {
-        let granule = ((address - self.base) / self.granule) as usize;
-        self.of_granule.get(granule)?.as_ref()
+        self.of_granule.get(self.granule_at(address))?.as_ref()
     }
 
-    /// The pages over a range, all of which is mapped.
-    pub(super) fn pages(&self, address: Address, size: u64) -> impl Iterator<Item = Page> {
-        let end = address + size;
-        std::iter::successors(self.page_at(address).copied(), move |page| {
-            (page.end() < end).then(|| self.page_at(page.end()).copied()).flatten()
+    /// The pages over a part, all of which is mapped.
+    pub(super) fn pages(&self, part: Part) -> impl Iterator<Item = Page> {
+        std::iter::successors(self.page_at(part.address).copied(), move |page| {
+            (page.end() < part.end()).then(|| self.page_at(page.end()).copied()).flatten()
         })
     }
 
-    /// The bytes from the first beginning to the last end of a page within a mapped range; an empty or
-    /// reversed one if there is no whole page.
-    pub(super) fn whole_pages(&self, address: Address, size: u64) -> Range<Address> {
-        let end = address + size;
-        let first = self.page_at(address).map_or(end, |page| match page.address == address {
-            true => address,
-            false => page.end(),
-        });
-        let last = self.page_at(end - 1).map_or(address, |page| match page.end() == end {
-            true => end,
-            false => page.address,
-        });
-        first..last
+    /// The bytes from the first beginning to the last end of a page within a mapped part: empty if no page is whole,
+    /// and none if no page begins or ends in it.
+    pub(super) fn whole_pages(&self, of: Part) -> Option<Part> {
+        let (first, last) = (self.page_at(of.address)?, self.page_at(of.end() - 1)?);
+        let start = if first.address == of.address { of.address } else { first.end() };
+        let end = if last.end() == of.end() { of.end() } else { last.address };
+        (start <= end).then_some(Part::between(start, end))
     }
 
     /// Bytes that are mapped, counted anew; none if the books disagree. For the walk that checks everything.
@@ -186,27 +181,28 @@ mod tests {
         let mut limbo = Limbo::default();
         let base = device.reserve(1 << 30).unwrap();
         let mut segment = Segment::new(base, 1 << 30, 2 * MIB);
+        let part = |at: u64, size: u64| Part { address: base + at * MIB, size: size * MIB };
         let mut map = |segment: &mut Segment, at: u64, bytes: u64, page: u64| {
-            segment.map(&mut device, &mut limbo, base + at * MIB, bytes * MIB, page * MIB).unwrap();
+            segment.map(&mut device, &mut limbo, part(at, bytes), page * MIB).unwrap();
         };
         map(&mut segment, 0, 8, 8);
         map(&mut segment, 8, 6, 4);
         assert_eq!(segment.count(), Some(14 * MIB));
         let whole = |segment: &Segment, from: u64, size: u64| {
-            let Range { start, end } = segment.whole_pages(base + from * MIB, size * MIB);
-            (start - base, end - base)
+            let whole = segment.whole_pages(part(from, size)).unwrap();
+            (whole.address - base, whole.end() - base)
         };
         assert_eq!(whole(&segment, 0, 14), (0, 14 * MIB));
         assert_eq!(whole(&segment, 1, 12), (8 * MIB, 12 * MIB));
         assert_eq!(whole(&segment, 0, 13), (0, 12 * MIB));
-        let Range { start, end } = segment.whole_pages(base + MIB, MIB);
-        assert!(start >= end);
-        let over: Vec<u64> = segment.pages(base + 9 * MIB, 4 * MIB).map(|page| page.size).collect();
+        assert_eq!(whole(&segment, 1, 8), (8 * MIB, 8 * MIB), "none is whole, and two meet");
+        assert_eq!(segment.whole_pages(part(1, 1)), None);
+        let over: Vec<u64> = segment.pages(part(9, 4)).map(|page| page.size).collect();
         assert_eq!(over, [4 * MIB, 2 * MIB]);
-        assert_eq!(segment.forget(base + 8 * MIB, 4 * MIB).len(), 1);
+        assert_eq!(segment.forget(part(8, 4)).len(), 1);
         assert_eq!((segment.count(), segment.page_at(base + 9 * MIB)), (Some(10 * MIB), None));
         device.unmap(base + 8 * MIB, 4 * MIB).unwrap();
-        segment.map(&mut device, &mut limbo, base + 8 * MIB, 4 * MIB, 2 * MIB).unwrap();
-        assert_eq!(segment.pages(base, 14 * MIB).count(), 4);
+        segment.map(&mut device, &mut limbo, part(8, 4), 2 * MIB).unwrap();
+        assert_eq!(segment.pages(part(0, 14)).count(), 4);
     }
 }

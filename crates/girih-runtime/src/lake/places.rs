@@ -80,37 +80,39 @@ impl Places {
     pub(super) fn of(plan: &Plan, page: u64) -> (Places, Cells) {
         let stays = plan.persistent_bytes;
         let entries = || plan.sequences.iter().flat_map(|sequence| &sequence.entries);
+        let rooms = plan.rooms.iter().map(|&Room { offset, bytes }| {
+            let start = stays + offset;
+            Filling { start, end: start + bytes, next: start }
+        });
+        let rooms: Vec<Filling> = rooms.collect();
         let place = |place| match place {
             Place::Arena(offset) => Some((stays + offset, ALONE)),
-            Place::Room(number) => Some((stays + plan.rooms[number as usize].offset, number)),
+            Place::Room(number) => Some((rooms[number as usize].start, number)),
             Place::Persistent(offset) => Some((offset, ALONE)),
             Place::Outside => None,
         };
+        // Of what has a place of its own: where a block begins, and where the smallest and the largest end.
+        let alone = entries().filter_map(|entry| {
+            let (start, _) = place(entry.place).filter(|&(_, room)| room == ALONE)?;
+            Some((start, start + granted(entry.size_min), start + granted(entry.size_max)))
+        });
         // A cell more costs next to nothing, and what lies behind a block is free without it.
-        let bounds = entries().filter_map(|entry| {
-            let (offset, room) = place(entry.place)?;
-            (room == ALONE).then(|| [offset, offset + granted(entry.size_max)])
-        });
-        let varying = entries().filter_map(|entry| {
-            let (offset, room) = place(entry.place)?;
-            let (least, most) = (granted(entry.size_min), granted(entry.size_max));
-            (room == ALONE && least < most).then_some((offset + least, offset + most))
-        });
+        let bounds = alone.clone().flat_map(|(start, _, most)| [start, most]);
+        let ends = alone.map(|(_, least, most)| (least, most));
+        let varying = ends.filter(|(least, most)| least < most);
         let cuts = cuts(varying, page);
         // What lies in a room begins on its grain.
-        let grains = plan.rooms.iter().flat_map(|&Room { offset, bytes }| {
-            (stays + offset..stays + offset + bytes).step_by(ROOM_GRAIN as usize)
-        });
-        let cells =
-            Cells::new(stays + plan.arena_bytes, bounds.flatten().chain(cuts).chain(grains));
+        let grains =
+            rooms.iter().flat_map(|room| (room.start..room.end).step_by(ROOM_GRAIN as usize));
+        let cells = Cells::new(stays + plan.arena_bytes, bounds.chain(cuts).chain(grains));
         let spans: Vec<Option<Span>> = entries()
             .map(|entry| {
                 let (offset, room) = place(entry.place)?;
-                let bytes = match plan.rooms.get(room as usize) {
-                    Some(room) => room.bytes,
-                    None => granted(entry.size_max),
+                let end = match rooms.get(room as usize) {
+                    Some(room) => room.end,
+                    None => offset + granted(entry.size_max),
                 };
-                Some(cells.span(offset, offset + bytes))
+                Some(cells.span(offset, end))
             })
             .collect();
         let fenced = fenced_entries(plan, cells.count(), &spans);
@@ -127,12 +129,7 @@ impl Places {
                 && std::mem::replace(&mut opened[room as usize], sequence) != sequence;
             Reserved { offset, bytes: granted(entry.size_max), span, room, opens, fence }
         });
-        let places = places.collect();
-        let rooms = plan.rooms.iter().map(|&Room { offset, bytes }| {
-            let start = stays + offset;
-            Filling { start, end: start + bytes, next: start }
-        });
-        (Places { places, rooms: rooms.collect() }, cells)
+        (Places { places: places.collect(), rooms }, cells)
     }
 
     /// What is kept of an entry.

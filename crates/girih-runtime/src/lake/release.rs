@@ -1,9 +1,6 @@
 //! Giving pages back to the device.
 
-use std::ops::Range;
-
 use super::Lake;
-use super::block::Block;
 use super::views::Part;
 use crate::device::DeviceError;
 use crate::policy::{AllocError, BlockId, Env};
@@ -11,26 +8,24 @@ use crate::policy::{AllocError, BlockId, Env};
 impl Lake {
     /// Bytes of the whole pages that are free.
     pub(super) fn releasable_bytes(&self) -> u64 {
-        let free = self.heap.free_blocks(true).map(|id| self.heap.blocks[id]);
-        let free =
-            free.map(|Block { address, size, segment, .. }| (segment, Part { address, size }));
+        let free = self.heap.free_blocks(true).map(|id| &self.heap.blocks[id]);
+        let free = free.map(|block| (block.segment, block.part()));
         let mut free: Vec<(u32, Part)> = free.chain(self.idle_places()).collect();
         free.sort_unstable_by_key(|(_, part)| part.address);
         // A page may lie on both sides of where a plan's window begins.
         let runs =
             free.chunk_by(|(one, part), (other, next)| one == other && part.end() == next.address);
-        let runs = runs.map(|run| {
-            let (segment, Part { address, .. }) = run[0];
-            (segment, Part { address, size: run.iter().map(|(_, part)| part.size).sum() })
+        let whole = runs.map(|run| {
+            let ((segment, first), (_, last)) = (run[0], run[run.len() - 1]);
+            self.whole_bytes(segment, Part::between(first.address, last.end()))
         });
-        runs.map(|(segment, part)| self.whole_bytes(segment, part)).sum()
+        whole.sum()
     }
 
     /// Bytes of the whole pages in a part of a segment, all of which is mapped.
     pub(super) fn whole_bytes(&self, segment: u32, part: Part) -> u64 {
         let segment = self.segments[segment as usize].as_ref();
-        let whole = segment.map(|segment| segment.whole_pages(part.address, part.size));
-        whole.map_or(0, |Range { start, end }| end.saturating_sub(start))
+        segment.and_then(|segment| segment.whole_pages(part)).map_or(0, |whole| whole.size)
     }
 
     /// Gives back all that is free, for a request of a private pool. False if there is nothing.
@@ -62,16 +57,16 @@ impl Lake {
     /// free. On an error nothing has changed.
     fn release_pages(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), DeviceError> {
         let block = self.heap.blocks[id];
-        let Range { start, end } = self.segment_of(&block).whole_pages(block.address, block.size);
-        if start >= end || !self.synchronize_users(env, id)? {
+        let whole = self.segment_of(&block).whole_pages(block.part());
+        let Some(pages) = whole.filter(|whole| whole.size > 0) else { return Ok(()) };
+        if !self.synchronize_users(env, id)? {
             return Ok(());
         }
-        let size = end - start;
-        self.drop_views_over(env, Part { address: start, size });
-        env.device.unmap(start, size)?;
-        let id = self.heap.carve(id, start, size);
+        self.drop_views_over(env, pages);
+        env.device.unmap(pages.address, pages.size)?;
+        let id = self.heap.carve(id, pages);
         let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
-        for handle in segment.forget(start, size) {
+        for handle in segment.forget(pages) {
             self.limbo.release(env.device, handle);
         }
         self.become_unmapped(env, id);

@@ -247,11 +247,7 @@ impl Lake {
 
     /// Bytes that may be held before holes are stitched.
     pub(super) fn allowed(&self, search: &Search) -> u64 {
-        self.with_slack(self.most_in_use.max(self.in_use.saturating_add(search.size)))
-    }
-
-    /// Bytes that may be held where so many were in use.
-    pub(super) fn with_slack(&self, most: u64) -> u64 {
+        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
         let whole = self.whole_slack(most);
         let mean = (u128::from(whole) * u128::from(self.options.slack_knee)).isqrt() as u64;
         most.saturating_add(whole.min(mean))
@@ -333,28 +329,24 @@ impl Lake {
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
     fn holes(&self, search: &Search) -> Vec<Hole> {
         let free = self.heap.free_blocks(true);
-        let mut holes: Vec<_> = free
-            .filter_map(|id| {
-                let hole = self.hole(id, search.home.stream)?;
-                Some(((hole.is_foreign, Reverse(hole.whole), hole.all.address), hole))
-            })
-            .collect();
-        holes.sort_unstable_by_key(|(key, _)| *key);
-        holes.into_iter().map(|(_, hole)| hole).collect()
+        let holes = free.filter_map(|id| self.hole(id, search.home.stream));
+        let mut holes: Vec<Hole> = holes.collect();
+        holes.sort_unstable_by_key(|hole| (hole.is_foreign, Reverse(hole.whole), hole.all.address));
+        holes
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
     fn hole(&self, id: BlockId, reader: StreamId) -> Option<Hole> {
         let block = &self.heap.blocks[id];
-        let whole = self.segment_of(block).whole_pages(block.address, block.size);
-        let up_to_page =
-            Part { address: block.address, size: whole.end.saturating_sub(block.address) };
-        let from_page =
-            Part { address: whole.start, size: block.end().saturating_sub(whole.start) };
-        let all = Part { address: block.address, size: block.size };
-        let is_foreign = block.home.stream != reader;
-        let whole = whole.end.saturating_sub(whole.start);
-        let hole = Hole { block: id, is_foreign, all, up_to_page, from_page, whole };
-        (up_to_page.size + from_page.size > 0).then_some(hole)
+        let all = block.part();
+        let whole = self.segment_of(block).whole_pages(all)?;
+        Some(Hole {
+            block: id,
+            is_foreign: block.home.stream != reader,
+            all,
+            up_to_page: Part::between(all.address, whole.end()),
+            from_page: Part::between(whole.address, all.end()),
+            whole: whole.size,
+        })
     }
 }

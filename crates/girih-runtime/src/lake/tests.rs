@@ -27,6 +27,13 @@ fn config() -> Config {
     Config { expandable_segments: true, own_order: true, ..Config::default() }
 }
 
+impl Lake {
+    /// What may be held for a request; None if there is no debt.
+    fn may_hold_in_debt(&self, env: &mut Env<'_>, search: &Search) -> Option<u64> {
+        self.pace.is_in_debt().then(|| self.allowed_in_debt(env, search))
+    }
+}
+
 fn stitching(bytes: u64) -> Machine {
     Machine::of(Options::default(), config(), bytes)
 }
@@ -201,7 +208,7 @@ fn pages(machine: &Machine) -> Vec<(u64, usize)> {
     for block in machine.lake.heap.blocks.iter().map(|(_, block)| *block) {
         if block.mapped && !block.is_stitched() && !block.home.is_small {
             let segment = machine.lake.segment_of(&block);
-            for page in segment.pages(block.address, block.size) {
+            for page in segment.pages(block.part()) {
                 sizes.insert(page.address, page.size / MIB);
             }
         }

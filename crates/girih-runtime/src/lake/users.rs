@@ -36,7 +36,7 @@ const STAINS_MAX: usize = 4096;
 /// Bytes that were used last by another stream than their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stain {
-    size: u64,
+    part: Part,
     /// The stream of their segment.
     own: StreamId,
     /// The stream that used them last; none if there were several.
@@ -59,14 +59,12 @@ impl Stains {
         self.stains.is_empty() && self.blurred == 0
     }
 
-    /// Those over a part, with the part of each.
-    fn over(&self, part: Part) -> impl Iterator<Item = (Part, Stain)> {
+    /// Those over a part.
+    fn over(&self, part: Part) -> impl Iterator<Item = &Stain> {
         let before = self.stains.range(..part.address).next_back();
-        let inside = self.stains.range(part.address..part.address + part.size);
-        let touching = before.into_iter().chain(inside);
-        let touching =
-            touching.map(|(&address, &stain)| (Part { address, size: stain.size }, stain));
-        touching.filter(move |(own, _)| own.overlaps(&part))
+        let inside = self.stains.range(part.address..part.end());
+        let touching = before.into_iter().chain(inside).map(|(_, stain)| stain);
+        touching.filter(move |stain| stain.part.overlaps(&part))
     }
 
     /// The last free that `reader` must come after before it uses a part of the block `of`; 0 if it may use
@@ -74,8 +72,8 @@ impl Stains {
     fn latest(&self, part: Part, of: &Block, reader: StreamId) -> Stamp {
         let own = of.home.stream;
         let (mut latest, mut clean) = (0, part.size);
-        for (stained, stain) in self.over(part) {
-            clean -= stained.common(&part);
+        for stain in self.over(part) {
+            clean -= stain.part.common(&part);
             if stain.user != Some(reader) {
                 latest = latest.max(stain.freed);
             }
@@ -88,15 +86,15 @@ impl Stains {
 
     /// Bytes of `own` have been used by `user`, which let go of them with the free `freed`.
     fn set(&mut self, part: Part, own: StreamId, user: Option<StreamId>, freed: Stamp) {
-        let over: Vec<(Part, Stain)> = self.over(part).collect();
-        for (old, stain) in over {
-            self.stains.remove(&old.address);
-            for Part { address, size } in old.without(&part) {
-                self.stains.insert(address, Stain { size, ..stain });
+        let over: Vec<Stain> = self.over(part).copied().collect();
+        for old in over {
+            self.stains.remove(&old.part.address);
+            for part in old.part.without(&part) {
+                self.stains.insert(part.address, Stain { part, ..old });
             }
         }
         if user != Some(own) {
-            self.stains.insert(part.address, Stain { size: part.size, own, user, freed });
+            self.stains.insert(part.address, Stain { part, own, user, freed });
         }
     }
 
@@ -118,11 +116,11 @@ impl Stains {
     /// No two are of the same bytes, each is of another stream, and they are not too many. For the walk
     /// that checks everything.
     fn check(&self) -> Result<(), String> {
-        let parts: Vec<(u64, u64)> =
-            self.stains.iter().map(|(&at, stain)| (at, at + stain.size)).collect();
-        let apart = parts.windows(2).all(|pair| pair[0].1 <= pair[1].0);
-        let foreign =
-            self.stains.values().all(|stain| stain.user != Some(stain.own) && stain.size > 0);
+        let ends = self.stains.values().map(|stain| stain.part.end());
+        let apart = ends.zip(self.stains.keys().skip(1)).all(|(end, &next)| end <= next);
+        let foreign = self.stains.iter().all(|(&address, stain)| {
+            stain.user != Some(stain.own) && stain.part.size > 0 && stain.part.address == address
+        });
         let is_bounded = self.stains.len() <= STAINS_MAX;
         if apart && foreign && is_bounded { Ok(()) } else { Err(format!("{self:?} make no sense")) }
     }
@@ -225,27 +223,19 @@ impl Lake {
     pub(super) fn check_stains(&self) -> Result<(), String> {
         self.stains.check()?;
         let is_tile = |block: &Block| block.mapped && !block.is_stitched() && !block.is_apart();
-        let free = self.heap.blocks.iter().filter(|(_, block)| is_tile(block));
         let is_lent =
             |block: &Block| block.lent || (!block.is_free() && block.user != block.home.stream);
-        let free = free.filter(|(_, block)| is_lent(block) || !block.allocated);
-        let free: Vec<_> = free.map(|(_, block)| block).collect();
-        for (&address, stain) in &self.stains.stains {
-            let part = Part { address, size: stain.size };
-            let of = |block: &&&Block| block.home.stream == stain.own;
-            let over = free.iter().filter(of).filter_map(|block| {
-                let common = part.common(&Part { address: block.address, size: block.size });
-                (common > 0).then_some((common, block))
-            });
+        let is_free = |block: &Block| is_tile(block) && (is_lent(block) || !block.allocated);
+        let free: Vec<&Block> = self.heap.blocks.values().filter(|block| is_free(block)).collect();
+        for stain in self.stains.stains.values() {
             let (mut bytes, mut is_covered) = (0, true);
-            for (common, block) in over {
-                bytes += common;
+            let own = free.iter().filter(|block| block.home.stream == stain.own);
+            for block in own.filter(|block| block.part().overlaps(&stain.part)) {
+                bytes += block.part().common(&stain.part);
                 is_covered &= is_lent(block) || block.freed() >= stain.freed;
             }
-            if bytes != part.size || !is_covered {
-                return Err(format!(
-                    "{part:?} of {stain:?} is stained and not free, or freed before"
-                ));
+            if bytes != stain.part.size || !is_covered {
+                return Err(format!("{stain:?} is of bytes that are not free, or freed before"));
             }
         }
         Ok(())

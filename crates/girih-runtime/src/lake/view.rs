@@ -27,21 +27,19 @@ pub(crate) struct Live {
 impl Lake {
     /// Every block of the default pool that is alive, those included whose free waits for a stream.
     pub(crate) fn live(&self) -> Vec<Live> {
-        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
-        let alive = blocks.filter(|block| !block.is_free() && !block.lent && !block.window);
-        alive
-            .map(|&Block { address, requested, user: stream, .. }| Live {
-                address,
-                requested,
-                stream,
-            })
-            .collect()
+        let alive = self.heap.blocks.values().filter(|block| block.is_alive());
+        let live = alive.map(|&Block { address, requested, user: stream, .. }| Live {
+            address,
+            requested,
+            stream,
+        });
+        live.collect()
     }
 
     fn block_view(&self, block: &Block) -> BlockView {
         let Block { address, size, requested, .. } = *block;
         if block.is_free() {
-            return self.idle_view(block.segment, Part { address, size });
+            return self.idle_view(block.segment, block.part());
         }
         let state = if block.allocated { BlockState::Allocated } else { BlockState::PendingFree };
         BlockView { address, size, requested, whole: 0, state }
@@ -59,7 +57,7 @@ impl Lake {
         let mut at = block.address;
         let idle = |from: Address, to: Address, views: &mut Vec<BlockView>| {
             if from < to {
-                views.push(self.idle_view(block.segment, Part { address: from, size: to - from }));
+                views.push(self.idle_view(block.segment, Part::between(from, to)));
             }
         };
         for other in inside {
@@ -72,25 +70,15 @@ impl Lake {
 
     /// The first block of every segment, and every view in use, by address.
     fn heads(&self) -> Vec<BlockId> {
-        let tiles = self.heap.blocks.iter().filter(|(_, block)| !block.planned);
-        let heads = tiles.filter(|(_, block)| block.prev == NIL);
-        let mut heads: Vec<BlockId> = heads.map(|(id, _)| id).collect();
-        heads.sort_unstable_by_key(|&id| self.heap.blocks[id].address);
-        heads
-    }
-
-    /// The blocks of a segment.
-    fn chain(&self, head: BlockId) -> impl Iterator<Item = BlockId> {
-        std::iter::successors(Some(head), move |&id| self.heap.next(id))
+        self.heap.sorted(|block| !block.planned && block.prev == NIL)
     }
 
     /// Every mapped run as a segment, and every view in use as one of its own; what is unmapped is left
     /// out, and so is what is lent. By address, private pools among them.
     pub(super) fn visit_all(&self, visitor: &mut dyn FnMut(SegmentView, &[BlockView])) {
         let mut seen: Vec<(SegmentView, Vec<BlockView>)> = Vec::new();
-        let blocks = self.heap.blocks.iter().map(|(_, block)| block);
-        let mut planned: Vec<&Block> = blocks.filter(|block| block.planned).collect();
-        planned.sort_unstable_by_key(|block| block.address);
+        let planned = self.heap.sorted(|block| block.planned).into_iter();
+        let planned: Vec<&Block> = planned.map(|id| &self.heap.blocks[id]).collect();
         for head in self.heads() {
             let first = self.heap.blocks[head];
             let mut flush = |views: &mut Vec<BlockView>| {
@@ -109,7 +97,7 @@ impl Lake {
                 seen.push((segment, std::mem::take(views)));
             };
             let mut views = Vec::new();
-            for id in self.chain(head) {
+            for id in self.heap.chain(head) {
                 let block = &self.heap.blocks[id];
                 // What is lent is seen where it is used.
                 if block.window {
@@ -136,13 +124,13 @@ impl Lake {
             if self.heap.blocks[head].address < last_end {
                 return Err(format!("{:?} overlaps what is before it", self.heap.blocks[head]));
             }
-            for id in self.chain(head) {
+            for id in self.heap.chain(head) {
                 self.check_block(id)?;
                 seen += 1;
                 last_end = self.heap.blocks[id].end();
             }
         }
-        let blocks = self.heap.blocks.iter().filter(|(_, block)| !block.planned).count();
+        let blocks = self.heap.blocks.values().filter(|block| !block.planned).count();
         if seen != blocks {
             return Err(format!("{blocks} blocks exist, {seen} are in segments"));
         }
@@ -186,8 +174,9 @@ impl Lake {
     /// Every segment has the pages that its blocks say, and they are all that is held.
     fn check_pages(&self) -> Result<(), String> {
         let mut mapped = BTreeMap::<u32, u64>::new();
-        let is_tile = |block: &Block| !block.is_stitched() && !block.planned;
-        for (_, block) in self.heap.blocks.iter().filter(|(_, block)| is_tile(block)) {
+        let tiles =
+            self.heap.blocks.values().filter(|block| !block.is_stitched() && !block.planned);
+        for block in tiles {
             *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
         }
         let mut held = 0;
@@ -197,8 +186,7 @@ impl Lake {
             if expected != found {
                 return Err(format!("in segment {place}: {expected:?}, not {found:?}"));
             }
-            let found = found.flatten();
-            held += found.unwrap_or(0);
+            held += found.flatten().unwrap_or(0);
         }
         if held != self.held {
             return Err(format!("{held} bytes are mapped, {} are held", self.held));
@@ -230,7 +218,7 @@ impl Lake {
         let mut counted = Stats::default();
         counted.add_change(&Stats::default(), Policy::stats(self.inner().inner()));
         let mut in_use = 0;
-        for (_, block) in self.heap.blocks.iter() {
+        for block in self.heap.blocks.values() {
             if block.mapped && !block.is_stitched() && !block.planned {
                 counted.reserved_bytes.increase(block.home.is_small, block.size);
             }
@@ -239,7 +227,7 @@ impl Lake {
                 counted.allocation.increase(is_small, 1);
                 counted.allocated_bytes.increase(is_small, block.size);
             }
-            if !block.is_free() && !block.lent && !block.window {
+            if block.is_alive() {
                 counted.active.increase(is_small, 1);
                 counted.active_bytes.increase(is_small, block.size);
                 counted.requested_bytes.increase(is_small, block.requested);

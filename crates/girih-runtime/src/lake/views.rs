@@ -25,6 +25,11 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// The bytes from one address to another; none where that is not behind it.
+    pub(super) fn between(start: Address, end: Address) -> Part {
+        Part { address: start, size: end.saturating_sub(start) }
+    }
+
     /// The first byte behind it.
     pub(super) fn end(&self) -> Address {
         self.address + self.size
@@ -41,22 +46,19 @@ impl Part {
 
     /// Bytes of both.
     pub(super) fn common(&self, other: &Part) -> u64 {
-        let end = (self.address + self.size).min(other.address + other.size);
-        end.saturating_sub(self.address.max(other.address))
+        self.both(other).size
     }
 
     /// The bytes of both.
     pub(super) fn both(&self, other: &Part) -> Part {
-        Part { address: self.address.max(other.address), size: self.common(other) }
+        Part::between(self.address.max(other.address), self.end().min(other.end()))
     }
 
     /// What is left without another, before and after it.
     pub(super) fn without(&self, other: &Part) -> impl Iterator<Item = Part> + use<> {
-        let (end, other_end) = (self.address + self.size, other.address + other.size);
-        let before = (self.address, other.address.min(end));
-        let after = (other_end.max(self.address), end);
-        let left = [before, after].into_iter().filter(|(start, end)| start < end);
-        left.map(|(start, end)| Part { address: start, size: end - start })
+        let before = Part::between(self.address, other.address.min(self.end()));
+        let after = Part::between(other.end().max(self.address), self.end());
+        [before, after].into_iter().filter(|left| left.size > 0)
     }
 }
 
@@ -79,13 +81,6 @@ pub(super) struct View {
     pub(super) used: u64,
     /// The blocks that are lent to it, one for each part; none while it is idle.
     pub(super) lent: Vec<BlockId>,
-}
-
-impl View {
-    /// True if it shows bytes of a part.
-    fn is_over(&self, part: &Part) -> bool {
-        self.parts.iter().any(|own| own.overlaps(part))
-    }
 }
 
 /// All views.
@@ -228,7 +223,7 @@ impl Lake {
         let (mut handles, mut offset) = (Vec::new(), None);
         for part in parts {
             let (_, segment) = self.segment_at(part.address);
-            for page in segment.pages(part.address, part.size) {
+            for page in segment.pages(*part) {
                 offset.get_or_insert_with(|| part.address - page.address);
                 handles.push((page.handle, page.size));
             }
@@ -239,8 +234,9 @@ impl Lake {
     /// Takes the views over `pages`, which nobody uses, and their addresses away. The device has no work left that
     /// uses them: whoever used the pages and the views last was waited for ([`Lake::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
+        let is_over = |view: &View| view.parts.iter().any(|part| part.overlaps(&pages));
         for place in 0..self.views.views.len() {
-            if self.views.views[place].as_ref().is_some_and(|view| view.is_over(&pages)) {
+            if self.views.views[place].as_ref().is_some_and(is_over) {
                 self.drop_view(env, place);
             }
         }
@@ -292,9 +288,7 @@ impl Lake {
         for view in &views {
             let lent = view.lent.iter().map(|&id| &self.heap.blocks[id]);
             let mut lent_parts = view.parts.iter().zip(lent);
-            let is_lent = |(part, block): (&Part, &Block)| {
-                block.lent && (block.address, block.size) == (part.address, part.size)
-            };
+            let is_lent = |(part, block): (&Part, &Block)| block.lent && block.part() == *part;
             if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
                 || self.pages_under(&view.parts).0.len() as u64 != view.pages
                 || !lent_parts.all(is_lent)
@@ -305,10 +299,8 @@ impl Lake {
             expected.0 += view.lent.len();
             expected.1 += usize::from(!view.lent.is_empty());
         }
-        let count = |is_it: fn(&Block) -> bool| {
-            self.heap.blocks.iter().filter(|(_, block)| is_it(block)).count()
-        };
-        let found = (count(|block| block.lent), count(Block::is_stitched));
+        let count = |is_it: fn(&&Block) -> bool| self.heap.blocks.values().filter(is_it).count();
+        let found = (count(|block| block.lent), count(|block| block.is_stitched()));
         if found != expected {
             return Err(format!("{found:?} blocks are lent and stitched, not {expected:?}"));
         }

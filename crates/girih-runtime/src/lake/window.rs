@@ -38,78 +38,24 @@ pub(super) struct Window {
     /// Index of the segment.
     pub(super) segment: u32,
     /// Its first byte.
-    base: Address,
-    cells: Cells,
+    pub(super) base: Address,
+    pub(super) cells: Cells,
     /// Cells that cannot be given now: those of live blocks of the plan, and the ceded ones.
-    held: Bits,
+    pub(super) held: Bits,
     /// Cells whose bytes are blocks of the segment.
-    ceded: Bits,
+    pub(super) ceded: Bits,
     pub(super) last_uses: LastUses,
     /// Bytes of new pages, as far as the bound allows.
-    page: u64,
+    pub(super) page: u64,
     /// Bytes that may be held for the sake of places, whatever was in use by now.
     pub(super) foreseen: u64,
 }
 
 impl Window {
-    /// A window over `cells` at `base`, all of which are ceded.
-    pub(super) fn new(
-        home: Home,
-        segment: u32,
-        base: Address,
-        cells: Cells,
-        page: u64,
-        foreseen: u64,
-    ) -> Window {
-        let all = Bits::new(&cells, true);
-        Window {
-            home,
-            segment,
-            base,
-            held: all.clone(),
-            ceded: all,
-            last_uses: LastUses::of(home.stream),
-            cells,
-            page,
-            foreseen,
-        }
-    }
-
     /// The bytes of a run of cells.
     fn part(&self, span: Span) -> Part {
-        let (start, end) = (self.cells.start(span.first), self.cells.start(span.end));
-        Part { address: self.base + start, size: end - start }
-    }
-
-    /// The address of a byte.
-    #[inline]
-    pub(super) fn address(&self, offset: u64) -> Address {
-        self.base + offset
-    }
-
-    /// The cells that a block touches.
-    pub(super) fn span(&self, offset: u64, size: u64) -> Span {
-        self.cells.span(offset, offset + size)
-    }
-
-    pub(super) fn cells(&self) -> &Cells {
-        &self.cells
-    }
-
-    pub(super) fn cell_count(&self) -> usize {
-        self.cells.count()
-    }
-
-    /// Holds the cells of a place. False, and nothing is held, if one of them is.
-    #[inline]
-    pub(super) fn take(&mut self, span: Span) -> bool {
-        self.held.take(span)
-    }
-
-    /// Lets go of the cells of a place.
-    #[inline]
-    pub(super) fn give(&mut self, span: Span) {
-        self.held.fill(span, false);
+        let [start, end] = [span.first, span.end].map(|cell| self.base + self.cells.start(cell));
+        Part::between(start, end)
     }
 
     /// The bytes that are idle, run by run.
@@ -130,11 +76,10 @@ impl Window {
 impl Lake {
     /// The blocks of the segment over a run of cells.
     fn tiles(&self, window: &Window, span: Span) -> impl Iterator<Item = &Block> {
-        let Part { address, size } = window.part(span);
-        let first = self.tile_over(address);
-        let ids = std::iter::successors(Some(first), |&id| self.heap.next(id));
+        let part = window.part(span);
+        let ids = self.heap.chain(self.tile_over(part.address));
         let blocks = ids.map(|id| &self.heap.blocks[id]);
-        blocks.take_while(move |block| block.address < address + size)
+        blocks.take_while(move |block| block.address < part.end())
     }
 
     /// Makes the ceded cells of a place the window's again. False if some of its bytes are in use, or lack pages
@@ -188,32 +133,30 @@ impl Lake {
         span: Span,
         search: &Search,
     ) -> Result<bool, DeviceError> {
-        let Part { address, size } = window.part(span);
-        let end = address + size;
+        let whole = window.part(span);
         let allowed = self.allowed(search).max(window.foreseen);
-        let mut at = address;
-        while at < end {
+        let mut at = whole.address;
+        while at < whole.end() {
             let id = self.tile_over(at);
             let block = self.heap.blocks[id];
             if block.mapped {
                 at = block.end();
                 continue;
             }
-            let (from, to) = (at.max(block.address), end.min(block.end()));
+            let lacking = block.part().both(&whole);
             let base = self.segment_of(&block).base;
             let aligned = |unit: u64| {
-                let (down, up) = ((from - base) / unit * unit, (to - base).next_multiple_of(unit));
-                ((base + down).max(block.address), (base + up).min(block.end()))
+                let down = (lacking.address - base) / unit * unit;
+                let up = (lacking.end() - base).next_multiple_of(unit);
+                Part::between(base + down, base + up).both(&block.part())
             };
             let [wide, needed] = [window.page, self.granule].map(aligned);
-            let fits = |(from, to): &(Address, Address)| self.held + (to - from) <= allowed;
-            let Some((from, to)) = [wide, needed].into_iter().find(fits) else { return Ok(false) };
-            if !self.beside.allows(env, to - from)
-                || self.map_part(env, id, from, to - from)?.is_none()
-            {
+            let fits = |part: &Part| self.held + part.size <= allowed;
+            let Some(part) = [wide, needed].into_iter().find(fits) else { return Ok(false) };
+            if !self.beside.allows(env, part.size) || self.map_part(env, id, part)?.is_none() {
                 return Ok(false);
             }
-            at = to;
+            at = part.end();
         }
         Ok(true)
     }
@@ -223,7 +166,7 @@ impl Lake {
         let part = window.part(span);
         let id = self.tile_over(part.address);
         let (freed, is_stained) = self.cleaned(part, id);
-        let mut id = self.heap.carve(id, part.address, part.size);
+        let mut id = self.heap.carve(id, part);
         self.heap.blocks[id].window = true;
         for neighbour in [self.heap.blocks[id].prev, self.heap.blocks[id].next] {
             if neighbour != NIL && self.heap.blocks[neighbour].window {
@@ -235,14 +178,13 @@ impl Lake {
         window.ceded.fill(span, false);
         let stream = (!is_stained).then_some(window.home.stream);
         let (cells, latest) = (window.cells.count(), self.order.latest());
-        window.last_uses.set(span, Use::of(stream, freed), cells, latest);
+        window.last_uses.set(span, Use { stream, freed }, cells, latest);
     }
 
     /// Cedes a run of idle cells.
     fn cede(&mut self, window: &mut Window, span: Span) {
         let part = window.part(span);
-        let tile = self.tile_over(part.address);
-        let (id, _) = self.heap.isolate(tile, part.address, part.size);
+        let (id, _) = self.heap.isolate(self.tile_over(part.address), part);
         self.settle_uses(window, id);
         self.heap.blocks[id].window = false;
         self.heap.shelve(id);
@@ -252,9 +194,8 @@ impl Lake {
 
     /// Tells a block of cells that are ceded, and the stains, who used its bytes last.
     fn settle_uses(&mut self, window: &Window, id: BlockId) {
-        let Block { address, size, .. } = self.heap.blocks[id];
-        let (own, all) = (window.home.stream, Part { address, size });
-        let span = window.span(address - window.base, size);
+        let (own, all) = (window.home.stream, self.heap.blocks[id].part());
+        let span = window.cells.span(all.address - window.base, all.end() - window.base);
         let Some(uses) = window.last_uses.of_cells(span) else {
             self.heap.blocks[id].requested = self.order.latest();
             return;
@@ -303,11 +244,11 @@ impl Lake {
         let runs: Vec<Span> = window.ceded.runs(window.cells.all(), true).collect();
         let mut free = Vec::new();
         for run in runs {
-            let part = window.part(run);
             for block in self.tiles(window, run).filter(|block| block.mapped && block.is_free()) {
-                let start = block.address.max(part.address) - window.base;
-                let end = block.end().min(part.address + part.size) - window.base;
-                free.extend(window.cells.within(start, end));
+                let part = block.part().both(&window.part(run));
+                free.extend(
+                    window.cells.within(part.address - window.base, part.end() - window.base),
+                );
             }
         }
         for span in free {
@@ -318,18 +259,12 @@ impl Lake {
     /// Cedes everything: what was idle is free, and what was held are blocks of the segment like others.
     pub(super) fn cede_held(&mut self, mut window: Window) {
         self.cede_all(&mut window);
-        let mut planned: Vec<(Address, BlockId)> = (self.heap.blocks.iter())
-            .filter(|(_, block)| block.planned)
-            .map(|(id, block)| (block.address, id))
-            .collect();
-        planned.sort_unstable();
-        for (address, id) in planned {
-            let part = window.part(self.heap.blocks[id].span());
-            let size = self.heap.blocks[id].size;
-            let tile = self.tile_over(address);
+        for id in self.heap.sorted(|block| block.planned) {
+            let block = self.heap.blocks[id];
             // The cells of the block, and of those its own bytes.
-            let (tile, _) = self.heap.isolate(tile, part.address, part.size);
-            let (tile, rest) = self.heap.isolate(tile, address, size);
+            let tile = self.tile_over(block.address);
+            let (tile, _) = self.heap.isolate(tile, window.part(block.span()));
+            let (tile, rest) = self.heap.isolate(tile, block.part());
             for free in rest.into_iter().flatten() {
                 self.heap.blocks[free].window = false;
                 self.settle_uses(&window, free);
@@ -346,10 +281,8 @@ impl Lake {
     pub(super) fn check_window(&self, window: &Window) -> Result<(), String> {
         let mut given = Bits::new(&window.cells, false);
         for (id, block) in self.heap.blocks.iter().filter(|(_, block)| block.planned) {
-            let (span, part) = (block.span(), window.part(block.span()));
-            let is_inside =
-                part.address <= block.address && block.end() <= part.address + part.size;
-            if !given.take(span) || !is_inside {
+            let is_inside = window.part(block.span()).both(&block.part()) == block.part();
+            if !given.take(block.span()) || !is_inside {
                 return Err(format!(
                     "{id:?} holds cells of another, or not all of its own: {block:?}"
                 ));
@@ -366,10 +299,8 @@ impl Lake {
         }
         let expected: Vec<Part> =
             window.ceded.runs(all, false).map(|run| window.part(run)).collect();
-        let tiles = self.heap.blocks.iter().filter(|(_, block)| block.window);
-        let mut tiles: Vec<Part> =
-            tiles.map(|(_, block)| Part { address: block.address, size: block.size }).collect();
-        tiles.sort_unstable_by_key(|part| part.address);
+        let tiles = self.heap.sorted(|block| block.window).into_iter();
+        let tiles: Vec<Part> = tiles.map(|id| self.heap.blocks[id].part()).collect();
         if tiles != expected {
             return Err(format!("the window has {tiles:?}, not {expected:?}"));
         }
