@@ -103,8 +103,8 @@ pub struct Options {
     pub slack: u64,
     /// And so many bytes at least.
     pub slack_min: u64,
-    /// Where it would be more than so many bytes, as many as their geometric mean: of a run that fills a card little
-    /// slack is much memory.
+    /// Where it would be more than so many bytes, as many as their geometric mean, but for the places of a plan: of a
+    /// run that fills a card little slack is much memory.
     pub slack_knee: u64,
     /// A new page is what is in use, divided by this, or a little more.
     pub pages: u64,

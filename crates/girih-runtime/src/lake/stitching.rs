@@ -247,7 +247,11 @@ impl Lake {
 
     /// Bytes that may be held before holes are stitched.
     pub(super) fn allowed(&self, search: &Search) -> u64 {
-        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
+        self.with_slack(self.most_in_use.max(self.in_use.saturating_add(search.size)))
+    }
+
+    /// Bytes that may be held where so many were in use.
+    pub(super) fn with_slack(&self, most: u64) -> u64 {
         let whole = self.whole_slack(most);
         let mean = (u128::from(whole) * u128::from(self.options.slack_knee)).isqrt() as u64;
         most.saturating_add(whole.min(mean))
