@@ -136,12 +136,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         name = name_of(func)
         if is_kept("product", self.call) and is_worth_keeping(name, args):
             note = Note(name, tuple(output.shape))
-            if self.call.wants_note(len(self.call.notes)):
-                note.outputs = self.call.keep(output)
-            else:
-                note.like = Shape.of(output)
+            self._keep_output(note, output)
             self.call.notes.append(note)
         return output
+
+    def _keep_output(self, note: Note, output: Any) -> None:
+        """With its note; where no replay wants it, what it looks like."""
+        if self.call.wants_note(len(self.call.notes)):
+            note.outputs = self.call.keep(output)
+        else:
+            note.like = Shape.of(output)
 
     def _sum(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         output = func(*args, **kwargs)
@@ -150,10 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         # Each has a note, so that a replay need not know which are kept.
         note = Note(name_of(func), tuple(output.shape))
         if args[0].numel() >= notes.TERMS * output.numel() and kwargs.get("out") is None:
-            if self.call.wants_note(len(self.call.notes)):
-                note.outputs = self.call.keep(output)
-            else:
-                note.like = Shape.of(output)
+            self._keep_output(note, output)
         self.call.notes.append(note)
         return output
 

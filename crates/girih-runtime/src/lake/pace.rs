@@ -146,7 +146,7 @@ mod tests {
         pace.pass(&options, 0);
         assert_eq!(pace.debt(), 0, "no time is known yet");
         pace.pass(&options, 100_000);
-        assert_eq!(pace.debt(), 4 * MS, "views have 3 s, waits the share");
+        assert_eq!(pace.debt(), 4 * MS, "views have the free time, waits the share");
         pace.map(3000 * MS);
         assert_eq!(pace.debt(), 4 * MS);
         pace.map(MS);
