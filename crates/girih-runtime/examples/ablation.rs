@@ -207,13 +207,14 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 15] = [
+const KNOBS: [(&str, Knob); 16] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
     ("pages", |options| &mut options.pages),
     ("request_pages", |options| &mut options.request_pages),
     ("page_max", |options| &mut options.page_max),
+    ("near", |options| &mut options.near),
     ("view_pages_max", |options| &mut options.view_pages_max),
     ("time_share", |options| &mut options.time_share),
     ("stall_max_us", |options| &mut options.stall_max_us),

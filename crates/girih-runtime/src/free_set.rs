@@ -206,6 +206,18 @@ impl FreeSet {
         self.chunks.iter().flatten()
     }
 
+    /// The entries from a cursor on, in order, with their places.
+    #[inline]
+    pub(crate) fn iter_from(&self, first: Cursor) -> impl Iterator<Item = (Cursor, &Entry)> {
+        let mut at = first;
+        std::iter::from_fn(move || {
+            let place = at;
+            let entry = self.get(place)?;
+            at = self.next(place);
+            Some((place, entry))
+        })
+    }
+
     /// Number of entries. Linear in the chunks.
     pub(crate) fn len(&self) -> usize {
         self.chunks.iter().map(Vec::len).sum()
@@ -256,6 +268,9 @@ mod tests {
                 assert_eq!(found, set.get(cursor).map(|_| cursor));
                 let expected = model.iter().find(|entry| entry.size >= size).copied();
                 assert_eq!(set.get(cursor).copied(), expected);
+                assert!(set.iter_from(cursor).all(|(at, entry)| set.get(at) == Some(entry)));
+                let from = set.iter_from(cursor).map(|(_, entry)| entry);
+                assert!(from.eq(model.iter().filter(|entry| entry.size >= size)));
                 if let Some(entry) = expected {
                     let before = model.range(..entry).next_back().copied();
                     assert_eq!(set.prev(cursor).and_then(|at| set.get(at)).copied(), before);

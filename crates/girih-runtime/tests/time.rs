@@ -21,11 +21,15 @@ struct Program {
 
 impl Program {
     fn new(device: u64, time_free_ms: u64) -> Program {
+        Program::of_seed(7, device, time_free_ms)
+    }
+
+    fn of_seed(seed: u64, device: u64, time_free_ms: u64) -> Program {
         let options = Options { time_free_ms, ..Options::default() };
         let config = Config { expandable_segments: true, own_order: true, ..Config::default() };
         let lake = Lake::new(options, Caching::new(config));
         let device = SimDevice::new(device);
-        Program { lake, device, random: 7, time_us: 0, live: Vec::new(), in_use: 0, most: 0 }
+        Program { lake, device, random: seed, time_us: 0, live: Vec::new(), in_use: 0, most: 0 }
     }
 
     fn random(&mut self, below: u64) -> u64 {
@@ -104,12 +108,19 @@ fn where_no_time_is_known_or_steps_are_long_no_more_is_held() {
 
 #[test]
 fn a_device_without_room_is_not_asked_for_the_sake_of_time() {
-    let mut free = Program::new(1 << 40, u64::MAX);
-    free.run(20_000);
-    // What the same program needs, and less than an eighth more.
-    let device = (free.most as f64 * 1.12) as u64 / (2 * MIB) * (2 * MIB);
-    let mut tight = Program::new(device, 0);
-    tight.run(20_000);
-    assert_eq!(Policy::stats(&tight.lake).num_ooms, 0);
-    assert!(tight.held() <= free.held() + 0.001, "{} and {}", tight.held(), free.held());
+    // Two runs that do not do the same come to hold a little more or less by chance: of several none is far off, and
+    // on average no more is held.
+    let beyond = (1..=8).map(|seed| {
+        let mut free = Program::of_seed(seed, 1 << 40, u64::MAX);
+        free.run(20_000);
+        // What the same program needs, and less than an eighth more.
+        let device = (free.most as f64 * 1.12) as u64 / (2 * MIB) * (2 * MIB);
+        let mut tight = Program::of_seed(seed, device, 0);
+        tight.run(20_000);
+        assert_eq!(Policy::stats(&tight.lake).num_ooms, 0);
+        tight.held() - free.held()
+    });
+    let beyond: Vec<f64> = beyond.collect();
+    assert!(beyond.iter().all(|&more| more <= 0.0025), "{beyond:?}");
+    assert!(beyond.iter().sum::<f64>() / 8.0 <= 0.0005, "{beyond:?}");
 }

@@ -200,22 +200,25 @@ impl Heap {
         Some(self.shelves[*place as usize].0)
     }
 
-    /// The smallest free block of a home that has `size` bytes.
+    /// The free block of a home that serves `size` bytes: one of just as many, or else the one with the lowest address
+    /// of the `near` smallest that have them.
     #[inline]
-    pub(super) fn best_fit(&self, home: Home, size: u64) -> Option<(BlockId, Cursor)> {
+    pub(super) fn fit(&self, home: Home, size: u64, near: u64) -> Option<(BlockId, Cursor)> {
         let shelf = self.shelf(home, true);
         let cursor = shelf.lower_bound(size);
-        shelf.get(cursor).map(|entry| (entry.block, cursor))
+        let smallest = shelf.get(cursor)?;
+        if near <= 1 || smallest.size == size {
+            return Some((smallest.block, cursor));
+        }
+        let few = shelf.iter_from(cursor).take(near as usize);
+        let lowest = few.min_by_key(|(_, entry)| entry.address);
+        lowest.map(|(place, entry)| (entry.block, place))
     }
 
     /// The free blocks of a home that have `size` bytes, the smallest first.
     pub(super) fn fitting(&self, home: Home, size: u64) -> impl Iterator<Item = BlockId> {
         let shelf = self.shelf(home, true);
-        let first = shelf.lower_bound(size);
-        let places = std::iter::successors(Some(first), |&place| {
-            shelf.get(place).map(|_| shelf.next(place))
-        });
-        places.map_while(|place| shelf.get(place)).map(|entry| entry.block)
+        shelf.iter_from(shelf.lower_bound(size)).map(|(_, entry)| entry.block)
     }
 
     /// Every free block, be it the mapped ones or those that are not.

@@ -10,7 +10,7 @@
 //!  allocate ─► round ─► its place in the window of the plan ──free──► give
 //!                            │ none, taken                             ▲
 //!                            ▼                                         │
-//!                       best fit in the home of the stream ──found──► split
+//!                 hole that fits in the home of the stream ──found──► split
 //!                            │ none                                    ▲
 //!                            ▼                                         │
 //!          an idle view whose bytes are free ──────────────────────────┤
@@ -112,6 +112,8 @@ pub struct Options {
     pub request_pages: u64,
     /// The largest page, in bytes.
     pub page_max: u64,
+    /// Of so many holes, the smallest that fit, a request no larger than that is given the one with the lowest address.
+    pub near: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
@@ -142,6 +144,7 @@ impl Default for Options {
             pages: 4096,
             request_pages: 32,
             page_max: 16 << 20,
+            near: 8,
             view_pages_max: 1 << 16,
             time_share: 333,
             stall_max_us: 150,
@@ -306,6 +309,13 @@ impl Lake {
         self.serve_unplanned(env, request, size)
     }
 
+    /// Of how many holes that fit a request is given the lowest. What is no larger than a page keeps all of it from
+    /// views; so such requests lie side by side, and what is free above them is whole.
+    #[inline]
+    fn near(&self, home: Home, size: u64) -> u64 {
+        if home.is_small || size > self.options.page_max { 1 } else { self.options.near }
+    }
+
     /// A block of `size` bytes that is no place of a plan.
     #[inline(never)]
     fn serve_unplanned(
@@ -316,7 +326,7 @@ impl Lake {
     ) -> Result<Granted, AllocError> {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
-        match self.heap.best_fit(home, size) {
+        match self.heap.fit(home, size, self.near(home, size)) {
             Some((id, place)) if self.serves(env, &search, id) => {
                 let block = self.heap.take(id, place, size);
                 Ok(self.give(env, block, &request))
@@ -367,7 +377,7 @@ impl Wrapper for Lake {
         let size = round_size(request.size, &self.beside.inner().config().roundup_power2_divisions);
         let home = self.heap.known_home(request.stream, size <= SMALL_SIZE);
         home.is_some_and(|home| {
-            self.heap.best_fit(home, size).is_some() || self.could_stitch(&Search { size, home })
+            self.heap.fit(home, size, 1).is_some() || self.could_stitch(&Search { size, home })
         })
     }
 
