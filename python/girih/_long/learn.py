@@ -80,7 +80,7 @@ def _let_go(call: Call, index: int, layout: Layout | None) -> None:
     """
     save = call.saves[index]
     base = call.bases.get(save.place, index)
-    if layout is None or base == KEPT_ANYWAY or call.saves[base].whole is not None:
+    if layout is None or base == KEPT_ANYWAY or (base != index and not call.saves[base].storage):
         return
     call.cut(index, save, layout)
     if save.whole is None:
