@@ -38,10 +38,10 @@ from swap import WORKLOAD, agreement, launch
 HIDDEN, FFN, VOCABULARY = 4096, 11008, 32000
 MFU_WAYS = (
     *("plain", "recompute", "save_on_cpu", "streams", "split:0", "split:products"),
-    *("girih", "both:0", "both:products", "fill"),
+    *("girih", "both:0", "both:products", "fill", "tiles:0"),
 )
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
-LONGEST_WAYS = ("plain", "recompute", "split:0", "girih", "both:0")
+LONGEST_WAYS = ("plain", "recompute", "split:0", "tiles:0", "girih", "both:0", "both_tiles:0")
 PREDICTED = {"plain": "plain", "recompute": "recompute"}
 """Ways whose step and peak are foretold, and the methods of `girih alpha` that are these."""
 STEP_WITHIN, PEAK_WITHIN = 0.05, 0.01
@@ -51,6 +51,8 @@ SETTLING_STEPS = 24
 """That plans of swapping are tried in, about."""
 TRIED_STEPS = 60
 """The same, and the ways of `fill`."""
+WARM = 8192
+"""Tokens of a pass before all others, in which layers that are split are looked at."""
 UNIT = 4096
 """Tokens: lengths are found to within so many, if nothing else is said."""
 LEAST_S = 20
@@ -196,13 +198,19 @@ def sweep(table: Table, options: argparse.Namespace) -> None:
             table.run("fill", length, options.budget, base, [])
 
 
+def warm(way: str, tokens: int) -> list[str]:
+    """Layers that are split hold all that they save when they first run: that is a short pass."""
+    is_split = way.partition(":")[0] in ("split", "both", "tiles", "both_tiles", "fill")
+    return ["--warm", str(min(WARM, tokens // 2))] if is_split else []
+
+
 def longest(table: Table, options: argparse.Namespace) -> None:
     """The longest sequence of each way."""
     given = options.length or [32768]
     for way in ways(options, LONGEST_WAYS):
         fits, beyond, tokens = 0, 0, given[0]
         while beyond == 0 or beyond - fits > options.unit:
-            if table.run(way, tokens, options.budget, None, []):
+            if table.run(way, tokens, options.budget, None, warm(way, tokens)):
                 fits = tokens
             elif table.runs[-1].get("left_out"):
                 break
