@@ -252,8 +252,7 @@ def main() -> None:
     way = ways.get(arguments.way, contextlib.nullcontext)
     digests = []
 
-    if arguments.fused_loss:
-        import girih
+    girih: Any = importlib.import_module("girih") if arguments.fused_loss else None
 
     def forward(length: int = arguments.length) -> torch.Tensor:
         shape = (arguments.batch, length)

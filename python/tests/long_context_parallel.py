@@ -74,7 +74,7 @@ class Llama(nn.Module):
         super().__init__()
         from transformers import LlamaConfig, LlamaModel
 
-        sizes = {"hidden_size": WIDTH, "intermediate_size": 88, "num_hidden_layers": 2}
+        sizes = {"hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2}
         settings = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=50)
         settings._attn_implementation = "sdpa"
         self.model = LlamaModel(settings)

@@ -359,3 +359,63 @@ def test_without_memory_to_compare_a_known_layer_it_is_not_compared():
     model.layers[0].fails = 1
     with pytest.raises(torch.OutOfMemoryError):
         gradients(model, ids())
+
+
+def llama(**more):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50}
+    settings = transformers.LlamaConfig(**sizes, **heads, **more)
+    settings._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(settings).train()
+
+
+def of_hugging_face(model, find, *, passes=4, **kwargs):
+    """Losses and gradients of a model with tiles, and those of the model as it is."""
+    data = ids(tokens=300, batch=2)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        model.zero_grad(set_to_none=True)
+        loss = model(input_ids=data, labels=data, use_cache=False, **kwargs).loss
+        loss.backward()
+        return [loss.detach(), *(it.grad for it in model.parameters() if it.grad is not None)]
+
+    expected = [run(seed) for seed in range(passes)]
+    for alpha, tile in ((0, 100), (0, False), ("products", False), (0.5, False)):
+        girih.long_context(model, alpha=alpha, mlp_in_tiles=tile)
+        for seed in range(passes):
+            assert_same(expected[seed], run(seed))
+        for layer in reports(model):
+            assert layer["in_tiles"] == (find if tile else [])
+            assert layer["split"] == passes
+    api.remove(model)
+
+
+def test_padded_sequences_of_hugging_face():
+    padding = torch.ones(2, 300, dtype=torch.long)
+    padding[0, :41] = 0
+    of_hugging_face(llama(), ["mlp"], attention_mask=padding)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_lora_of_peft(targets):
+    model = llama()
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    settings = peft.LoraConfig(r=4, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(model, settings)
+    for name, parameter in model.named_parameters():
+        # As they are made nothing would depend on the first ones.
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    of_hugging_face(model, ["mlp"])
+
+
+def test_lora_whose_perceptrons_draw_random_numbers_is_split_and_not_in_tiles():
+    model = llama()
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    settings = peft.LoraConfig(
+        r=4, target_modules="all-linear", lora_dropout=0.1, task_type="CAUSAL_LM"
+    )
+    of_hugging_face(peft.get_peft_model(model, settings), [])
