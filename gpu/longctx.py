@@ -19,7 +19,8 @@ most that is allocated.
 
 With `--minutes` nothing is begun that would end later, and what was left out is said. What was
 measured is written to the output after every launch. `--device cpu --tiny` tries every table on a
-model of no size: nothing is swapped there, and no bytes are counted.
+model of no size: nothing is swapped there, no bytes are counted, and `predict` has the recording of
+another model.
 """
 
 import argparse
@@ -46,6 +47,8 @@ PREDICTED = {"plain": "plain", "recompute": "recompute"}
 """Ways whose step and peak are foretold, and the methods of `girih alpha` that are these."""
 STEP_WITHIN, PEAK_WITHIN = 0.05, 0.01
 """How far a prediction may be off, as a part of what was measured."""
+RECORDING = Path(__file__).resolve().parents[1] / "corpus" / "llama2b_vary.girih"
+"""Of another model, where there is no GPU to record on: to try it, and nothing is held to it."""
 PARALLEL = str(Path(__file__).with_name("workloads") / "parallel.py")
 SETTLING_STEPS = 24
 """That plans of swapping are tried in, about."""
@@ -273,8 +276,9 @@ def predict(table: Table, options: argparse.Namespace) -> None:
     """Step and peak as `girih alpha` foretells them from a recording of few layers."""
     for length in options.length or (32768,):
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(options.recording or Path(folder) / "few.girih")
-            error = None if options.recording else recorded(table, options, length, path)
+            recording = options.recording or (RECORDING if options.device == "cpu" else None)
+            path = Path(recording or Path(folder) / "few.girih")
+            error = None if recording else recorded(table, options, length, path)
             if error is not None:
                 table.keep({"tokens": length, "way": "recording", "error": error})
                 print(f"{length:>8} recording FAILED {error[:200]}", flush=True)
@@ -291,7 +295,7 @@ def predict(table: Table, options: argparse.Namespace) -> None:
                 peak = said["gpu_peak"] / max(1, seen["allocated_peak"]) - 1
                 table.keep({"tokens": length, "way": way, "foretold": said, "off": [step, peak]})
                 is_right = abs(step) <= STEP_WITHIN and abs(peak) <= PEAK_WITHIN
-                table.has_missed |= not is_right
+                table.has_missed |= not is_right and options.device == "cuda"
                 print(
                     f"{length:>8} {way:<16} step {100 * step:+.1f} %, peak {100 * peak:+.1f} %"
                     f" off: {'within' if is_right else 'BEYOND'} {100 * STEP_WITHIN:.0f} and"

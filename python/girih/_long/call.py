@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from girih._errors import GirihError
 from girih._long.communicate import Function, Origins, unwrapped, watching
+from girih._long.compare import digest
 from girih._long.layout import (
     WHOLE,
     Layout,
@@ -99,9 +100,13 @@ class Call(Together):
         """What of its products it keeps; None if that is not known, or is to be found out again."""
         self.noted = 0
         """Of the notes, those whose bytes are among `bases`, where a pass lets go early."""
-        self.lets_go: bool = layer.is_known(self) if lets_go is None else lets_go
+        self.lets_go: bool = layer.lets_go(self) if lets_go is None else lets_go
         """What will be computed again is let go of as soon as autograd saves it: all that a layer
-        saves is never there at once. Else it is there until the pass has ended, and is compared."""
+        saves is never there at once."""
+        self.digests: dict[int, Any] | None = {} if layer.is_to_learn(self) else None
+        """Of what was let go of, where the pass is to be compared."""
+        self.is_lost = False
+        """It was compared, and what was let go of does not come again."""
         if self.lets_go:
             self.bases = dict.fromkeys(self.kept_anyway(), KEPT_ANYWAY)
         self.origins: Origins | None = None
@@ -163,8 +168,12 @@ class Call(Together):
             self.bases |= dict.fromkeys(map(self._place_of, _packed_of(note)), KEPT_ANYWAY)
         self.noted = len(self.notes)
         is_kept = self.plan is not None and index in self.plan.keeping.places
-        if self._cuts(index, save, None if is_kept else WHOLE):
-            save.tensor = None
+        if not self._cuts(index, save, None if is_kept else WHOLE):
+            return
+        if self.digests is not None:
+            with self.aside():
+                self.digests[index] = digest(save.tensor)
+        save.tensor = None
 
     def keep(self, output: Any) -> Any:
         """An output that the replay will be answered with."""
@@ -320,7 +329,7 @@ class Call(Together):
             self.origins.note(x, outputs, ())
         self.in_tiles[name] = tiled
         self.saved_in_tiles += tiled.plan.saved * self.tokens
-        if not self.saves[place].is_fixed:
+        if len(self.saves) > place and not self.saves[place].is_fixed:
             note.own[place] = 0
         note.saves = len(self.saves)
         if self.wants_note(len(self.notes)):

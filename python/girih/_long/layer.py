@@ -157,23 +157,17 @@ class Layer:
             self.seen.tokens = self.seen.kept = tokens
             return self.original(*args, **kwargs)
         call = Call(self, args, kwargs, tokens, part)
+        state = generator_state(call.device) if call.lets_go else None
         device = call.device
-        state = generator_state(device)
-        try:
+        with contextlib.suppress(Unplanned):
             outputs = self._run(call, args, kwargs)
-        except (Unplanned, torch.OutOfMemoryError) as error:
-            # From the start: if what was let go of would not come again as it was, all is held; if
-            # there is no memory to hold what is to be compared, it is let go of.
-            lets_go = not isinstance(error, Unplanned)
-            if lets_go and (call.lets_go or call.has_acted or self._key(call) not in self.plans):
-                raise
-        else:
-            self._close(call)
-            return outputs
-        # Not within `except`, which holds on to what there was.
+            if self._close(call):
+                return outputs
+            del outputs
+        # What was let go of does not come again as it was: from the start, and all is held.
         del call
         set_generator_state(device, state)
-        call = Call(self, args, kwargs, tokens, part, lets_go=lets_go)
+        call = Call(self, args, kwargs, tokens, part, lets_go=False)
         outputs = self._run(call, args, kwargs)
         self._close(call)
         return outputs
@@ -236,7 +230,7 @@ class Layer:
         if isinstance(plan, str):
             return None
         tiled = tiles.Tiled(module, run, self.token_dim, plan, tile)
-        if not self._is_to_learn(call):
+        if not self.is_to_learn(call):
             return tiled, None
         with torch.no_grad(), torch.autocast(**call.autocast):
             if tiles.gives_the_same(tiled, x):
@@ -264,17 +258,23 @@ class Layer:
 
     def plan_of(self, call: Call) -> Trace | None:
         """What is known of such a pass; None if it is not known, or is to be found out again."""
-        if call.first or self._is_to_learn(call):
+        if call.first or self.is_to_learn(call):
             return None
         return self.traces.get(self._key(call))
 
-    def is_known(self, call: Call) -> bool:
-        """Whether it was seen that all of such a pass can be computed again."""
-        if call.first or self._is_to_learn(call):
+    def lets_go(self, call: Call) -> bool:
+        """Whether a pass may let go of what it saves before it has ended.
+
+        Of a pass that is to be compared digests are enough, unless another way is found of what it
+        saved, and then it runs once more: not where it does what must not be done twice.
+        """
+        if call.first:
             return False
+        if self.is_to_learn(call):
+            return not self.listens() and not call.opaque_names
         return self._key(call) in self.plans
 
-    def _is_to_learn(self, call: Call) -> bool:
+    def is_to_learn(self, call: Call) -> bool:
         """Whether the pass is to run twice and be compared.
 
         Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
@@ -342,18 +342,22 @@ class Layer:
 
     # ---- the end of a pass
 
-    def _close(self, call: Call) -> None:
+    def _close(self, call: Call) -> bool:
+        """Cuts what can be cut. False if what was let go of cannot be computed again."""
         if call.origins is not None:
             self.known.communicates = bool(self.known.communicates or call.origins.is_heard)
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
         if self._may_run_twice(call):
             layouts = self._layouts(call)
+            if call.is_lost:
+                return False
         call.close(layouts or [None] * len(call.saves))
         self._note(call)
         after = len(self.known.opaque), len(self.known.mixing)
         if layouts is not None and before == after and not self.is_refused:
             self._judge(call)
+        return True
 
     def _judge(self, call: Call) -> None:
         """Leaves the layer alone from now on if that saves next to nothing."""
@@ -387,7 +391,7 @@ class Layer:
         key = self._key(call)
         free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
         plan = self.plans.get(key)
-        if plan is not None and (call.lets_go or not self._is_to_learn(call)):
+        if plan is not None and not self.is_to_learn(call):
             call.trace = self.traces.get(key)
             return self._planned(call, plan)
         learnt = self._learn(call)
@@ -398,6 +402,7 @@ class Layer:
             return self._planned(call, plan)
         if learnt is None:
             self.seen.reason = NO_MEMORY
+            call.is_lost = call.lets_go
             return None
         if self.seen.reason == NO_MEMORY:
             self.seen.reason = ""
@@ -405,6 +410,7 @@ class Layer:
         self.seen.checks += 1
         if differs is not None:
             self._differs(call, differs, error)
+            call.is_lost = call.lets_go
         if len(self.lengths) < LENGTHS:
             self.lengths.add((call.tokens, call.first))
         self._remember(call, key, [layouts[index] for index in free], is_all=differs is None)

@@ -38,8 +38,12 @@ ALIGNED = 128
 """Tokens of a tile are a multiple of this: kernels of products work on so many."""
 ALIGNED_FROM = 8 * ALIGNED
 """Of tiles of so many tokens."""
-TRIED = (1, 1 / 2, 1 / 8, 1 / 32)
-"""Parts of the tokens over which it is compared, as long as there is no memory for more."""
+COMPARED = 16384
+"""Tokens over which gradients are compared, or a quarter if that is more: a run over all of them
+would take what tiles are to save."""
+LESS = 4
+"""Times fewer are compared if there is no memory for so many."""
+TRIES = 4
 
 
 class Tiled:
@@ -305,22 +309,22 @@ class _Tiled(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _compared(tiled: Tiled, x: Any, gradient: Any, found: list[Any], fails: Any) -> list[Any]:
-    """The gradients, or if a run over all tokens gives others, those."""
+    """The gradients, or if a run over all tokens at once gives others, those."""
     tokens = x.shape[tiled.dim]
-    for part in TRIED:
-        some = math.ceil(part * tokens)
+    for some in _fewer(min(tokens, max(COMPARED, tokens // LESS))):
         with contextlib.suppress(torch.OutOfMemoryError):
-            rows = (
-                (x, gradient) if part == 1 else (tiled._rows(it, 0, some) for it in (x, gradient))
-            )
-            rows = tuple(rows)
-            ours = found if part == 1 else tiled.gradients(*rows)
+            rows = [tiled._rows(it, 0, some) for it in (x, gradient)]
+            ours = found if some == tokens else tiled.gradients(*rows)
             right = tiled.reference(*rows)
-            if not all(is_same(*pair) for pair in zip(ours, right, strict=True)):
-                fails("its gradients in tiles are others")
-                return right if part == 1 else tiled.reference(x, gradient)
-            return found
+            if all(is_same(*pair) for pair in zip(ours, right, strict=True)):
+                return found
+            fails("its gradients in tiles are others")
+            return right if some == tokens else tiled.reference(x, gradient)
     return found
+
+
+def _fewer(tokens: int) -> list[int]:
+    return [max(1, tokens // LESS**it) for it in range(TRIES)]
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -332,15 +336,15 @@ def is_same(a: Any, b: Any) -> bool:
 
 def gives_the_same(tiled: Tiled, x: Any) -> bool:
     """Whether tiles give what a run over all tokens gives; over fewer if there is no memory."""
-    tokens = x.shape[tiled.dim]
-    for part in TRIED:
+    for some in _fewer(x.shape[tiled.dim]):
         with contextlib.suppress(torch.OutOfMemoryError):
-            rows = x if part == 1 else tiled._rows(x, 0, math.ceil(part * tokens))
+            rows = tiled._rows(x, 0, some)
             whole = tiled.run(rows)
+            tiles = ((first, end - first) for first, end in tiled.tiles(rows))
             return all(
                 is_same(
-                    tiled.run(tiled._rows(rows, *it)), whole.narrow(tiled.dim, it[0], it[1] - it[0])
+                    tiled.run(tiled._rows(rows, at, at + size)), whole.narrow(tiled.dim, at, size)
                 )
-                for it in tiled.tiles(rows)
+                for at, size in tiles
             )
     return True
