@@ -9,7 +9,8 @@ Each row is a launch of `workloads/longer.py`: `plain` under PyTorch's allocator
 every layer, PyTorch's `save_on_cpu`, offloading on streams of its own, selective checkpointing;
 Girih with a budget of bytes for the GPU (`girih`); and its split by tokens (long-contexts.md):
 `fill` keeps of each layer what the budget holds, `split:A` the part A (`split:0/0.5/1`: of each
-layer another), and computes the rest again; `both:A` swaps what is kept. Columns: what is allocated
+layer another), and computes the rest again; `both:A` swaps what is kept; `tiles:A` and
+`both_tiles:A` are these with perceptrons in tiles. Columns: what is allocated
 and reserved at most, MiB; the median of the settled steps and its ratio to `plain` where that fits,
 else to `recompute`; the first step; whether all gradients of the first step and of the last are
 those of the first row that ran, to the bit; GB copied out and back in a settled step; tensors that
@@ -73,6 +74,8 @@ HEAD = (
 def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> dict[str, Any]:
     """Runs the workload once."""
     kind, _, part = way.replace("/", ",").partition(":")
+    is_in_tiles = kind.endswith("tiles")
+    kind = {"tiles": "split", "both_tiles": "both"}.get(kind, kind)
     is_ours = kind in ("girih", "fill", "split", "both")
     on_cpu = "cpu" in shape
     command = [WORKLOAD, "--way", "plain" if is_ours else way, *shape]
@@ -80,12 +83,16 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
         if is_ours and on_cpu:
             # Nothing goes anywhere there: what is left is the split, so that it can be tried.
             command += [] if kind == "girih" else ["--split", part or "products"]
+            # Tiny sequences are shorter than a tile.
+            command += ["--tile", "64"] if is_in_tiles else []
         elif is_ours:
             options = ["--plan-dir", folder, *([f"--long-context={part}"] if part else [])]
             if kind != "split":
                 options += ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]
             if kind == "fill":
                 options += ["--long-context"]
+            if is_in_tiles:
+                options += ["--mlp-in-tiles"]
             command = ["-m", "girih", "run", *options, *command]
         done = ran(command, timeout, "RESULT")
     if isinstance(done, str):

@@ -154,7 +154,9 @@ def build(arguments: argparse.Namespace) -> Any:
     if arguments.split is not None:
         split = [it if it == "products" else float(it) for it in arguments.split.split(",")]
         alpha = split[0] if len(split) == 1 else split
-        importlib.import_module("girih").long_context(model, alpha=alpha)
+        importlib.import_module("girih").long_context(
+            model, alpha=alpha, mlp_in_tiles=arguments.tile or False
+        )
     return model
 
 
@@ -193,6 +195,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--split", metavar="ALPHA", help="split by tokens, where nothing else says so: on a CPU"
     )
+    parser.add_argument(
+        "--tile", type=int, default=0, help="of `--split`: perceptrons in tiles of so many tokens"
+    )
+    parser.add_argument("--warm", type=int, default=0, help="a pass of so many tokens before all")
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument(
         "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
@@ -246,11 +252,10 @@ def main() -> None:
     way = ways.get(arguments.way, contextlib.nullcontext)
     digests = []
 
-    if arguments.fused_loss:
-        import girih
+    girih: Any = importlib.import_module("girih") if arguments.fused_loss else None
 
-    def forward() -> torch.Tensor:
-        shape = (arguments.batch, arguments.length)
+    def forward(length: int = arguments.length) -> torch.Tensor:
+        shape = (arguments.batch, length)
         ids = torch.randint(0, arguments.vocabulary, shape, device=device)
         if arguments.whole_loss:
             # Hugging Face's own: logits in 32 bits are most of the memory.
@@ -275,6 +280,9 @@ def main() -> None:
         profiler = functools.partial(
             torch.profiler.profile, record_shapes=True, profile_memory=True, with_stack=True
         )
+    if arguments.warm:
+        forward(arguments.warm).backward()
+        optimizer.zero_grad(set_to_none=True)
     for step in range(arguments.steps):
         # A profile of every step: that of a whole run would hardly fit the host.
         with measure.step(), profiler(), kernels(step):

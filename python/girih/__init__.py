@@ -205,6 +205,7 @@ def long_context(
     layers: str | None = None,
     token_dim: int = 1,
     loss_in_tiles: bool | str = True,
+    mlp_in_tiles: bool | int = False,
 ) -> Any:
     """Keeps only some tokens of what the model's layers save for the backward pass.
 
@@ -236,6 +237,9 @@ def long_context(
         loss_in_tiles: computes the loss of Hugging Face's causal models by `girih.cross_entropy`.
             "fused": by `girih.linear_cross_entropy`, so that logits are never made. What adds them
             up then does so in another order: the last layer's gradient is not that to the bit.
+        mlp_in_tiles: where nothing of a layer is kept, its perceptron runs over some tokens after
+            others, forward and backward: what it holds in its backward pass is less by half and
+            more, for two more of its products. True, or how many tokens a tile has.
 
     Raises:
         GirihError: if an argument is wrong, or the model has no such list. The text says what to
@@ -255,6 +259,7 @@ def long_context(
         layers=layers,
         token_dim=token_dim,
         loss_in_tiles=loss_in_tiles,
+        mlp_in_tiles=mlp_in_tiles,
     )
     return model
 

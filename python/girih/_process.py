@@ -246,7 +246,11 @@ def _split_long_contexts(settings: Settings) -> None:
         from girih._long import found
     except ImportError:
         return  # there is no torch: there will be no model
-    found.install(settings.options["long_context"], settings.options.get("gpu_budget"))
+    found.install(
+        settings.options["long_context"],
+        settings.options.get("gpu_budget"),
+        mlp_in_tiles=settings.option("mlp_in_tiles", False),
+    )
 
 
 def _refuse_change(process: Enabled, settings: Settings) -> None:

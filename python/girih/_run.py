@@ -171,6 +171,7 @@ _VALUED = (
 _PLAIN = (
     "--why",
     "--long-context",
+    "--mlp-in-tiles",
     "--modules",
     "--no-hooks",
     "--no-plan-dir",
@@ -181,6 +182,9 @@ _PLAIN = (
     "--help",
     "-h",
 )
+
+# With a value after "=", or without.
+_EITHER = ("--why", "--long-context", "--mlp-in-tiles")
 
 
 def split(
@@ -197,7 +201,7 @@ def split(
             return words[:index], words[index + 1 :]
         if word in valued:
             index += 2
-        elif word in plain or word.partition("=")[0] in (*valued, "--why", "--long-context"):
+        elif word in plain or word.partition("=")[0] in (*valued, *_EITHER):
             index += 1
         elif word.startswith("-") and word[:2] not in ("-m", "-c"):
             # The parser refuses it, and says what there is.
@@ -242,6 +246,15 @@ def _parser() -> argparse.ArgumentParser:
         help="computes again what layers save but for what fits, or but for ALPHA: a part of the "
         "tokens, 0 to 1, or products, or one of these for each layer, as 0,0.5,1",
     )
+    add(
+        "--mlp-in-tiles",
+        nargs="?",
+        const=True,
+        type=int,
+        metavar="=TOKENS",
+        help="with --long-context: perceptrons of layers of which nothing is kept run over some "
+        "tokens after others",
+    )
     add("--modules", action="store_true", help="marks the passes of the model's first two levels")
     add("--no-hooks", action="store_true", help="sets no hooks in torch or in frameworks")
     add("--option", metavar="K=V", action="append", default=[], help="a further option; V is JSON")
@@ -273,6 +286,8 @@ def _settings_of(options: argparse.Namespace) -> _settings.Settings:
             further[name] = size
     if options.long_context is not None:
         further["long_context"] = options.long_context
+    if options.mlp_in_tiles is not None:
+        further["mlp_in_tiles"] = options.mlp_in_tiles
     if options.modules:
         further["modules"] = True
     if options.no_hooks:

@@ -34,7 +34,7 @@ MODES: dict[str, str] = {
 _SWAPPING = ("auto", "plan", "stitch")
 
 # Options that Python obeys. All others are handed to the heaps, which know theirs.
-_PYTHON_OPTIONS = {"modules", "hooks", "live", "long_context"}
+_PYTHON_OPTIONS = {"modules", "hooks", "live", "long_context", "mlp_in_tiles"}
 
 
 @dataclasses.dataclass(frozen=True)

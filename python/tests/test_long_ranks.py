@@ -60,15 +60,17 @@ def train(model):
 
 for way in ("ddp", "fsdp2", "fsdp2-bf16"):
     expected = train(make(way))
-    for alpha in (0, "products", 0.5):
+    for alpha, tile in ((0, False), (0, 64), ("products", False), (0.5, False)):
         model = make(way)
-        girih.long_context(model, alpha=alpha)
+        girih.long_context(model, alpha=alpha, mlp_in_tiles=tile)
         found = train(model)
         pairs = zip(expected, found, strict=True)
         same = all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
         layers = girih.long_context_report(model)["layers"]
         split = [layer["split"] for layer in layers]
-        if not same or split != [3] * len(layers):
+        in_tiles = {tuple(layer["in_tiles"]) for layer in layers}
+        is_right = split == [3] * len(layers) and in_tiles == {("mlp",) if tile else ()}
+        if not same or not is_right:
             sys.exit(f"{way}, alpha {alpha}: {same}, {layers}")
 dist.destroy_process_group()
 print("all the same")

@@ -63,3 +63,17 @@ def test_workloads_are_told_each_option_with_its_value(steps, monkeypatch):
     assert told["--layers"] == "1"
     assert 1 <= int(told["--settled"]) < steps
     assert longctx.shape(options, 256) == ["--batch", "1", *words]
+
+
+def test_what_is_foretold_is_held_against_a_run(tmp_path):
+    runs, printed = table(tmp_path, "predict", "--length", "96", "--steps", "2", "--only", "plain")
+    assert [run["way"] for run in runs] == ["plain", "plain"]
+    assert runs[1]["foretold"]["step_us"] > 0
+    assert printed.count("are foretold") == 1
+
+
+def test_tiles_are_a_way_and_the_longest_is_found(tmp_path):
+    words = ("--length", "128", "--most", "256", "--unit", "128", "--steps", "2")
+    runs, printed = table(tmp_path, "longest", *words, "--only", "tiles:0")
+    assert [run["tokens"] for run in runs] == [128, 256]
+    assert "tiles:0: 256 tokens" in printed

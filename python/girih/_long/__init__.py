@@ -14,7 +14,9 @@ is kept.
 
 | file | |
 |:--|:--|
-| `call.py` | one pass of a layer: what was saved, cutting it, putting it together again |
+| `call.py` | the forward pass of a layer: what was saved, and cutting it |
+| `together.py` | its backward pass: putting it together again |
+| `tiles.py`, `probe.py` | a perceptron over some tokens after others; which module can be one |
 | `learn.py` | what of a pass can be cut: it runs again, and is compared |
 | `notes.py` | operators of which a replay is given what they gave |
 | `replay.py` | the layer once more; attention, products, sums, random numbers are answered |

@@ -54,6 +54,9 @@ class LongContext:
                 {
                     "name": layer.name,
                     "kept_whole": sorted(layer.known.opaque | layer.known.mixing),
+                    "not_in_tiles": {
+                        key[0]: it for key, it in layer.known.tiled.items() if isinstance(it, str)
+                    },
                     **vars(layer.seen),
                 }
                 for layer in self.layers
@@ -71,6 +74,7 @@ def apply(
     layers: str | None = None,
     token_dim: int = 1,
     loss_in_tiles: bool | str = True,
+    mlp_in_tiles: bool | int = False,
 ) -> LongContext:
     """Puts the split under a model's layers; of a model that has it, anew.
 
@@ -79,6 +83,7 @@ def apply(
     """
     if loss_in_tiles not in (True, False, "fused"):
         raise GirihError(f'give loss_in_tiles as True, False or "fused": not {loss_in_tiles}')
+    tile = _tile(mlp_in_tiles)
     found = layers_of(model, layers)
     for name, module in found:
         if getattr(module, "gradient_checkpointing", False):
@@ -97,12 +102,24 @@ def apply(
             share=share,
             token_dim=token_dim,
             known=known.setdefault(type(module), Known()),
+            tile=tile,
         )
         for index, (name, module) in enumerate(found)
     ]
     loss = Loss(model, is_fused=loss_in_tiles == "fused") if loss_in_tiles else None
     context = _contexts[model] = LongContext(made, share, loss)
     return context
+
+
+def _tile(mlp_in_tiles: bool | int) -> int | None:
+    """How many tokens a tile has, 0 for as many as are good; None if there are to be none."""
+    if isinstance(mlp_in_tiles, bool):
+        return 0 if mlp_in_tiles else None
+    if mlp_in_tiles < 1:
+        raise GirihError(
+            f"give mlp_in_tiles as True, False or tokens of a tile: not {mlp_in_tiles}"
+        )
+    return int(mlp_in_tiles)
 
 
 def remove(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""One pass of a layer: what autograd saved of it, cut by the token and put together again."""
+"""The forward pass of a layer: what autograd saves of it, cut by the token."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from girih._errors import GirihError
 from girih._long.communicate import Function, Origins, unwrapped, watching
-from girih._long.layout import Layout, address, is_apart, is_dense, span, span_of, storage_of
-from girih._long.notes import COMPUTED, Note
-from girih._long.packed import Packed, Save, Storage, place
-from girih._long.part import Part
-from girih._long.replay import (
-    Recorder,
-    Replay,
-    Take,
-    generator_state,
-    set_generator_state,
+from girih._long.compare import digest
+from girih._long.layout import (
+    WHOLE,
+    Layout,
+    address,
+    is_apart,
+    is_dense,
+    span,
+    span_of,
+    storage_of,
 )
-from girih._long.trace import Group, OutOfStep, Shape, Trace, start_of
+from girih._long.notes import Note
+from girih._long.packed import Packed, Places, Save, place
+from girih._long.part import Part
+from girih._long.replay import Recorder
+from girih._long.tiles import Tiled
+from girih._long.together import Together
+from girih._long.trace import Shape, Trace, start_of
 
 
 @dataclasses.dataclass
@@ -38,65 +45,70 @@ KEPT_ANYWAY = -1
 """In place of a save's index: the bytes are those of an input, or of what attention gave."""
 
 
-class Call:
+class Unplanned(BaseException):
+    """A pass that lets go early meets what must not run twice. No handler of a program takes it."""
+
+
+class Call(Together):
     """One pass of a layer."""
 
     def __init__(
-        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int, part: Part
+        self,
+        layer: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tokens: int,
+        part: Part,
+        *,
+        lets_go: bool | None = None,
     ) -> None:
-        self.layer = layer
-        self.tokens = tokens
-        self.first = first = part.first
-        """The first token that is computed again."""
+        tensors = [it for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)]
+        super().__init__(layer, tokens, part.first, tensors[0].device)
         self.keeps_products = part.products
-        leaves, self.spec = tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self.device = tensors[0].device
-        self.saves: list[Save] = []
+        self.places = Places()
         self.notes: list[Note] = []
-        self.opaque_names = layer.opaque_names(first)
+        self.opaque_names = layer.opaque_names(part.first)
         self.opaque_depth = 0
+        self.is_aside = False
+        """What runs is Girih's own: nothing of it is noted."""
+        self.in_tiles: dict[str, Tiled] = {}
+        """Modules that ran in tiles."""
+        self.saved_in_tiles = 0.0
+        """Bytes that modules in tiles would have saved."""
         self.met: list[tuple[str, str, str]] = []
         around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
         self.pack_around: Any = around[0]
         self.unpack_around: Any = around[1]
+        leaves, self.spec = tree_flatten((args, kwargs))
         self.leaves = [self.keep(leaf) for leaf in leaves]
         self.fixed = sorted(
             (at, at + it.nbytes)
             for one in [*layer.module.parameters(), *layer.module.buffers()]
             if (at := address(it := unwrapped(one)[0]))
         )
-        device_type = self.device.type
-        self.autocast = {
-            "device_type": device_type,
-            "enabled": torch.is_autocast_enabled(device_type),
-            "dtype": torch.get_autocast_dtype(device_type),
-            # Which weights have been cast by then is not the same in every replay.
-            "cache_enabled": False,
-        }
+        self.autocast = autocast_of(self.device.type)
         self.notes_answered = 0
         """Of the notes, how many a replay was seen to need."""
         self.sizes = (0, 0)
         self.bytes_cut = 0
         self.is_cut = False
-        self.extents: dict[Storage, tuple[int, int]] = {}
-        """Of each storage that is put together: the first element that is used, and the end."""
-        self.put_together: dict[Storage, Any] = {}
-        self.complete: set[Storage] = set()
-        """Those of which one tensor of a replay is all."""
-        self.replays = 0
-        self.wanted: dict[Storage, set[int]] = {}
-        """What of each storage autograd has not asked for yet."""
-        self.used: set[Storage] = set()
-        """Those that this backward pass has done with."""
         self.bases: dict[tuple[Any, ...], int] = {}
         """By where bytes are, the save that keeps them; `KEPT_ANYWAY` where something else does."""
         self.learnt: dict[int, Layout | None] = {}
         """What was compared of this pass and equal, and where its tokens are."""
-        self.trace: Trace | None = None
-        """Where what it saves comes from, as far as that is known."""
         self.plan: Trace | None = layer.plan_of(self)
         """What of its products it keeps; None if that is not known, or is to be found out again."""
+        self.noted = 0
+        """Of the notes, those whose bytes are among `bases`, where a pass lets go early."""
+        self.lets_go: bool = layer.lets_go(self) if lets_go is None else lets_go
+        """What will be computed again is let go of as soon as autograd saves it: all that a layer
+        saves is never there at once."""
+        self.digests: dict[int, Any] | None = {} if layer.is_to_learn(self) else None
+        """Of what was let go of, where the pass is to be compared."""
+        self.is_lost = False
+        """It was compared, and what was let go of does not come again."""
+        if self.lets_go:
+            self.bases = dict.fromkeys(self.kept_anyway(), KEPT_ANYWAY)
         self.origins: Origins | None = None
         """What comes from the layer's input; None where nothing communicates."""
         if layer.listens():
@@ -126,7 +138,7 @@ class Call:
         return watching(handler) if has_any else contextlib.nullcontext()
 
     def pack(self, tensor: Any) -> Handle:
-        """Autograd saves a tensor: nothing is cut before the pass has ended."""
+        """Autograd saves a tensor."""
         tensor, wrap = unwrapped(tensor)
         is_fixed = self.is_in_opaque or address(tensor) is None or self._is_of_the_module(tensor)
         module = self.layer.running()
@@ -138,13 +150,30 @@ class Call:
                 is_fixed,
                 tuple(tensor.shape),
                 tensor.stride(),
-                place(tensor),
+                self.places.of(tensor),
                 0 if self._is_of_the_module(tensor) else tensor.nbytes,
                 notes=len(self.notes),
                 wrap=wrap,
             )
         )
-        return Handle(self, len(self.saves) - 1)
+        index = len(self.saves) - 1
+        if self.lets_go and not is_fixed and not self.is_in_function:
+            self._let_go(index)
+        return Handle(self, index)
+
+    def _let_go(self, index: int) -> None:
+        """Lets go of a tensor that will be computed again, unless it is kept."""
+        save = self.saves[index]
+        for note in self.notes[self.noted :]:
+            self.bases |= dict.fromkeys(map(self._place_of, _packed_of(note)), KEPT_ANYWAY)
+        self.noted = len(self.notes)
+        is_kept = self.plan is not None and index in self.plan.keeping.places
+        if not self._cuts(index, save, None if is_kept else WHOLE):
+            return
+        if self.digests is not None:
+            with self.aside():
+                self.digests[index] = digest(save.tensor)
+        save.tensor = None
 
     def keep(self, output: Any) -> Any:
         """An output that the replay will be answered with."""
@@ -187,15 +216,34 @@ class Call:
             if any(start < end and at < stop for start, stop in parts):
                 packed.copy()
         for note in self.notes if self.first == 0 else ():
-            if note.name in COMPUTED and note.outputs is not None:
+            if note.is_computed and note.outputs is not None:
                 at = note.outputs.tensor.data_ptr()
                 end = at + note.outputs.tensor.nbytes
                 if any(start < end and at < stop for start, stop in parts):
                     note.outputs = note.like = None
 
     def meets(self, kind: str, name: str) -> None:
-        """An operator that must not run twice."""
+        """An operator that must not run twice, and has not yet.
+
+        Raises:
+            Unplanned: if what came before it is to run again, but not it.
+            GirihError: if that cannot be undone.
+        """
+        if self.lets_go and kind != "dynamic":
+            if self.has_acted:
+                raise GirihError(
+                    f"{self.layer.name} does what it had not done before, and must not do twice "
+                    f"({name}), when some of its pass is let go of: start with a pass that does it"
+                )
+            raise Unplanned
         self.met.append((kind, name, self.layer.running()))
+
+    @property
+    def has_acted(self) -> bool:
+        """Whether something was done by now that must not be done twice."""
+        once = self.opaque_names
+        is_said = self.origins is not None and self.origins.is_heard
+        return is_said or any(it.communicates or it.name in once for it in self.notes)
 
     @property
     def is_in_function(self) -> bool:
@@ -236,12 +284,12 @@ class Call:
         del self.notes[notes:]
         note = Note(name, (), communicates=True, function=origins.functions - 1)
         note.outputs = tree_map(self.hold, outputs)
-        held = {place(it.tensor): it for it in _packed_of(note)}
+        held = {self._place_of(it): it for it in _packed_of(note)}
         note.changed = {
-            it: held.get(place(tensors[it])) or self.hold(tensors[it]) for it in changed
+            it: held.get(self.places.of(tensors[it])) or self.hold(tensors[it]) for it in changed
         }
         note.saves = len(self.saves)
-        places = {place(one): it for it, one in tensors.items() if it not in changed}
+        places = {self.places.of(one): it for it, one in tensors.items() if it not in changed}
         for index in range(saves, note.saves):
             save = self.saves[index]
             save.notes = notes + 1
@@ -272,12 +320,38 @@ class Call:
         note.saves = len(self.saves)
         return outputs
 
+    def tiled(self, name: str, tiled: Tiled, fails: Any, x: Any) -> Any:
+        """Runs a module in tiles: it saves what it was given, and a replay goes past it."""
+        note, place = Note(name, (), is_tiled=True), len(self.saves)
+        with self.aside():
+            outputs = tiled.apply(x, self.autocast, fails)
+        if self.origins is not None:
+            self.origins.note(x, outputs, ())
+        self.in_tiles[name] = tiled
+        self.saved_in_tiles += tiled.plan.saved * self.tokens
+        if len(self.saves) > place and not self.saves[place].is_fixed:
+            note.own[place] = 0
+        note.saves = len(self.saves)
+        if self.wants_note(len(self.notes)):
+            note.outputs = self.keep(outputs)
+        self.notes.append(note)
+        return outputs
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what is Girih's own."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            yield
+        finally:
+            self.is_aside = before
+
     # ---- the end of the forward pass
 
     def drop_products(self) -> None:
         """Lets go of those that no replay comes to."""
         for note in self.notes[self.layer.notes_wanted(self) :]:
-            if note.name in COMPUTED:
+            if note.is_computed:
                 note.outputs = None
 
     def close(self, layouts: list[Layout | None]) -> None:
@@ -309,7 +383,7 @@ class Call:
         saved = {(save.place, save.version) for save in self.saves if save.tensor is not None}
         kept = [it for note in self.notes[:last] if note.communicates for it in _packed_of(note)]
         for packed in {id(it): it for it in kept}.values():
-            if (place(packed.tensor), packed.version) not in saved:
+            if (self._place_of(packed), packed.version) not in saved:
                 packed.copy()
             self._pack_around(packed)
         self.held.clear()
@@ -319,43 +393,50 @@ class Call:
         given = [it for it in self.leaves if isinstance(it, Packed)]
         for note in self.notes:
             given += _packed_of(note)
-        return {place(it.tensor) for it in given}
+        return {self._place_of(it) for it in given}
+
+    def _place_of(self, packed: Packed) -> tuple[Any, ...]:
+        return self.places.of(packed.tensor)
 
     def cut(self, index: int, save: Save, layout: Layout | None) -> None:
         """Cuts one tensor where its tokens are known; else keeps it whole."""
+        if not self._cuts(index, save, layout):
+            save.whole = self._packed(save.tensor, save.version)
+
+    def _cuts(self, index: int, save: Save, layout: Layout | None) -> bool:
+        """Cuts a tensor; false if it is to stay whole."""
         tensor, bases = save.tensor, self.bases
         if save.is_fixed:
-            save.whole = self._packed(tensor, save.version)
-            return
+            return False
         base = bases.setdefault(save.place, index) if is_dense(tensor) else index
         is_changed = tensor._version != save.version
         is_cut = layout is not None and self.first < self.tokens
         if not is_cut or not is_apart(tensor) or is_changed or base == KEPT_ANYWAY:
-            save.whole = self._packed(tensor, save.version)
-            return
-        if base != index and self.saves[base].whole is not None:
-            save.whole = self._packed(tensor, save.version)
-            return
+            return False
+        if base != index and not self.saves[base].storage:
+            return False
         save.offset = tensor.storage_offset()
-        save.storage = storage_of(tensor)
+        save.storage = (*storage_of(tensor), *save.place[3:])
         low, high = self.extents.get(save.storage, (save.offset, 0))
         high = max(high, save.offset + span(save.shape, save.stride))
         self.extents[save.storage] = (min(low, save.offset), high)
         if base != index:
             # The same bytes are there under another shape.
-            return
+            return True
         assert layout is not None
         save.layout = layout
         self.bytes_cut += tensor.nbytes
         if self.first > 0:
             save.kept = self._packed(layout.rows(tensor, 0, self.first, self.tokens).clone())
+        return True
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes that autograd saved, and bytes that are kept: each place once."""
         saved = {it.place: it.bytes for it in self.saves}
         weights = {it.place for it in self.saves if it.bytes == 0}
         kept = {place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
-        return sum(saved.values()), sum(size for it, size in kept.items() if it not in weights)
+        whole = sum(saved.values()) + int(self.saved_in_tiles)
+        return whole, sum(size for it, size in kept.items() if it not in weights)
 
     def _all_packed(self) -> Iterator[Packed]:
         for leaf in self.leaves:
@@ -387,150 +468,16 @@ class Call:
         at = bisect.bisect_right(self.fixed, (start, 1 << 64)) - 1
         return at >= 0 and start < self.fixed[at][1]
 
-    # ---- the backward pass
 
-    def get(self, index: int) -> Any:
-        """The tensor that was saved. If it was cut, it is put together now, and others with it."""
-        plain, wrap = self._plain(index), self.saves[index].wrap
-        return plain if wrap is None else wrap(plain)
-
-    def _plain(self, index: int) -> Any:
-        save = self.saves[index]
-        if save.whole is not None:
-            return save.whole.get()
-        if save.storage not in self.put_together:
-            self._put_together(save.storage)
-        view = self._view(save)
-        wanted = self.wanted[save.storage]
-        wanted.discard(index)
-        if not wanted:
-            del self.put_together[save.storage]
-            self.used.add(save.storage)
-        return view
-
-    def _view(self, save: Save) -> Any:
-        low, _ = self.extents[save.storage]
-        base = self.put_together[save.storage]
-        return base.as_strided(save.shape, save.stride, base.storage_offset() + save.offset - low)
-
-    def _put_together(self, storage: Storage) -> None:
-        """What autograd has not asked for yet of those that come from the same operators.
-
-        Where it is not known where they come from, that is all; where there is no memory for it, a
-        part. A pass asks for what was saved last first: a part that ends before the end of the
-        layer is there after a shorter replay.
-        """
-        if storage in self.used:
-            # Another backward pass.
-            self.used.clear()
-        while True:
-            storages, group = self._group(storage)
-            try:
-                self._put_together_group(storages, group)
-                return
-            except torch.OutOfMemoryError:
-                if len(storages) == 1:
-                    raise
-            except (OutOfStep, Exception):
-                # This pass went another way than the one that was traced, or met what nobody wrote.
-                if group is None:
-                    raise
-                self.layer.forget(self)
-                self.trace = None
-                continue
-            # Not within `except`, which holds on to all that the replay had made. The layer will
-            # not fit the next time either.
-            self.layer.parts *= 2
-
-    def _group(self, storage: Storage) -> tuple[list[Storage], Group | None]:
-        places: dict[Storage, int] = {}
-        for index, save in enumerate(self.saves):
-            if save.layout is not None:
-                places.setdefault(save.storage, index)
-        group = None if self.trace is None else self.trace.group_of(places[storage])
-        if group is not None:
-            places = {it: index for it, index in places.items() if index in group.places}
-        most = -(-len(places) // self.layer.parts)
-        known = self.used | self.put_together.keys()
-        left = [it for it in places if it != storage and it not in known]
-        # Those that were saved before it, from the last on; then the others.
-        left.sort(key=lambda it: (places[it] > places[storage], -places[it]))
-        return [storage, *left][:most], group
-
-    def _put_together_group(self, storages: list[Storage], group: Group | None) -> None:
-        cut = set()
-        for storage in storages:
-            self.wanted[storage] = set()
-        for index, save in enumerate(self.saves):
-            if save.whole is None and save.storage in storages:
-                self.wanted[save.storage].add(index)
-                if save.layout is not None:
-                    cut.add(index)
-        self.replays += 1
-        try:
-            self.replay(self.first, cut, self._take, group)
-        except BaseException:
-            # What is there of it would be taken for all of it.
-            for storage in storages:
-                self.put_together.pop(storage, None)
-            raise
-        finally:
-            self.complete.clear()
-
-    def _take(self, index: int, rows: Any) -> bool:
-        """What a replay saves of one tensor: its rows go where they belong, and are let go of."""
-        save = self.saves[index]
-        assert save.layout is not None
-        low, high = self.extents[save.storage]
-        is_there = save.storage in self.put_together
-        if save.storage in self.complete:
-            return True
-        if self.first == 0 and not is_there and self._is_all_of_it(save, rows, high - low):
-            self.put_together[save.storage] = rows
-            self.complete.add(save.storage)
-            return True
-        if not is_there:
-            _, dtype, device = save.storage
-            self.put_together[save.storage] = torch.empty(high - low, dtype=dtype, device=device)
-        whole, rest = self._view(save), self.tokens - self.first
-        if save.kept is not None:
-            save.layout.rows(whole, 0, self.first, self.tokens).copy_(save.kept.get())
-        again = save.layout.rows(rows, 0, rest, rest)
-        save.layout.rows(whole, self.first, self.tokens, self.tokens).copy_(again)
-        return True
-
-    def _is_all_of_it(self, save: Save, rows: Any, elements: int) -> bool:
-        """Whether all that is wanted of a storage can be views of these rows as they are."""
-        is_whole = is_dense(rows) and rows.numel() == elements
-        return is_whole and rows.shape == save.shape and rows.stride() == save.stride
-
-    def replay(
-        self,
-        first: int,
-        wanted: set[int],
-        take: Take,
-        group: Group | None = None,
-        *,
-        is_proof: bool = False,
-    ) -> Replay:
-        """Runs the layer over the tokens from `first` on, and hands over what it saves of `wanted`.
-
-        Of a `group` of the trace only what that comes from; with `is_proof` all else is no number.
-
-        Raises:
-            OutOfStep: if the trace is of another way through the layer.
-            ReplayError: if it does something else than in the forward pass.
-        """
-        state = generator_state(self.device)
-        replay = Replay(self, first, wanted, take)
-        if group is not None:
-            assert self.trace is not None
-            replay.only(self.trace, group, is_proof=is_proof)
-        try:
-            replay.run()
-        finally:
-            set_generator_state(self.device, state)
-        return replay
+def autocast_of(device_type: str) -> dict[str, Any]:
+    """What a replay is to run under."""
+    return {
+        "device_type": device_type,
+        "enabled": torch.is_autocast_enabled(device_type),
+        "dtype": torch.get_autocast_dtype(device_type),
+        # Which weights have been cast by then is not the same in every replay.
+        "cache_enabled": False,
+    }
 
 
 def _packed_of(note: Note) -> list[Packed]:

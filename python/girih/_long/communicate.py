@@ -249,7 +249,7 @@ def _install(users: int) -> None:
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(super(_BELOW, cls).apply, *args, **kwargs)
     handlers = getattr(_here, "handlers", None)
-    if not handlers:
+    if not handlers or getattr(cls, "is_ours", False):
         return run()
     given = tree_leaves((args, kwargs))
     if any(is_wrapper(type(it)) for it in given):

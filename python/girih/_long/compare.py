@@ -54,10 +54,10 @@ class Found:
         self._digests: dict[int, tuple[Any, ...]] = {}
 
     def add(self, index: int, rows: Any, save: Any) -> None:
-        """A tensor that was equal. `save` still has the whole of it."""
-        storage = storage_of(save.tensor)
+        """A tensor that was equal. `save` still has the whole of it, or has let go of it."""
+        storage = save.storage or storage_of(save.tensor)
         self.storages.setdefault(storage, []).append(index)
-        self.sizes[storage] = max(self.sizes.get(storage, 0), save.tensor.nbytes)
+        self.sizes[storage] = max(self.sizes.get(storage, 0), save.bytes)
         self._digests[index] = digest(rows)
 
     def is_same(self, index: int, rows: Any) -> bool:

@@ -15,7 +15,9 @@ from girih._long.part import Alpha
 log = logging.getLogger("girih")
 
 
-def install(part: bool | Alpha | list[Alpha], gpu_budget: int | None) -> None:
+def install(
+    part: bool | Alpha | list[Alpha], gpu_budget: int | None, *, mlp_in_tiles: bool | int = False
+) -> None:
     """Splits the first model that is called to be trained and has layers.
 
     `part` is alpha, or one for each layer, or True: then it is found. `gpu_budget` is in bytes.
@@ -35,7 +37,7 @@ def install(part: bool | Alpha | list[Alpha], gpu_budget: int | None) -> None:
         try:
             # What Girih swaps within is found by trying, and not to be filled.
             budget = None if alpha is not None or api.swapping() else gpu_budget
-            api.apply(module, alpha=alpha, gpu_budget=budget)
+            api.apply(module, alpha=alpha, gpu_budget=budget, mlp_in_tiles=mlp_in_tiles)
         except GirihError as error:
             log.warning("%s is not split by tokens: %s", type(module).__name__, error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from girih._long import communicate
-from girih._long.call import Call
+from girih._long import communicate, probe, tiles
+from girih._long.call import Call, Unplanned
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.learn import learn
 from girih._long.part import Held
-from girih._long.replay import Replay
+from girih._long.replay import Replay, generator_state, set_generator_state
 from girih._long.share import Share, rounded
 from girih._long.trace import Trace
 
@@ -68,6 +69,8 @@ class Seen:
     """Of the last pass: tokens, and those whose rows are kept."""
     astray: int = 0
     """Replays of a part that met another way through the layer, and had to be of all of it."""
+    in_tiles: list[str] = dataclasses.field(default_factory=list)
+    """Of the last pass: modules that ran over some tokens after others."""
     reason: str = ""
     """Why it is not split, or not whole; empty if there is nothing to say."""
 
@@ -82,13 +85,23 @@ class Known:
     """They do not work token by token: they run again over all tokens or not at all."""
     communicates: bool | None = None
     """Whether anything was seen to; None before the first pass."""
+    tiled: dict[Any, probe.Plan | str] = dataclasses.field(default_factory=dict)
+    """How a module runs in tiles, or why it does not."""
 
 
 class Layer:
     """One layer, whose forward was put in place of its own."""
 
     def __init__(
-        self, module: Any, name: str, index: int, *, share: Share, token_dim: int, known: Known
+        self,
+        module: Any,
+        name: str,
+        index: int,
+        *,
+        share: Share,
+        token_dim: int,
+        known: Known,
+        tile: int | None = None,
     ) -> None:
         self.module = module
         self.name = name
@@ -96,6 +109,8 @@ class Layer:
         self.share = share
         self.token_dim = token_dim
         self.known = known
+        self.tile = tile
+        """Tokens of a tile of perceptrons, 0 for as many as are good; None: there are no tiles."""
         self.seen = Seen()
         self.is_refused = False
         self.parts = 1
@@ -142,28 +157,37 @@ class Layer:
             self.seen.tokens = self.seen.kept = tokens
             return self.original(*args, **kwargs)
         call = Call(self, args, kwargs, tokens, part)
-        self.thread.call, self.thread.running = call, []
-        try:
-            with call.recording():
-                outputs = self.original(*args, **kwargs)
-        finally:
-            self.thread.call = None
+        state = generator_state(call.device) if call.lets_go else None
+        device = call.device
+        with contextlib.suppress(Unplanned):
+            outputs = self._run(call, args, kwargs)
+            if self._close(call):
+                return outputs
+            del outputs
+        # What was let go of does not come again as it was: from the start, and all is held.
+        del call
+        set_generator_state(device, state)
+        call = Call(self, args, kwargs, tokens, part, lets_go=False)
+        outputs = self._run(call, args, kwargs)
         self._close(call)
         return outputs
 
+    def _run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.thread.call, self.thread.running = call, []
+        try:
+            with call.recording():
+                return self.original(*args, **kwargs)
+        finally:
+            self.thread.call = None
+
     def _inner(self, name: str, module: Any) -> Callable[..., Any]:
         original = module.forward
+        may_be_tiled = self.tile is not None and probe.may_be_one(module)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             replay: Replay | None = getattr(self.thread, "replay", None)
             if replay is not None:
-                if name in replay.call.opaque_names:
-                    return replay.answer(name)
-                # Not in `finally`: what an error leaves here is where it came up.
-                replay.running.append(name)
-                outputs = original(*args, **kwargs)
-                replay.running.pop()
-                return outputs
+                return replay.module(name, original, args, kwargs)
             call: Call | None = getattr(self.thread, "call", None)
             if call is None:
                 return original(*args, **kwargs)
@@ -171,11 +195,58 @@ class Layer:
             try:
                 if name in call.opaque_names:
                     return call.opaque(name, lambda: original(*args, **kwargs))
+                if may_be_tiled and not kwargs and len(args) == 1:
+                    with self._aside(call):
+                        tiled = self._tiled(call, name, module, original, args[0])
+                        if tiled is not None:
+                            return call.tiled(name, *tiled, args[0])
                 return original(*args, **kwargs)
             finally:
                 self.thread.running.pop()
 
         return forward
+
+    def _tiled(
+        self, call: Call, name: str, module: Any, run: Callable[[Any], Any], x: Any
+    ) -> tuple[tiles.Tiled, Callable[[str], None] | None] | None:
+        """A module that is to run in tiles, with whom to tell if its gradients are others there."""
+        is_kept = bool(call.first or call.keeps_products or call.is_in_opaque)
+        is_of_tokens = type(x) is torch.Tensor and x.ndim > self.token_dim + 1
+        if is_kept or call.is_in_function or not is_of_tokens or not x.is_floating_point():
+            return None
+        assert self.tile is not None
+        tile = tiles.tile_of(x, self.token_dim, self.tile)
+        if x.shape[self.token_dim] != call.tokens or tile >= call.tokens:
+            return None
+        known = self.known.tiled
+        key = name, module.training, tuple(it.requires_grad for it in module.parameters())
+        if key not in known:
+            try:
+                known[key] = probe.probe(module, run, x, self.token_dim)
+            except Exception as error:
+                # Whatever a few tokens make a module raise.
+                known[key] = next(iter(str(error).splitlines()), type(error).__name__)
+        plan = known[key]
+        if isinstance(plan, str):
+            return None
+        tiled = tiles.Tiled(module, run, self.token_dim, plan, tile)
+        if not self.is_to_learn(call):
+            return tiled, None
+        with torch.no_grad(), torch.autocast(**call.autocast):
+            if tiles.gives_the_same(tiled, x):
+                return tiled, functools.partial(known.__setitem__, key)
+        known[key] = "in tiles it gives others"
+        return None
+
+    @contextlib.contextmanager
+    def _aside(self, call: Call) -> Iterator[None]:
+        """Around what is Girih's own, while a pass runs."""
+        self.thread.call = None
+        try:
+            with call.aside():
+                yield
+        finally:
+            self.thread.call = call
 
     def listens(self) -> bool:
         """Whether it is looked for what a layer communicates."""
@@ -187,11 +258,23 @@ class Layer:
 
     def plan_of(self, call: Call) -> Trace | None:
         """What is known of such a pass; None if it is not known, or is to be found out again."""
-        if call.first or self._is_to_learn(call):
+        if call.first or self.is_to_learn(call):
             return None
         return self.traces.get(self._key(call))
 
-    def _is_to_learn(self, call: Call) -> bool:
+    def lets_go(self, call: Call) -> bool:
+        """Whether a pass may let go of what it saves before it has ended.
+
+        Of a pass that is to be compared digests are enough, unless another way is found of what it
+        saved, and then it runs once more: not where it does what must not be done twice.
+        """
+        if call.first:
+            return False
+        if self.is_to_learn(call):
+            return not self.listens() and not call.opaque_names
+        return self._key(call) in self.plans
+
+    def is_to_learn(self, call: Call) -> bool:
         """Whether the pass is to run twice and be compared.
 
         Again at the 2nd, 4th, 8th ... pass: what was equal may have been so by chance, as where a
@@ -259,18 +342,22 @@ class Layer:
 
     # ---- the end of a pass
 
-    def _close(self, call: Call) -> None:
+    def _close(self, call: Call) -> bool:
+        """Cuts what can be cut. False if what was let go of cannot be computed again."""
         if call.origins is not None:
             self.known.communicates = bool(self.known.communicates or call.origins.is_heard)
         layouts: list[Layout | None] | None = [None] * len(call.saves)
         before = len(self.known.opaque), len(self.known.mixing)
         if self._may_run_twice(call):
             layouts = self._layouts(call)
+            if call.is_lost:
+                return False
         call.close(layouts or [None] * len(call.saves))
         self._note(call)
         after = len(self.known.opaque), len(self.known.mixing)
         if layouts is not None and before == after and not self.is_refused:
             self._judge(call)
+        return True
 
     def _judge(self, call: Call) -> None:
         """Leaves the layer alone from now on if that saves next to nothing."""
@@ -304,7 +391,7 @@ class Layer:
         key = self._key(call)
         free = [index for index, save in enumerate(call.saves) if not save.is_fixed]
         plan = self.plans.get(key)
-        if plan is not None and not self._is_to_learn(call):
+        if plan is not None and not self.is_to_learn(call):
             call.trace = self.traces.get(key)
             return self._planned(call, plan)
         learnt = self._learn(call)
@@ -315,6 +402,7 @@ class Layer:
             return self._planned(call, plan)
         if learnt is None:
             self.seen.reason = NO_MEMORY
+            call.is_lost = call.lets_go
             return None
         if self.seen.reason == NO_MEMORY:
             self.seen.reason = ""
@@ -322,6 +410,7 @@ class Layer:
         self.seen.checks += 1
         if differs is not None:
             self._differs(call, differs, error)
+            call.is_lost = call.lets_go
         if len(self.lengths) < LENGTHS:
             self.lengths.add((call.tokens, call.first))
         self._remember(call, key, [layouts[index] for index in free], is_all=differs is None)
@@ -407,6 +496,7 @@ class Layer:
         seen.kept = call.first if call.is_cut else call.tokens
         seen.split += seen.kept < seen.tokens
         seen.bytes_saved, seen.bytes_kept = call.sizes
+        seen.in_tiles = sorted(call.in_tiles)
         if call.is_cut and call.first == 0:
             kept = seen.bytes_kept / call.tokens
             if call.keeps_products:

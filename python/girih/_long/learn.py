@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from girih._long.call import KEPT_ANYWAY, Call
-from girih._long.compare import Found, compare
+from girih._long.compare import Found, compare, digest
 from girih._long.keep import Keeping
 from girih._long.layout import WHOLE, Layout
 from girih._long.replay import Replay, generator_state, set_generator_state
@@ -28,23 +28,28 @@ def learn(call: Call, first: int) -> tuple[list[Layout | None], str | None, str 
     """
     layouts = [call.learnt.get(index) for index in range(len(call.saves))]
     free = {index for index, save in enumerate(call.saves) if not save.is_fixed}
-    free = {index for index in free if call.saves[index].tensor is not None}
+    digests = call.digests or {}
+    free = {it for it in free if call.saves[it].tensor is not None or it in digests}
     differs: list[str] = []
     call.bases = call.bases or dict.fromkeys(call.kept_anyway(), KEPT_ANYWAY)
     found = Found()
 
     def take(index: int, rows: Any) -> bool:
         save = call.saves[index]
-        if save.tensor._version != save.version:
+        if save.tensor is None:
+            # It was let go of, when it was saved.
+            layout, is_same = None, digests[index] == digest(rows)
+        elif save.tensor._version != save.version:
             # Changed in place since; it stays whole, and what comes of it is compared.
             return True
-        layout, is_same = compare(save.tensor, rows, call.tokens, first)
+        else:
+            layout, is_same = compare(save.tensor, rows, call.tokens, first)
         if not is_same:
             # What comes after may depend on it, whatever its values are today.
             differs.append(save.module)
             return False
         call.learnt[index] = layouts[index] = layout if first else WHOLE
-        if layouts[index] is not None and save.place not in call.bases:
+        if layouts[index] is not None and call.bases.get(save.place, index) == index:
             found.add(index, rows, save)
         _let_go(call, index, layouts[index])
         return True
@@ -80,7 +85,9 @@ def _let_go(call: Call, index: int, layout: Layout | None) -> None:
     """
     save = call.saves[index]
     base = call.bases.get(save.place, index)
-    if layout is None or base == KEPT_ANYWAY or call.saves[base].whole is not None:
+    if save.tensor is None:
+        return
+    if layout is None or base == KEPT_ANYWAY or (base != index and not call.saves[base].storage):
         return
     call.cut(index, save, layout)
     if save.whole is None:

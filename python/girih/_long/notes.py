@@ -40,7 +40,7 @@ TERMS = 64
 """Terms of each sum from which on it is kept: of the bytes that were read, one in so many."""
 
 COMPUTED = PRODUCTS.keys() | SUMS
-"""What is noted of these need not be kept: without it they run again."""
+"""Operators that run again where what they gave is not kept."""
 
 
 class ReplayError(RuntimeError):
@@ -72,8 +72,15 @@ class Note:
     """Of a function: how many there were before it."""
     own: dict[int, int] = dataclasses.field(default_factory=dict)
     """Of a function: by the place of a save, which of the things that it was given is saved."""
+    is_tiled: bool = False
+    """Of a module that ran in tiles."""
     changed: dict[int, Any] = dataclasses.field(default_factory=dict)
     """Of a function: things that it was given and has written into, as they were at its end."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether what it gave need not be kept: without it, it runs again."""
+        return self.name in COMPUTED or self.is_tiled
 
 
 _kinds: dict[Any, str] = {}

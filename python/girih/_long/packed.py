@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torch.multiprocessing.reductions import StorageWeakRef
+
 from girih._long.layout import Layout, address
-from girih._long.trace import Shape
+from girih._long.trace import Shape, start_of
 
 Storage = tuple[Any, ...]
 """Of tensors that were saved: where it began, of what type, on which device."""
@@ -33,14 +35,18 @@ class Packed:
         """The tensor."""
         if self.unpack is not None:
             return self.unpack(self.value)
-        if self.value._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a {self.value.dtype} of {list(self.value.shape)} that a layer "
-                f"saved is at version {self.value._version}; expected version {self.version} "
-                "instead"
-            )
+        check_version(self.value, self.version)
         return self.value
+
+
+def check_version(tensor: Any, version: int) -> None:
+    """Raises what autograd would, if a tensor was written into since it was saved."""
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: a {tensor.dtype} of {list(tensor.shape)} that a layer "
+            f"saved is at version {tensor._version}; expected version {version} instead"
+        )
 
 
 @dataclasses.dataclass
@@ -79,3 +85,27 @@ def place(tensor: Any) -> tuple[Any, ...]:
     """The bytes of a tensor: equal for those that are the same."""
     start = address(tensor)
     return (id(tensor),) if start is None else (start, tensor.numel(), tensor.dtype)
+
+
+class Places:
+    """The places of tensors of one pass, some of which are let go of while it runs.
+
+    What lies where another did, which is no more, or was written into since, has another place.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int, int]] = {}
+        """By where a storage begins: itself, its version, and how many there were before it."""
+
+    def of(self, tensor: Any) -> tuple[Any, ...]:
+        """Of a tensor that is there."""
+        at = place(tensor)
+        if len(at) == 1 or tensor.numel() == 0:
+            return at
+        start = start_of(tensor)
+        known, version, times = self._known.get(start, (None, tensor._version, 0))
+        if known is None or known.expired() or version != tensor._version:
+            times += known is not None
+            known = StorageWeakRef(tensor.untyped_storage())
+            self._known[start] = known, tensor._version, times
+        return (*at, times) if times else at

@@ -33,6 +33,7 @@ from girih._long.notes import (
     name_of,
 )
 from girih._long.packed import Packed
+from girih._long.tiles import Tiled
 from girih._long.trace import (
     Group,
     OutOfStep,
@@ -80,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Runs the operator."""
         kwargs, call = kwargs or {}, self.call
         kind = kind_of(func)
-        if kind == "passes" or is_within_shapes():
+        if kind == "passes" or call.is_aside or is_within_shapes():
             return func(*args, **kwargs)
         if kind != "attention" and any(is_wrapper(it) for it in types):
             # What it does with the plain tensors that it holds comes here.
@@ -418,6 +419,20 @@ class Replay:
             missing = len(self.wanted) - len(self.found)
             raise ReplayError(f"{missing} of the tensors that it saved are not saved again")
 
+    def module(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a module within the layer, or gives what it gave."""
+        if name in self.call.opaque_names:
+            return self.answer(name)
+        if name in self.call.in_tiles:
+            return self.tiled(name, self.call.in_tiles[name], *args)
+        # Not in `finally`: what an error leaves here is where it came up.
+        self.running.append(name)
+        outputs = run(*args, **kwargs)
+        self.running.pop()
+        return outputs
+
     def answer(self, name: str) -> Any:
         """What an opaque module gave."""
         note = self.replayer.next(name)
@@ -429,6 +444,34 @@ class Replay:
             self.replayer.is_aside = False
         self.replayer.unwritten.forget(outputs)
         return outputs
+
+    def tiled(self, name: str, tiled: Tiled, x: Any) -> Any:
+        """What a module that ran in tiles gave. It saves what it is given."""
+        replayer, notes = self.replayer, self.call.notes
+        if replayer.is_done:
+            raise Done
+        at = replayer.at
+        if at >= len(notes) or notes[at].name != name or not notes[at].is_tiled:
+            raise ReplayError(f"{name} comes where it did not come in the forward pass")
+        for place in notes[at].own:
+            self.place = place
+            self._pack(x)
+        if replayer.is_done:
+            raise Done
+        if notes[at].outputs is not None:
+            return self.answer(name)
+        # It was written into: once more.
+        replayer.next(name)
+        self.place = notes[at].saves
+        if replayer.unwritten.is_among(x):
+            raise OutOfStep
+        replayer.is_aside = True
+        try:
+            with torch.no_grad():
+                outputs = tiled.forward(x)
+        finally:
+            replayer.is_aside = False
+        return outputs.requires_grad_(x.requires_grad)
 
     def function(self, name: str, run: Callable[[], Any], given: list[Any]) -> Any:
         """What a function of autograd gave, if it communicates; else it is applied."""
