@@ -18,7 +18,7 @@
 use crate::coarse::Coarse;
 use crate::links::Links;
 use crate::step::Step;
-use crate::whole::away_at_least;
+use crate::whole::{Sums, away_at_least};
 
 /// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
 /// better one.
@@ -27,6 +27,8 @@ const WIDE_MAX: usize = 600;
 const SMALL_PART: u64 = 4096;
 /// Windows of up to so many operators are all tried.
 const NARROW: usize = 64;
+/// Units in which sums of tensors are counted in a narrow window, at most.
+const NARROW_UNITS_MAX: u64 = 1 << 12;
 
 /// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
 /// them, those of the least budget that can. O(n x (600 + 64^2) + 600^3), where n are the operators at which a
@@ -54,7 +56,7 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
         let alone = (out / links.outward).max(inward / links.inward);
         let one_way = through / links.outward.max(links.inward);
         let us = alone.max((out + inward) / links.both).max(one_way);
-        us - (starts[to as usize] - starts[from as usize])
+        us - (starts[to as usize] - starts[from as usize + 1])
     };
     let needs = away_at_least(step, budget);
     let narrow = narrow(step, &needs);
@@ -64,16 +66,27 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
     ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
     let mut best = vec![0.0f64; count + 1];
+    let mut how: Vec<Option<(usize, Must, f64)>> = vec![None; count + 1];
     for to in 1..=count {
         best[to] = best[to - 1];
         for (width, &must) in (1..).zip(&narrow[to]) {
             let from = to - width;
-            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, must));
+            let l = lag(from as u32, to as u32, must);
+            if best[from] + l > best[to] { best[to] = best[from] + l; how[to] = Some((from, must, l)); }
         }
         let Some(end) = wide_at[to] else { continue };
         for (at, &from) in ends[..end].iter().enumerate() {
-            let lag = lag(from, to as u32, wide[at][end]);
-            best[to] = best[to].max(best[from as usize] + lag);
+            let l = lag(from, to as u32, wide[at][end]);
+            if best[from as usize] + l > best[to] { best[to] = best[from as usize] + l; how[to] = Some((from as usize, wide[at][end], l)); }
+        }
+    }
+    if std::env::var("BDUMP").is_ok() {
+        let mut to = count;
+        println!("chain: slots {count}, ends {}", ends.len());
+        while to > 0 {
+            let Some((from, m, l)) = how[to] else { to -= 1; continue };
+            println!("  slots {from}..{to} fine {}..{} t {:.1}..{:.1} ms lag {:.2} out {:.3} in {:.3} thr {:.3} GiB", coarse.firsts_pub()[from], coarse.firsts_pub()[to], starts[from+1]/1e3, starts[to]/1e3, l/1e3, m.out/1073741824., m.inward/1073741824., m.through/1073741824.);
+            to = from;
         }
     }
     fine.us() + best[count]
@@ -101,6 +114,7 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
         ends[gap.before as usize].push((gap.after, step.bytes(index) as i64));
     }
     // By the first operator and the width less one.
+    let mut sums = Sums::default();
     let mut out = vec![[0i64; NARROW]; count];
     let mut inward = vec![[0i64; NARROW]; count];
     let mut through = vec![[0i64; NARROW]; count];
@@ -122,10 +136,10 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
             if to < count {
                 late.extend(&begins[to]);
                 late.retain(|&(before, _)| before as usize > to);
-                own = whole(need(to) - early, || late.iter().map(|it| it.1).collect());
+                own = whole(&mut sums, need(to) - early, || late.iter().map(|it| it.1).collect());
             }
             out[from][width - 1] = own.max(before);
-            let own = whole(need(from) - idle[from] as i64 + back, || soon.clone());
+            let own = whole(&mut sums, need(from) - idle[from] as i64 + back, || soon.clone());
             let later = if width > 1 { inward[from + 1][width - 2] } else { 0 };
             inward[from][width - 1] = own.max(later);
         }
@@ -143,20 +157,15 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
     (0..=count).map(of).collect()
 }
 
-/// The least that goes if `bytes` must, of tensors that go whole: where the smaller ones together do not do, one of
-/// the others goes.
-fn whole(bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
+/// The least that goes if `bytes` must, of tensors that go whole.
+fn whole(sums: &mut Sums, bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
     if bytes <= 0 {
         return 0;
     }
     let mut tensors = tensors();
     tensors.sort_unstable();
-    let mut sum = 0;
-    let needed = tensors.into_iter().find(|own| {
-        sum += own;
-        sum >= bytes
-    });
-    bytes.max(needed.unwrap_or(0))
+    let sizes = tensors.iter().map(|&own| (own as u64, 1));
+    sums.least(sizes, bytes as u64, NARROW_UNITS_MAX) as i64
 }
 
 /// Bytes of windows side by side add up.

@@ -13,6 +13,7 @@ pub mod chameleon;
 pub mod check;
 mod coarse;
 mod cover;
+mod defer;
 pub mod exact;
 pub mod execute;
 mod fetch;
