@@ -16,6 +16,7 @@
 //! Within a window tensors may be cut into bytes, and a copy takes room only as it arrives; no schedule can do more.
 
 use crate::coarse::Coarse;
+use crate::flow::Flow;
 use crate::links::Links;
 use crate::step::Step;
 use crate::whole::{Sums, away_at_least};
@@ -182,20 +183,20 @@ fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
 
 /// What must be copied between two of `ends`, `[from][to]`.
 fn wide(step: &Step, needs: &[u64], ends: &[u32]) -> Vec<Vec<Must>> {
-    let count = ends.len();
-    let (mut out, through): (Vec<Vec<f64>>, Vec<Vec<f64>>) =
-        ends.iter().map(|&from| going(step, needs, from, ends)).unzip();
-    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; count]; count];
-    for (to, &end) in ends.iter().enumerate() {
-        for (from, bytes) in coming(step, needs, end, ends).into_iter().enumerate() {
-            inward[from][to] = bytes;
-        }
-    }
-    add_up(&mut out);
-    add_up(&mut inward);
+    let (count, ops) = (ends.len(), step.ops.len() as u32);
+    let through: Vec<Vec<f64>> =
+        ends.iter().map(|&from| through(step, needs, from, ends)).collect();
+    // What is away during the operator at the end of the window has gone by then.
+    let flow = Flow::outward(step, needs);
+    let until: Vec<u32> = ends.iter().map(|&end| end + 1).collect();
+    let out: Vec<Vec<u64>> = ends.iter().map(|&from| flow.least(from + 1, &until)).collect();
+    let flow = Flow::inward(step, needs);
+    let until: Vec<u32> = ends.iter().rev().map(|&end| ops - end).collect();
+    // By the end, and by the beginning from the last on.
+    let inward: Vec<Vec<u64>> = ends.iter().map(|&to| flow.least(ops - to, &until)).collect();
     let must = |from: usize, to: usize| Must {
-        out: out[from][to],
-        inward: inward[from][to],
+        out: out[from][to] as f64,
+        inward: inward[to][count - 1 - from] as f64,
         through: through[from][to],
     };
     (0..count).map(|from| (0..count).map(|to| must(from, to)).collect()).collect()
@@ -262,56 +263,19 @@ fn longest(
     best
 }
 
-/// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
-/// operator up to there, what it needs away and was not idle before. And those that must go out before some operator in
-/// between or come in after it: what it needs away and is not idle all the while.
-fn going(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
+/// For each end, the bytes that must go out before some operator in between or come in after it: what it needs away and
+/// is not idle all the while.
+fn through(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> Vec<f64> {
     let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
-    let need = |op: u32| needs[op as usize];
-    let (mut out, mut most) = (0u64, 0u64);
+    let mut most = 0u64;
     let mut op = from;
     let until = |&end: &u32| {
         while op < end {
-            most = most.max(need(op));
+            most = most.max(needs[op as usize]);
             op += 1;
-            if (op as usize) < step.ops.len() {
-                out = out.max(need(op).saturating_sub(early[op as usize]));
-            }
         }
         let spanning = early.get(end as usize).copied().unwrap_or(0);
-        match end > from {
-            true => (out as f64, most.saturating_sub(spanning) as f64),
-            false => (0.0, 0.0),
-        }
+        if end > from { most.saturating_sub(spanning) as f64 } else { 0.0 }
     };
-    ends.iter().map(until).unzip()
-}
-
-/// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.
-fn coming(step: &Step, needs: &[u64], to: u32, ends: &[u32]) -> Vec<f64> {
-    let late = step.idle_of_gaps(|gap| step.gaps[gap as usize].before > to);
-    let mut most = 0u64;
-    let mut op = to;
-    let mut bytes = vec![0.0; ends.len()];
-    for (at, &end) in ends.iter().enumerate().rev().filter(|(_, end)| **end < to) {
-        while op > end {
-            op -= 1;
-            let need = needs[op as usize];
-            most = most.max(need.saturating_sub(late[op as usize]));
-        }
-        bytes[at] = most as f64;
-    }
-    bytes
-}
-
-/// Bytes of windows side by side add up.
-fn add_up(bytes: &mut [Vec<f64>]) {
-    let count = bytes.len();
-    for width in 2..count {
-        for from in 0..count - width {
-            let to = from + width;
-            let parts = (from + 1..to).map(|middle| bytes[from][middle] + bytes[middle][to]);
-            bytes[from][to] = parts.fold(bytes[from][to], f64::max);
-        }
-    }
+    ends.iter().map(until).collect()
 }

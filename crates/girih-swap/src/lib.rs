@@ -17,6 +17,7 @@ mod defer;
 pub mod exact;
 pub mod execute;
 mod fetch;
+mod flow;
 pub mod girih;
 pub mod later;
 pub mod links;
