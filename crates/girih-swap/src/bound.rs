@@ -67,27 +67,16 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
     ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
     let mut best = vec![0.0f64; count + 1];
-    let mut how: Vec<Option<(usize, Must, f64)>> = vec![None; count + 1];
     for to in 1..=count {
         best[to] = best[to - 1];
         for (width, &must) in (1..).zip(&narrow[to]) {
             let from = to - width;
-            let l = lag(from as u32, to as u32, must);
-            if best[from] + l > best[to] { best[to] = best[from] + l; how[to] = Some((from, must, l)); }
+            best[to] = best[to].max(best[from] + lag(from as u32, to as u32, must));
         }
         let Some(end) = wide_at[to] else { continue };
         for (at, &from) in ends[..end].iter().enumerate() {
-            let l = lag(from, to as u32, wide[at][end]);
-            if best[from as usize] + l > best[to] { best[to] = best[from as usize] + l; how[to] = Some((from as usize, wide[at][end], l)); }
-        }
-    }
-    if std::env::var("BDUMP").is_ok() {
-        let mut to = count;
-        println!("chain: slots {count}, ends {}", ends.len());
-        while to > 0 {
-            let Some((from, m, l)) = how[to] else { to -= 1; continue };
-            println!("  slots {from}..{to} fine {}..{} t {:.1}..{:.1} ms lag {:.2} out {:.3} in {:.3} thr {:.3} GiB", coarse.firsts_pub()[from], coarse.firsts_pub()[to], starts[from+1]/1e3, starts[to]/1e3, l/1e3, m.out/1073741824., m.inward/1073741824., m.through/1073741824.);
-            to = from;
+            let lag = lag(from, to as u32, wide[at][end]);
+            best[to] = best[to].max(best[from as usize] + lag);
         }
     }
     fine.us() + best[count]

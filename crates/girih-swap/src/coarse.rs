@@ -77,7 +77,6 @@ impl Coarse {
         Coarse { step, firsts, gaps }
     }
 
-    pub(crate) fn firsts_pub(&self) -> &[u32] { &self.firsts }
     /// The schedule of the operators, with bytes let go of as late as each operator allows.
     pub(crate) fn refine(&self, fine: &Step, budget: u64, schedule: &Schedule) -> Schedule {
         let items = schedule.away.iter().map(|away| Item {
@@ -89,7 +88,8 @@ impl Coarse {
         let mut refined = settle(fine, budget, &items).unwrap_or_default();
         // Copies out that were put off are queued when the last operator of their slot has ended. On the fine step
         // bytes are let go of no earlier, so that is before.
-        let leave = |away: &Away| (self.gaps[away.gap as usize], self.firsts[away.leave as usize + 1] - 1);
+        let leave =
+            |away: &Away| (self.gaps[away.gap as usize], self.firsts[away.leave as usize + 1] - 1);
         let put_off: FxHashMap<u32, u32> = schedule.away.iter().map(leave).collect();
         for away in &mut refined.away {
             let leave = put_off.get(&away.gap).copied().unwrap_or(away.leave);

@@ -65,3 +65,42 @@ fn latest(step: &Step, links: &Links, schedule: &Schedule, run: &Run) -> Vec<u32
     }
     latest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Away;
+    use crate::step::{Gap, Op, Tensor};
+
+    #[test]
+    fn a_copy_out_that_nobody_waits_for_makes_way_for_one_in_that_is_waited_for() {
+        // One tensor is to be back for operator 4; another lies idle from 3 on, and must be gone by 6.
+        let gaps = [(0, 4, 8), (2, 9, 8)];
+        let mut step = Step {
+            ops: [4.0, 4.0, 1.0, 1.0, 9.0, 9.0, 1.0, 9.0, 9.0, 1.0]
+                .map(|us| Op { us, ..Op::default() })
+                .to_vec(),
+            load: vec![20; 10],
+            ..Step::default()
+        };
+        for (tensor, (after, before, bytes)) in (0..).zip(gaps) {
+            step.tensors.push(Tensor { request: tensor, bytes, born: after, last: before });
+            step.gaps.push(Gap { tensor, after, before });
+        }
+        let links = Links { outward: 2.0, inward: 2.0, both: 2.0 };
+        let away = vec![
+            Away { gap: 0, leave: 0, release: 2, fetch: 2 },
+            Away { gap: 1, leave: 2, release: 6, fetch: 7 },
+        ];
+        let schedule = Schedule { away, ..Schedule::default() };
+        let before = simulate(&step, &links, &schedule);
+        let deferred = defer(&step, &links, schedule.clone());
+        let after = simulate(&step, &links, &deferred);
+        assert!(after.step_us < before.step_us - 0.5, "{} {}", after.step_us, before.step_us);
+        assert!(deferred.away[1].leave > 2 && deferred.away[1].leave < 6);
+        assert_eq!(deferred.held(&step), schedule.held(&step));
+        // Where both directions are no slower together nothing is to be had, and all stays.
+        let links = Links { both: 4.0, ..links };
+        assert_eq!(defer(&step, &links, schedule.clone()), schedule);
+    }
+}

@@ -88,3 +88,81 @@ impl Flow {
         ends.iter().map(until).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use girih_trace::generate::{Chance, Rng};
+
+    use super::*;
+    use crate::step::{Gap, Op, Tensor};
+
+    /// A step of up to six operators and four gaps of a few bytes, and what its operators need away.
+    fn small(rng: &mut Rng) -> (Step, Vec<u64>) {
+        let ops = 4 + rng.below(3) as u32;
+        let mut step = Step { ops: vec![Op::default(); ops as usize], ..Step::default() };
+        step.load = vec![0; ops as usize];
+        for tensor in 0..1 + rng.below(4) as u32 {
+            let after = rng.below(u64::from(ops) - 2) as u32;
+            let before = after + 2 + rng.below(u64::from(ops - after) - 2) as u32;
+            let bytes = 1 + rng.below(3);
+            step.tensors.push(Tensor { request: tensor, bytes, born: after, last: before });
+            step.gaps.push(Gap { tensor, after, before });
+        }
+        step.gaps.sort_unstable();
+        // Gaps are sorted, tensors are as they were.
+        let needs = step.idle().into_iter().map(|idle| rng.below(idle + 1)).collect();
+        (step, needs)
+    }
+
+    /// The least bytes of the gaps for which `costs`, of all ways to have bytes away.
+    fn brute(
+        step: &Step,
+        needs: &[u64],
+        ops: std::ops::Range<u32>,
+        costs: impl Fn(&Gap) -> bool,
+    ) -> u64 {
+        let count = step.gaps.len() as u32;
+        let ways: u64 = (0..count).map(|gap| step.bytes(gap) + 1).product();
+        let least = (0..ways).filter_map(|mut way| {
+            let mut bytes = Vec::new();
+            for gap in 0..count {
+                bytes.push(way % (step.bytes(gap) + 1));
+                way /= step.bytes(gap) + 1;
+            }
+            let of = |counts: &dyn Fn(&Gap) -> bool| -> u64 {
+                let gaps = step.gaps.iter().zip(&bytes);
+                gaps.filter(|(gap, _)| counts(gap)).map(|(_, bytes)| bytes).sum()
+            };
+            let does = ops.clone().all(|op| of(&|gap| gap.covers(op)) >= needs[op as usize]);
+            does.then(|| of(&|gap| costs(gap)))
+        });
+        least.min().expect("all that is idle does")
+    }
+
+    #[test]
+    fn the_least_is_that_of_all_ways_in_every_window_and_both_directions() {
+        let mut rng = Rng::new(11);
+        let mut some = 0;
+        for _ in 0..300 {
+            let (step, needs) = small(&mut rng);
+            let ops = step.ops.len() as u32;
+            let (out, inward) = (Flow::outward(&step, &needs), Flow::inward(&step, &needs));
+            for from in 0..ops {
+                let ends: Vec<u32> = (from..=ops).collect();
+                // Out: of gaps that begin with `from` or later, for operators below the end.
+                for (&end, least) in ends.iter().zip(out.least(from, &ends)) {
+                    let wanted = brute(&step, &needs, from..end, |gap| gap.after + 1 >= from);
+                    assert_eq!(least, wanted, "{step:?}, {needs:?}, {from}..{end}");
+                    some += u32::from(least > 0);
+                }
+                // In: of gaps that end by `to`, for operators from the beginning on.
+                let to = ops - from;
+                for (&end, least) in ends.iter().zip(inward.least(from, &ends)) {
+                    let wanted = brute(&step, &needs, ops - end..to, |gap| gap.before <= to);
+                    assert_eq!(least, wanted, "{step:?}, {needs:?}, {}..{to}", ops - end);
+                }
+            }
+        }
+        assert!(some > 1000, "{some} windows need something");
+    }
+}

@@ -26,8 +26,12 @@ const CLOSE: f64 = 1.001;
 /// Schedules that are tried at most, and operators and gaps of all of them together.
 const TRIES_MAX: u64 = 1500;
 const WORK_MAX: u64 = 12_000_000;
-/// Tensors of less than this part of the peak go only where larger ones do not do.
-const SMALL_PART: u64 = 4096;
+/// A step within so much of the bound is not planned anew with smaller tensors.
+const NEAR: f64 = 1.003;
+/// Tensors of less than this part of the peak go only where larger ones do not bring the step near the bound; and those of
+/// less than the second only where the others do not do. None are too small for the last.
+const SMALL_PARTS: [u64; 3] = [4096, SMALLEST_PART, 0];
+const SMALLEST_PART: u64 = 16384;
 
 /// How much room is kept free, in so many ways.
 const HEADROOMS: usize = 7;
@@ -42,15 +46,46 @@ pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
         return Schedule::default();
     }
     let budgets = Budgets { gpu, host: budgets.host };
-    let least = step.peak() / SMALL_PART;
-    let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
-    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
-    if let Some(schedule) = planned.filter(|schedule| schedule.gpu_peak(&coarse.step) <= gpu) {
-        return coarse.refine(step, gpu, &schedule);
+    let bound_us = bound(step, links, gpu);
+    let mut best: Option<Planned> = None;
+    for part in SMALL_PARTS {
+        let least = step.peak().checked_div(part).unwrap_or(0);
+        let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
+        let planned = Search::new(&coarse.step, links, &budgets, bound_us).run();
+        if let Some(schedule) = planned.filter(|it| it.gpu_peak(&coarse.step) <= gpu) {
+            let schedule = coarse.refine(step, gpu, &schedule);
+            let planned = Planned::of(step, links, &budgets, schedule);
+            if best.as_ref().is_none_or(|best| planned.is_better_than(best)) {
+                best = Some(planned);
+            }
+        }
+        // The smallest go only where the larger ones do not do at all.
+        let is_done = |it: &Planned| it.above == 0 && it.us <= bound_us * NEAR;
+        if best.as_ref().is_some_and(|best| is_done(best) || part == SMALLEST_PART) {
+            break;
+        }
     }
-    let coarse = Coarse::of(step, |_| true);
-    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
-    planned.map_or_else(Schedule::default, |schedule| coarse.refine(step, gpu, &schedule))
+    best.map_or_else(Schedule::default, |best| best.schedule)
+}
+
+/// A schedule of the operators, and what it costs.
+struct Planned {
+    schedule: Schedule,
+    /// Bytes above the host's budget.
+    above: u64,
+    us: f64,
+}
+
+impl Planned {
+    fn of(step: &Step, links: &Links, budgets: &Budgets, schedule: Schedule) -> Planned {
+        let host = budgets.host.map_or(0, |host| schedule.host_peak(step).saturating_sub(host));
+        let us = simulate(step, links, &schedule).step_us;
+        Planned { schedule, above: host, us }
+    }
+
+    fn is_better_than(&self, other: &Planned) -> bool {
+        (self.above, self.us) < (other.above, other.us)
+    }
 }
 
 /// One choice of gaps, and what it costs.
@@ -101,7 +136,7 @@ impl<'a> Search<'a> {
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: [0, 1, 2, 3, 4, 6, 8].map(|eighths| free / 8 * eighths),
             rng: Rng::new(1),
-            tries: std::env::var("TR").map_or(TRIES_MAX.min(WORK_MAX / work).max(30), |t| t.parse().unwrap()),
+            tries: TRIES_MAX.min(WORK_MAX / work).max(30),
         }
     }
 
@@ -126,7 +161,9 @@ impl<'a> Search<'a> {
                 true => HASTES[self.rng.below(HASTES.len() as u64) as usize],
                 false => best.haste,
             };
-            if let Some(other) = self.judge(&other, haste).filter(|other| other.is_better_than(&best)) {
+            if let Some(other) =
+                self.judge(&other, haste).filter(|other| other.is_better_than(&best))
+            {
                 best = other;
             }
         }
@@ -184,7 +221,13 @@ impl<'a> Search<'a> {
     }
 
     /// Settles and simulates; `starts` become those of the simulation.
-    fn settled(&self, gaps: &[bool], haste: f64, items: &[Item], starts: &mut Vec<f64>) -> Option<Choice> {
+    fn settled(
+        &self,
+        gaps: &[bool],
+        haste: f64,
+        items: &[Item],
+        starts: &mut Vec<f64>,
+    ) -> Option<Choice> {
         let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
         let run = simulate(self.step, self.links, &schedule);
         let host = schedule.host_peak(self.step);
@@ -204,7 +247,9 @@ impl<'a> Search<'a> {
         for gap in order.into_iter().take(self.tries as usize / 4) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
-            if let Some(other) = self.judge(&gaps, best.haste).filter(|other| other.is_better_than(&best)) {
+            if let Some(other) =
+                self.judge(&gaps, best.haste).filter(|other| other.is_better_than(&best))
+            {
                 best = other;
             }
         }
