@@ -12,8 +12,22 @@
 //!
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
 //! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
-//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need their times one after the other: the best chain of them is the bound.
-//! Within a window tensors may be cut into bytes, and a copy takes room only as it arrives; no schedule can do more.
+//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need
+//! their times one after the other: the best chain of them is the bound.
+//!
+//! A window from operator `l` to operator `r` begins where `l` has ended, with what is waited for before the next, and ends
+//! where `r` begins:
+//!
+//! ```text
+//!  compute   |  l  |..wait..| l+1 | . . . |..wait..|  r  |
+//!  window          |-------------------------------|
+//! ```
+//!
+//! What is used by `l` for the last time cannot go earlier, and what is away during `l` cannot come earlier: so the time of
+//! `l` is none in which the bytes of the window could be copied.
+//!
+//! Within a wide window tensors may be cut into bytes (`flow`), in a narrow one those that go out by its end, or are away
+//! at its beginning, go whole. A copy takes room only as it arrives; no schedule can do more.
 
 use crate::coarse::Coarse;
 use crate::flow::Flow;
@@ -32,7 +46,7 @@ const NARROW: usize = 64;
 const NARROW_UNITS_MAX: u64 = 1 << 12;
 
 /// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
-/// them, those of the least budget that can. O(n x (600 + 64^2) + 600^3), where n are the operators at which a
+/// them, those of the least budget that can. O(n x (600 log n + 64^2) + 600^2), where n are the operators at which a
 /// tensor begins or ends to lie idle.
 pub fn bound(fine: &Step, links: &Links, budget: u64) -> f64 {
     let budget = budget.max(fine.least_budget().0);

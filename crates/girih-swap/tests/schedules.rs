@@ -44,7 +44,10 @@ fn the_bound_is_below_the_optimum_and_the_optimum_below_every_method() {
     .budget_ms(3000);
     // The search is no proof, but on steps as small as these it seldom misses.
     assert!(met * 10 >= tight * 9, "{met} of {tight} optimal");
-    assert!(close * 10 >= tight * 7, "the bound is within 3 % of the optimum in {close} of {tight}");
+    assert!(
+        close * 10 >= tight * 7,
+        "the bound is within 3 % of the optimum in {close} of {tight}"
+    );
 }
 
 #[test]
