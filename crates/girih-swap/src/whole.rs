@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Sizes are counted in units that divide them all; where that would be too many units, in coarser ones, rounded down,
-//! and a sum may then be more by a unit for each tensor. Tensors that are next to nothing may be cut.
+//! and a sum may then be more by a unit for each tensor; tensors that are next to nothing may be cut there.
 
 use crate::step::Step;
 
@@ -73,15 +73,19 @@ impl Sums {
     /// The least sum that is no less than `need`, or a little below that but not below `need`; `need` if they are less
     /// together. `sizes` ascending, each with how many there are of it.
     ///
-    /// Those that are next to nothing beside `need` may add up to anything that they are together; of the others every
-    /// sum is tried. The least that is enough by itself does, if no sum of smaller ones is less.
+    /// Where there would be more than `units_max` units, those that are next to nothing beside `need` may add up to
+    /// anything that they are together; of the others every sum is tried. The least that is enough by itself does, if no sum of smaller ones is less.
     pub(crate) fn least(
         &mut self,
         sizes: impl Iterator<Item = (u64, u64)> + Clone,
         need: u64,
         units_max: u64,
     ) -> u64 {
-        let is_small = |size: u64| size < need / SMALL_MIN;
+        let common = sizes.clone().fold(0, |common, (size, _)| common_divisor(common, size));
+        // Where all sums can be told apart none is cut.
+        let is_fine = need > common.saturating_mul(units_max);
+        let small_max = if is_fine { need / SMALL_MIN } else { 0 };
+        let is_small = |size: u64| size < small_max;
         let small = sizes.clone().filter(|&(size, _)| is_small(size));
         let small: u64 = small.map(|(size, count)| size * count).sum();
         if small >= need {
