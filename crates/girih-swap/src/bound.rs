@@ -12,13 +12,28 @@
 //!
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
 //! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
-//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need their times one after the other: the best chain of them is the bound.
-//! Within a window tensors may be cut into bytes, and a copy takes room only as it arrives; no schedule can do more.
+//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need
+//! their times one after the other: the best chain of them is the bound.
+//!
+//! A window from operator `l` to operator `r` begins where `l` has ended, with what is waited for before the next, and ends
+//! where `r` begins:
+//!
+//! ```text
+//!  compute   |  l  |..wait..| l+1 | . . . |..wait..|  r  |
+//!  window          |-------------------------------|
+//! ```
+//!
+//! What is used by `l` for the last time cannot go earlier, and what is away during `l` cannot come earlier: so the time of
+//! `l` is none in which the bytes of the window could be copied.
+//!
+//! Within a wide window tensors may be cut into bytes (`flow`), in a narrow one those that go out by its end, or are away
+//! at its beginning, go whole. A copy takes room only as it arrives; no schedule can do more.
 
 use crate::coarse::Coarse;
+use crate::flow::Flow;
 use crate::links::Links;
 use crate::step::Step;
-use crate::whole::away_at_least;
+use crate::whole::{Sums, away_at_least};
 
 /// Operators between which wide windows begin and end, at most. Any choice of them gives a bound; more give a
 /// better one.
@@ -27,9 +42,11 @@ const WIDE_MAX: usize = 600;
 const SMALL_PART: u64 = 4096;
 /// Windows of up to so many operators are all tried.
 const NARROW: usize = 64;
+/// Units in which sums of tensors are counted in a narrow window, at most.
+const NARROW_UNITS_MAX: u64 = 1 << 12;
 
 /// The least microseconds that the step can take with so many bytes on the GPU; of steps that cannot be run within
-/// them, those of the least budget that can. O(n x (600 + 64^2) + 600^3), where n are the operators at which a
+/// them, those of the least budget that can. O(n x (600 log n + 64^2) + 600^2), where n are the operators at which a
 /// tensor begins or ends to lie idle.
 pub fn bound(fine: &Step, links: &Links, budget: u64) -> f64 {
     let budget = budget.max(fine.least_budget().0);
@@ -54,7 +71,7 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
         let alone = (out / links.outward).max(inward / links.inward);
         let one_way = through / links.outward.max(links.inward);
         let us = alone.max((out + inward) / links.both).max(one_way);
-        us - (starts[to as usize] - starts[from as usize])
+        us - (starts[to as usize] - starts[from as usize + 1])
     };
     let needs = away_at_least(step, budget);
     let narrow = narrow(step, &needs);
@@ -101,6 +118,7 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
         ends[gap.before as usize].push((gap.after, step.bytes(index) as i64));
     }
     // By the first operator and the width less one.
+    let mut sums = Sums::default();
     let mut out = vec![[0i64; NARROW]; count];
     let mut inward = vec![[0i64; NARROW]; count];
     let mut through = vec![[0i64; NARROW]; count];
@@ -122,10 +140,10 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
             if to < count {
                 late.extend(&begins[to]);
                 late.retain(|&(before, _)| before as usize > to);
-                own = whole(need(to) - early, || late.iter().map(|it| it.1).collect());
+                own = whole(&mut sums, need(to) - early, || late.iter().map(|it| it.1).collect());
             }
             out[from][width - 1] = own.max(before);
-            let own = whole(need(from) - idle[from] as i64 + back, || soon.clone());
+            let own = whole(&mut sums, need(from) - idle[from] as i64 + back, || soon.clone());
             let later = if width > 1 { inward[from + 1][width - 2] } else { 0 };
             inward[from][width - 1] = own.max(later);
         }
@@ -143,20 +161,15 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
     (0..=count).map(of).collect()
 }
 
-/// The least that goes if `bytes` must, of tensors that go whole: where the smaller ones together do not do, one of
-/// the others goes.
-fn whole(bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
+/// The least that goes if `bytes` must, of tensors that go whole.
+fn whole(sums: &mut Sums, bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64 {
     if bytes <= 0 {
         return 0;
     }
     let mut tensors = tensors();
     tensors.sort_unstable();
-    let mut sum = 0;
-    let needed = tensors.into_iter().find(|own| {
-        sum += own;
-        sum >= bytes
-    });
-    bytes.max(needed.unwrap_or(0))
+    let sizes = tensors.iter().map(|&own| (own as u64, 1));
+    sums.least(sizes, bytes as u64, NARROW_UNITS_MAX) as i64
 }
 
 /// Bytes of windows side by side add up.
@@ -173,20 +186,20 @@ fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
 
 /// What must be copied between two of `ends`, `[from][to]`.
 fn wide(step: &Step, needs: &[u64], ends: &[u32]) -> Vec<Vec<Must>> {
-    let count = ends.len();
-    let (mut out, through): (Vec<Vec<f64>>, Vec<Vec<f64>>) =
-        ends.iter().map(|&from| going(step, needs, from, ends)).unzip();
-    let mut inward: Vec<Vec<f64>> = vec![vec![0.0; count]; count];
-    for (to, &end) in ends.iter().enumerate() {
-        for (from, bytes) in coming(step, needs, end, ends).into_iter().enumerate() {
-            inward[from][to] = bytes;
-        }
-    }
-    add_up(&mut out);
-    add_up(&mut inward);
+    let (count, ops) = (ends.len(), step.ops.len() as u32);
+    let through: Vec<Vec<f64>> =
+        ends.iter().map(|&from| through(step, needs, from, ends)).collect();
+    // What is away during the operator at the end of the window has gone by then.
+    let flow = Flow::outward(step, needs);
+    let until: Vec<u32> = ends.iter().map(|&end| end + 1).collect();
+    let out: Vec<Vec<u64>> = ends.iter().map(|&from| flow.least(from + 1, &until)).collect();
+    let flow = Flow::inward(step, needs);
+    let until: Vec<u32> = ends.iter().rev().map(|&end| ops - end).collect();
+    // By the end, and by the beginning from the last on.
+    let inward: Vec<Vec<u64>> = ends.iter().map(|&to| flow.least(ops - to, &until)).collect();
     let must = |from: usize, to: usize| Must {
-        out: out[from][to],
-        inward: inward[from][to],
+        out: out[from][to] as f64,
+        inward: inward[to][count - 1 - from] as f64,
         through: through[from][to],
     };
     (0..count).map(|from| (0..count).map(|to| must(from, to)).collect()).collect()
@@ -253,56 +266,19 @@ fn longest(
     best
 }
 
-/// For each end, the bytes that must go out from the start of operator `from` to the start of the end's: of some
-/// operator up to there, what it needs away and was not idle before. And those that must go out before some operator in
-/// between or come in after it: what it needs away and is not idle all the while.
-fn going(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> (Vec<f64>, Vec<f64>) {
+/// For each end, the bytes that must go out before some operator in between or come in after it: what it needs away and
+/// is not idle all the while.
+fn through(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> Vec<f64> {
     let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
-    let need = |op: u32| needs[op as usize];
-    let (mut out, mut most) = (0u64, 0u64);
+    let mut most = 0u64;
     let mut op = from;
     let until = |&end: &u32| {
         while op < end {
-            most = most.max(need(op));
+            most = most.max(needs[op as usize]);
             op += 1;
-            if (op as usize) < step.ops.len() {
-                out = out.max(need(op).saturating_sub(early[op as usize]));
-            }
         }
         let spanning = early.get(end as usize).copied().unwrap_or(0);
-        match end > from {
-            true => (out as f64, most.saturating_sub(spanning) as f64),
-            false => (0.0, 0.0),
-        }
+        if end > from { most.saturating_sub(spanning) as f64 } else { 0.0 }
     };
-    ends.iter().map(until).unzip()
-}
-
-/// For each end, the bytes that must come in from the start of its operator to the start of operator `to`.
-fn coming(step: &Step, needs: &[u64], to: u32, ends: &[u32]) -> Vec<f64> {
-    let late = step.idle_of_gaps(|gap| step.gaps[gap as usize].before > to);
-    let mut most = 0u64;
-    let mut op = to;
-    let mut bytes = vec![0.0; ends.len()];
-    for (at, &end) in ends.iter().enumerate().rev().filter(|(_, end)| **end < to) {
-        while op > end {
-            op -= 1;
-            let need = needs[op as usize];
-            most = most.max(need.saturating_sub(late[op as usize]));
-        }
-        bytes[at] = most as f64;
-    }
-    bytes
-}
-
-/// Bytes of windows side by side add up.
-fn add_up(bytes: &mut [Vec<f64>]) {
-    let count = bytes.len();
-    for width in 2..count {
-        for from in 0..count - width {
-            let to = from + width;
-            let parts = (from + 1..to).map(|middle| bytes[from][middle] + bytes[middle][to]);
-            bytes[from][to] = parts.fold(bytes[from][to], f64::max);
-        }
-    }
+    ends.iter().map(until).collect()
 }

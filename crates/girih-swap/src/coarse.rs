@@ -9,7 +9,9 @@
 //! and not earlier. A slot takes the time of its operators, and holds the most of them: a schedule of the slots is one
 //! of the operators.
 
-use crate::schedule::Schedule;
+use rustc_hash::FxHashMap;
+
+use crate::schedule::{Away, Schedule};
 use crate::settle::{Item, settle};
 use crate::step::{Gap, Op, Step};
 
@@ -83,7 +85,17 @@ impl Coarse {
         });
         let mut items: Vec<Item> = items.collect();
         items.sort_by_key(|item| item.gap);
-        settle(fine, budget, &items).unwrap_or_default()
+        let mut refined = settle(fine, budget, &items).unwrap_or_default();
+        // Copies out that were put off are queued when the last operator of their slot has ended. On the fine step
+        // bytes are let go of no earlier, so that is before.
+        let leave =
+            |away: &Away| (self.gaps[away.gap as usize], self.firsts[away.leave as usize + 1] - 1);
+        let put_off: FxHashMap<u32, u32> = schedule.away.iter().map(leave).collect();
+        for away in &mut refined.away {
+            let leave = put_off.get(&away.gap).copied().unwrap_or(away.leave);
+            away.leave = leave.clamp(away.leave, away.release - 1);
+        }
+        refined
     }
 }
 

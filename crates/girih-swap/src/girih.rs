@@ -12,6 +12,7 @@ use girih_trace::generate::{Chance, Rng};
 use crate::bound::bound;
 use crate::coarse::Coarse;
 use crate::cover::{By, Cover};
+use crate::defer::defer;
 use crate::fetch::{fetches, freed};
 use crate::links::Links;
 use crate::method::Budgets;
@@ -25,11 +26,18 @@ const CLOSE: f64 = 1.001;
 /// Schedules that are tried at most, and operators and gaps of all of them together.
 const TRIES_MAX: u64 = 1500;
 const WORK_MAX: u64 = 12_000_000;
-/// Tensors of less than this part of the peak go only where larger ones do not do.
-const SMALL_PART: u64 = 4096;
+/// A step within so much of the bound is not planned anew with smaller tensors.
+const NEAR: f64 = 1.003;
+/// Tensors of less than this part of the peak go only where larger ones do not bring the step near the bound; and those of
+/// less than the second only where the others do not do. None are too small for the last.
+const SMALL_PARTS: [u64; 3] = [4096, SMALLEST_PART, 0];
+const SMALLEST_PART: u64 = 16384;
 
 /// How much room is kept free, in so many ways.
 const HEADROOMS: usize = 7;
+/// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
+/// for it; with 1 nothing comes back that makes another wait for a copy out.
+const HASTES: [f64; 4] = [1.0, 1.5, 2.5, 5.0];
 
 /// A schedule within the budgets; within the least that can be kept, if the GPU's cannot.
 pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
@@ -38,21 +46,53 @@ pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
         return Schedule::default();
     }
     let budgets = Budgets { gpu, host: budgets.host };
-    let least = step.peak() / SMALL_PART;
-    let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
-    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
-    if let Some(schedule) = planned.filter(|schedule| schedule.gpu_peak(&coarse.step) <= gpu) {
-        return coarse.refine(step, gpu, &schedule);
+    let bound_us = bound(step, links, gpu);
+    let mut best: Option<Planned> = None;
+    for part in SMALL_PARTS {
+        let least = step.peak().checked_div(part).unwrap_or(0);
+        let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
+        let planned = Search::new(&coarse.step, links, &budgets, bound_us).run();
+        if let Some(schedule) = planned.filter(|it| it.gpu_peak(&coarse.step) <= gpu) {
+            let schedule = coarse.refine(step, gpu, &schedule);
+            let planned = Planned::of(step, links, &budgets, schedule);
+            if best.as_ref().is_none_or(|best| planned.is_better_than(best)) {
+                best = Some(planned);
+            }
+        }
+        // The smallest go only where the larger ones do not do at all.
+        let is_done = |it: &Planned| it.above == 0 && it.us <= bound_us * NEAR;
+        if best.as_ref().is_some_and(|best| is_done(best) || part == SMALLEST_PART) {
+            break;
+        }
     }
-    let coarse = Coarse::of(step, |_| true);
-    let planned = Search::new(&coarse.step, links, &budgets, bound(step, links, gpu)).run();
-    planned.map_or_else(Schedule::default, |schedule| coarse.refine(step, gpu, &schedule))
+    best.map_or_else(Schedule::default, |best| best.schedule)
+}
+
+/// A schedule of the operators, and what it costs.
+struct Planned {
+    schedule: Schedule,
+    /// Bytes above the host's budget.
+    above: u64,
+    us: f64,
+}
+
+impl Planned {
+    fn of(step: &Step, links: &Links, budgets: &Budgets, schedule: Schedule) -> Planned {
+        let host = budgets.host.map_or(0, |host| schedule.host_peak(step).saturating_sub(host));
+        let us = simulate(step, links, &schedule).step_us;
+        Planned { schedule, above: host, us }
+    }
+
+    fn is_better_than(&self, other: &Planned) -> bool {
+        (self.above, self.us) < (other.above, other.us)
+    }
 }
 
 /// One choice of gaps, and what it costs.
 #[derive(Clone)]
 struct Choice {
     gaps: Vec<bool>,
+    haste: f64,
     schedule: Schedule,
     /// Bytes above the host's budget, then microseconds, then bytes copied.
     cost: (u64, f64, u64),
@@ -106,7 +146,9 @@ impl<'a> Search<'a> {
             for by in [By::Idle, By::Before, By::After, By::Relief] {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
-                keep(&mut best, self.judge(&gaps));
+                for haste in HASTES {
+                    keep(&mut best, self.judge(&gaps, haste));
+                }
             }
         }
         let mut best = best?;
@@ -115,11 +157,22 @@ impl<'a> Search<'a> {
                 break;
             }
             let other = self.neighbour(&best);
-            if let Some(other) = self.judge(&other).filter(|other| other.is_better_than(&best)) {
+            let haste = match self.rng.one_in(4) {
+                true => HASTES[self.rng.below(HASTES.len() as u64) as usize],
+                false => best.haste,
+            };
+            if let Some(other) =
+                self.judge(&other, haste).filter(|other| other.is_better_than(&best))
+            {
                 best = other;
             }
         }
-        Some(self.prune(best).schedule)
+        let schedule = self.prune(best).schedule;
+        let us = simulate(self.step, self.links, &schedule).step_us;
+        Some(match us <= self.bound_us * CLOSE {
+            true => schedule,
+            false => defer(self.step, self.links, schedule),
+        })
     }
 
     /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew.
@@ -147,16 +200,17 @@ impl<'a> Search<'a> {
     }
 
     /// What a choice costs; none if it does not keep the budget of the GPU.
-    fn judge(&self, gaps: &[bool]) -> Option<Choice> {
+    fn judge(&self, gaps: &[bool], haste: f64) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         let mut best: Option<Choice> = None;
         let mut starts = self.starts.clone();
+        let hasty = Links { outward: self.links.outward * haste, ..*self.links };
         for _ in 0..3 {
-            let freed = freed(self.step, self.links, &chosen, &starts);
+            let freed = freed(self.step, &hasty, &chosen, &starts);
             let gpu = self.budgets.gpu;
             // By the times without waits: with them, what comes late would always seem to be in time.
             let items = fetches(self.step, self.links, gpu, &chosen, &freed, &self.starts);
-            let Some(choice) = self.settled(gaps, &items, &mut starts) else { break };
+            let Some(choice) = self.settled(gaps, haste, &items, &mut starts) else { break };
             let is_done = choice.cost.1 <= self.bound_us * CLOSE;
             keep(&mut best, Some(choice));
             if is_done {
@@ -167,7 +221,13 @@ impl<'a> Search<'a> {
     }
 
     /// Settles and simulates; `starts` become those of the simulation.
-    fn settled(&self, gaps: &[bool], items: &[Item], starts: &mut Vec<f64>) -> Option<Choice> {
+    fn settled(
+        &self,
+        gaps: &[bool],
+        haste: f64,
+        items: &[Item],
+        starts: &mut Vec<f64>,
+    ) -> Option<Choice> {
         let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
         let run = simulate(self.step, self.links, &schedule);
         let host = schedule.host_peak(self.step);
@@ -177,7 +237,7 @@ impl<'a> Search<'a> {
         starts.push(run.step_us);
         let mut kept = vec![false; gaps.len()];
         schedule.away.iter().for_each(|away| kept[away.gap as usize] = true);
-        Some(Choice { gaps: kept, schedule, cost })
+        Some(Choice { gaps: kept, haste, schedule, cost })
     }
 
     /// Lets stay what can stay: the largest first.
@@ -187,7 +247,9 @@ impl<'a> Search<'a> {
         for gap in order.into_iter().take(self.tries as usize / 4) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
-            if let Some(other) = self.judge(&gaps).filter(|other| other.is_better_than(&best)) {
+            if let Some(other) =
+                self.judge(&gaps, best.haste).filter(|other| other.is_better_than(&best))
+            {
                 best = other;
             }
         }

@@ -9,12 +9,14 @@
 //! ```
 //!
 //! Sizes are counted in units that divide them all; where that would be too many units, in coarser ones, rounded down,
-//! and a sum may then be more by a unit for each tensor.
+//! and a sum may then be more by a unit for each tensor; tensors that are next to nothing may be cut there.
 
 use crate::step::Step;
 
 /// Units in what must be away, at most.
 const UNITS_MAX: u64 = 1 << 16;
+/// What is less than this part of what must be away is next to nothing.
+const SMALL_MIN: u64 = 64;
 
 /// For each operator, the least bytes that are away during it in any schedule within the budget: the least sum of
 /// idle tensors' sizes that is no less than what is above the budget.
@@ -50,7 +52,8 @@ pub(crate) fn away_at_least(step: &Step, budget: u64) -> Vec<u64> {
         match known {
             Some((of, least)) if of == need => least,
             _ => {
-                let least = sums.least(&idle, need);
+                let sizes = idle.iter().map(|(&size, &count)| (size, count));
+                let least = sums.least(sizes, need, UNITS_MAX);
                 known = Some((need, least));
                 least
             }
@@ -61,31 +64,53 @@ pub(crate) fn away_at_least(step: &Step, budget: u64) -> Vec<u64> {
 
 /// Sums of sizes, a bit for each number of units.
 #[derive(Default)]
-struct Sums {
+pub(crate) struct Sums {
     words: Vec<u64>,
     before: Vec<u64>,
 }
 
 impl Sums {
-    /// The least sum that is no less than `need`, or a little below that; `need` if they are less together.
-    fn least(&mut self, sizes: &std::collections::BTreeMap<u64, u64>, need: u64) -> u64 {
-        let Some((&smallest, _)) = sizes.first_key_value() else { return need };
-        // Where the smallest is next to nothing, sums come in steps of next to nothing.
-        let common = sizes.keys().copied().fold(0, common_divisor);
-        let unit = common.max(need.div_ceil(UNITS_MAX)).max(1);
-        let count: u64 = sizes.values().sum();
-        // So much more than its units a sum may be.
-        let error = if unit == common { 0 } else { count.min(need / smallest.max(1) + 1) };
-        if error * unit >= smallest {
+    /// The least sum that is no less than `need`, or a little below that but not below `need`; `need` if they are less
+    /// together. `sizes` ascending, each with how many there are of it.
+    ///
+    /// Where there would be more than `units_max` units, those that are next to nothing beside `need` may add up to
+    /// anything that they are together; of the others every sum is tried. The least that is enough by itself does, if no sum of smaller ones is less.
+    pub(crate) fn least(
+        &mut self,
+        sizes: impl Iterator<Item = (u64, u64)> + Clone,
+        need: u64,
+        units_max: u64,
+    ) -> u64 {
+        let common = sizes.clone().fold(0, |common, (size, _)| common_divisor(common, size));
+        // Where all sums can be told apart none is cut.
+        let is_fine = need > common.saturating_mul(units_max);
+        let small_max = if is_fine { need / SMALL_MIN } else { 0 };
+        let is_small = |size: u64| size < small_max;
+        let small = sizes.clone().filter(|&(size, _)| is_small(size));
+        let small: u64 = small.map(|(size, count)| size * count).sum();
+        if small >= need {
             return need;
         }
-        let from = (need.div_ceil(unit)).saturating_sub(error);
-        let largest = sizes.last_key_value().map_or(0, |(size, _)| size / unit);
-        let width = (from + largest + 1) as usize;
+        let alone = sizes.clone().map(|(size, _)| size).find(|&size| size >= need);
+        let parts = sizes.filter(|&(size, _)| !is_small(size) && size < need);
+        let (mut whole, mut count, mut smallest) = (small, 0, need);
+        for (size, own) in parts.clone() {
+            (whole, count, smallest) = (whole + size * own, count + own, smallest.min(size));
+        }
+        if whole < need {
+            return alone.unwrap_or(need);
+        }
+        let common = parts.clone().fold(0, |common, (size, _)| common_divisor(common, size));
+        let unit = common.max(need.div_ceil(units_max)).max(1);
+        // So many units more than it is counted with a sum may be.
+        let error = if unit == common { 0 } else { count.min(need / smallest + 1) };
+        let from = (need - small).div_ceil(unit).saturating_sub(error);
+        // No sum that is needed is twice as much: each summand is less than what is needed.
+        let width = (2 * need / unit + 2) as usize;
         self.words.clear();
         self.words.resize(width.div_ceil(64), 0);
         self.words[0] = 1;
-        for (&size, &count) in sizes {
+        for (size, count) in parts {
             // Any number of them up to `count`: by halves, so that equal tensors cost little.
             let (units, mut left, mut part) = (size / unit, count, 1);
             while left > 0 {
@@ -94,9 +119,19 @@ impl Sums {
                 (left, part) = (left - now, 2 * part);
             }
         }
-        let found =
-            (from..width as u64).find(|&sum| self.words[sum as usize / 64] >> (sum % 64) & 1 == 1);
-        found.map_or(need, |sum| (sum * unit).max(need))
+        let found = self.first(from as usize).map_or(need, |sum| (sum as u64 * unit).max(need));
+        alone.map_or(found, |alone| alone.min(found))
+    }
+
+    /// The first sum from `from` units on.
+    fn first(&self, from: usize) -> Option<usize> {
+        let (at, bit) = (from / 64, from % 64);
+        let own = self.words.get(at)? >> bit << bit;
+        if own != 0 {
+            return Some(64 * at + own.trailing_zeros() as usize);
+        }
+        let next = (at + 1..self.words.len()).find(|&at| self.words[at] != 0)?;
+        Some(64 * next + self.words[next].trailing_zeros() as usize)
     }
 
     /// One more summand.
@@ -149,9 +184,11 @@ mod tests {
                 chosen.map(|(_, size)| size).sum::<u64>()
             });
             let wanted = subsets.filter(|&sum| sum >= need).min().expect("all of them do");
-            let mut counted = std::collections::BTreeMap::new();
+            let mut counted = std::collections::BTreeMap::<u64, u64>::new();
             sizes.iter().for_each(|&size| *counted.entry(size).or_default() += 1);
-            let least = Sums::default().least(&counted, need);
+            let counted = counted.iter().map(|(&size, &count)| (size, count));
+            let units_max = [1 << 16, 1 << 9][round / 8 % 2];
+            let least = Sums::default().least(counted, need, units_max);
             assert!(need <= least && least <= wanted, "{sizes:?}, {need}: {least}, {wanted}");
             exact += u32::from(least == wanted);
             above += u32::from(least > need);
