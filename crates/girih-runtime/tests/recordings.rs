@@ -11,7 +11,7 @@ use girih_runtime::simulate::{Allocator, Setup, Simulation, simulate};
 use girih_trace::{Iterations, Lifetimes, Trace};
 
 /// The recordings, with the least efficiency of `stitch` over the whole run.
-const RECORDINGS: [(&str, f64); 10] = [
+const RECORDINGS: [(&str, f64); 16] = [
     ("fsdp2_R_r0", 0.97),
     ("gpt2m_R_vary", 0.97),
     ("llama2b_N", 0.99),
@@ -22,6 +22,12 @@ const RECORDINGS: [(&str, f64); 10] = [
     ("mlp_stacks", 0.99),
     ("moe_R", 0.995),
     ("moe_vary", 0.995),
+    ("kinds/evaluation", 0.995),
+    ("kinds/experts", 0.98),
+    ("kinds/gan", 0.99),
+    ("kinds/graphs", 0.995),
+    ("kinds/turns", 0.975),
+    ("kinds/video", 0.99),
 ];
 
 fn run(trace: &Trace, allocator: Allocator) -> Simulation {
