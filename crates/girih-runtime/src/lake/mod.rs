@@ -142,7 +142,7 @@ impl Default for Options {
             slack_min: 4 << 20,
             slack_knee: 44 << 20,
             pages: 4096,
-            request_pages: 48,
+            request_pages: 32,
             page_max: 16 << 20,
             near: 8,
             view_pages_max: 1 << 16,
@@ -153,7 +153,7 @@ impl Default for Options {
             bought_in_ms: 100,
             room: 8,
             ahead: 4096,
-            strain: 100,
+            strain: 50,
         }
     }
 }
