@@ -15,7 +15,7 @@ mod corpus;
 /// Recordings whose iterations are alike in sizes.
 const STEADY: [&str; 5] =
     ["fsdp2_R_r0", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
-/// One whose plan holds 6 MiB more than none in its own run: nobody follows it.
+/// One whose plan holds some MiB more than none in its own run: nobody follows it.
 const UNHELPFUL: &str = "llama2b_N";
 /// Recordings whose iterations are not.
 const VARIED: [&str; 3] = ["gpt2m_R_vary", "llama2b_vary", "moe_vary"];

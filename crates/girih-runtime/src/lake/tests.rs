@@ -188,6 +188,28 @@ fn what_a_view_leaves_of_a_page_serves_others() {
 }
 
 #[test]
+fn what_is_less_than_a_page_is_given_the_lowest_of_the_tightest_holes() {
+    // A hole of each size, with something between them, from the lowest address on. How many are looked at is 8.
+    let addresses = |sizes: &[u64], asked: u64| {
+        let mut machine = stitching(64 * GIB);
+        let pairs = sizes.iter().map(|&size| {
+            let hole = machine.used(size * MIB, MAIN);
+            machine.used(2 * MIB, MAIN);
+            hole
+        });
+        let holes: Vec<_> = pairs.collect();
+        holes.iter().for_each(|&hole| machine.free_used(hole, MAIN));
+        let given = machine.used(asked * MIB, MAIN).address;
+        holes.iter().position(|hole| hole.address == given)
+    };
+    assert_eq!(addresses(&[40, 6, 8], 5), Some(0), "the lowest, though others are tighter");
+    assert_eq!(addresses(&[40, 6, 5, 8], 5), Some(2), "one of just its size");
+    assert_eq!(addresses(&[40, 20, 24], 17), Some(1), "larger than a page: the tightest");
+    let nine = [40, 14, 13, 12, 11, 10, 9, 8, 7];
+    assert_eq!(addresses(&nine, 5), Some(1), "the largest is not among the eight");
+}
+
+#[test]
 fn a_run_that_holds_little_more_than_it_uses_makes_no_view() {
     let mut machine = stitching(64 * GIB);
     for _ in 0..100 {
