@@ -50,6 +50,8 @@ class Worker:
     until: float
     steps: int
     stop: threading.Event
+    leads: bool = False
+    """It tells Girih of steps."""
     operations: int = 0
     failed: int = 0
     held: int = 0
@@ -118,6 +120,14 @@ class Worker:
         torch.cuda.synchronize()
         self.seen = sum(int(count.item()) for count in self.wrong)
 
+    def step(self) -> None:
+        """Ends a step, if this is the worker that does: by steps views become stale."""
+        if self.leads and "girih" in sys.modules:
+            import girih
+
+            with girih.step():
+                pass
+
     def run(self) -> None:
         """Works until the time is over."""
         try:
@@ -139,6 +149,7 @@ class Worker:
                 if self.operations % 200 == 0:
                     # The host must not run ahead for ever.
                     self.count()
+                    self.step()
             while self.live:
                 self.give()
             self.count()
@@ -282,7 +293,10 @@ def main() -> int:
     share = bytes_of_all // options.threads
     until, stop = begun + seconds - ending, threading.Event()
     seeds = range(options.seed, options.seed + options.threads)
-    workers = [Worker(seed, share, until, options.operations, stop) for seed in seeds]
+    workers = [
+        Worker(seed, share, until, options.operations, stop, leads=seed == seeds[0])
+        for seed in seeds
+    ]
     # It ends by itself before this; if it does not, it is ended in time.
     reporter = Reporter(workers, options.out, begun, until + ending / 2)
     reporter.start()

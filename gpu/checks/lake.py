@@ -7,13 +7,15 @@ What needs one piece of memory, and one handle for it, has it inside `girih.one_
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from checks.processes import share
-from checks.registry import MIB, Skip, alone, blank, equal
+from checks.registry import MIB, Skip, alone, blank, equal, girih_mode
 
 
 def holes(count: int, mebibytes: int, device: str | int = "cuda") -> list[torch.Tensor]:
@@ -50,6 +52,42 @@ def stitched_memory() -> None:
         equal(int(torch.count_nonzero(block != at + 1)), 0, f"elements of block {at} overwritten")
     more = (torch.cuda.memory_reserved() - reserved) // MIB
     print(f"  {more} MiB more were taken for 790 MiB where 800 lay in holes")
+
+
+def steps() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What one step runs in: Girih's, where it serves, or nothing."""
+    if girih_mode() is None:
+        return contextlib.nullcontext
+    return _girih().step  # type: ignore[no-any-return]
+
+
+@alone
+def views_with_other_pages() -> None:
+    """A large tensor of another size in each step, over other holes, has every byte to itself."""
+    kept = holes(40, 40)
+    for at, block in enumerate(kept):
+        block.fill_(at + 1)
+    step, calls = steps(), []
+    for round_ in range(24):
+        with step():
+            # Some of the holes are in use, others in each step.
+            inside = [blank(30 + round_ % 7) for _ in range(3 + round_ % 5)]
+            for block in inside:
+                block.fill_(77)
+            large = blank(900 + 11 * (round_ % 6))
+            large.fill_(100 + round_)
+            del inside[round_ % 3]
+            small = blank(35)
+            small.fill_(78)
+            wrong = torch.count_nonzero(large != 100 + round_) + torch.count_nonzero(small != 78)
+            for block in inside:
+                wrong += torch.count_nonzero(block != 77)
+            equal(int(wrong), 0, "elements that were overwritten")
+            del large, small, inside, wrong
+        calls.append(sum(_girih().stats(0)["calls"].values()) if girih_mode() else 0)
+    for at, block in enumerate(kept):
+        equal(int(torch.count_nonzero(block != at + 1)), 0, f"elements of block {at} overwritten")
+    print(f"  {calls[-1] - calls[11]} driver calls in the last twelve steps")
 
 
 @alone

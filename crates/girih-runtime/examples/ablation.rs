@@ -207,7 +207,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 16] = [
+const KNOBS: [(&str, Knob); 18] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -216,6 +216,8 @@ const KNOBS: [(&str, Knob); 16] = [
     ("page_max", |options| &mut options.page_max),
     ("near", |options| &mut options.near),
     ("view_pages_max", |options| &mut options.view_pages_max),
+    ("stale", |options| &mut options.stale),
+    ("patched", |options| &mut options.patched),
     ("time_share", |options| &mut options.time_share),
     ("stall_max_us", |options| &mut options.stall_max_us),
     ("time_free_ms", |options| &mut options.time_free_ms),

@@ -24,7 +24,7 @@
 //!
 //! It owns: the reservations and their pages (`pages`, `growth`, `mapped`), the blocks that tile them and the
 //! shelves of the free and the unmapped ones (`block`), the plan (`follow`, `follower`, `places`) and its window (`window`,
-//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`) and how much time they and waits may take (`pace`), who used which bytes last (`users`), frees
+//! `cells`, `last_uses`), the views (`views`, `lending`, `stitching`, `patching`) and how much time they and waits may take (`pace`), who used which bytes last (`users`), frees
 //! on their way (`frees`), and giving back (`release`). Private pools, whose addresses a graph may have for
 //! ever, are not the lake's: a caching policy beside it serves them (`beside`), under one limit and one
 //! statistics.
@@ -40,6 +40,7 @@ mod lending;
 mod mapped;
 mod pace;
 mod pages;
+mod patching;
 mod places;
 mod rehearsal;
 mod release;
@@ -52,7 +53,7 @@ mod window;
 use std::sync::Arc;
 
 use girih_plan::Plan;
-use girih_trace::{Action, Mark, PoolId, StreamId};
+use girih_trace::{Action, Mark, MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
 use self::block::{Heap, Home};
@@ -116,6 +117,10 @@ pub struct Options {
     pub near: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
+    /// A view is given other pages once it was not used for so many steps.
+    pub stale: u64,
+    /// And only in place of a new one of so many pages.
+    pub patched: u64,
     /// Views and waits of one stream for another may take one nanosecond of the run in so many.
     pub time_share: u64,
     /// A wait counts for so many microseconds at most, however long the stream stands still: about what it made a
@@ -146,6 +151,8 @@ impl Default for Options {
             page_max: 16 << 20,
             near: 8,
             view_pages_max: 1 << 16,
+            stale: 1,
+            patched: 128,
             time_share: 333,
             stall_max_us: 150,
             time_free_ms: 1500,
@@ -353,6 +360,9 @@ impl Wrapper for Lake {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.note_mark(mark.kind);
+        if mark.kind == MarkKind::Step {
+            self.views.turn(self.options.stale);
+        }
         self.note_time(env, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)
     }

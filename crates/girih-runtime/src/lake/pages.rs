@@ -28,6 +28,11 @@ pub(super) struct Page {
 }
 
 impl Page {
+    /// Its bytes.
+    pub(super) fn part(&self) -> Part {
+        Part { address: self.address, size: self.size }
+    }
+
     fn end(&self) -> Address {
         self.address + self.size
     }

@@ -33,12 +33,12 @@ use crate::wrapper::Wrapper;
 
 /// A free block that could lend.
 #[derive(Clone, Copy)]
-struct Hole {
-    block: BlockId,
+pub(super) struct Hole {
+    pub(super) block: BlockId,
     /// Its stream is not that of the request.
-    is_foreign: bool,
+    pub(super) is_foreign: bool,
     /// Its bytes.
-    all: Part,
+    pub(super) all: Part,
     /// Its bytes up to the last end of a page in it, from its first byte on.
     up_to_page: Part,
     /// Its bytes from the first beginning of a page in it on.
@@ -296,16 +296,24 @@ impl Lake {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<Option<BlockId>, DeviceError> {
-        let Some(latest) = self.latest_use_of_parts(&parts, search.home.stream) else {
-            return Ok(None);
-        };
+        let reader = search.home.stream;
+        let latest_of = |lake: &Lake, parts: &[Part]| lake.latest_use_of_parts(parts, reader);
+        let Some(latest) = latest_of(self, &parts) else { return Ok(None) };
+        if let [part] = parts[..] {
+            let is_done = self.wait_for(env, latest, search.home.stream)?;
+            return Ok(if is_done { self.lend_alone(&part) } else { None });
+        }
+        let patch = self.find_patch(env, search, &parts).filter(|patch| {
+            // Its bytes are others, and are not waited for if those of a new view are not.
+            latest_of(self, &patch.parts).is_some_and(|of_patch| of_patch <= latest)
+        });
         if !self.wait_for(env, latest, search.home.stream)? {
             return Ok(None);
         }
-        if let [part] = parts[..] {
-            return Ok(self.lend_alone(&part));
-        }
-        let view = self.map_view(env, search, parts)?;
+        let view = match patch {
+            Some(patch) => self.patch_view(env, search, patch)?,
+            None => self.map_view(env, search, parts)?,
+        };
         Ok(Some(self.use_view(search, view)))
     }
 
@@ -331,7 +339,7 @@ impl Lake {
     }
 
     /// The free blocks that could lend: of small requests' segments too, of which whole pages count.
-    fn holes(&self, search: &Search) -> Vec<Hole> {
+    pub(super) fn holes(&self, search: &Search) -> Vec<Hole> {
         let free = self.heap.free_blocks(true);
         let holes = free.filter_map(|id| self.hole(id, search.home.stream));
         let mut holes: Vec<Hole> = holes.collect();

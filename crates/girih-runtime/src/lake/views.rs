@@ -9,11 +9,12 @@
 //! kernel may still run that uses the next one it stays; where views have twice as many pages no more are made, and a
 //! request that needs one is given new pages. A page that goes back to the device takes the views over it with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::block::Block;
+use super::pages::Page;
 use super::{Lake, Search};
-use crate::device::{Address, DeviceError, Handle};
+use crate::device::{Address, DeviceError};
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
@@ -65,22 +66,39 @@ impl Part {
 /// A range of addresses over parts of segments.
 #[derive(Debug)]
 pub(super) struct View {
-    /// Its reservation.
-    reserved: Part,
+    /// Its reservation, somewhat larger than what was mapped first.
+    pub(super) reserved: Part,
     /// Where its bytes begin in it.
     pub(super) address: Address,
     /// Bytes of all parts.
     pub(super) size: u64,
     /// In the order of its addresses.
     pub(super) parts: Vec<Part>,
-    /// Pages that are mapped in it.
-    pages: u64,
+    /// The pages that are mapped in it, from the beginning of its reservation on. The last may be behind its bytes.
+    pub(super) slots: Vec<Page>,
     /// When its last use was let go of; 0 before the first.
     pub(super) freed: Stamp,
     /// When it was taken into use last.
     pub(super) used: u64,
     /// The blocks that are lent to it, one for each part; none while it is idle.
     pub(super) lent: Vec<BlockId>,
+}
+
+impl View {
+    /// Bytes that are mapped in its reservation.
+    pub(super) fn mapped(&self) -> u64 {
+        self.slots.iter().map(|page| page.size).sum()
+    }
+
+    /// Pages under its bytes.
+    fn in_use(&self) -> usize {
+        let end = self.address + self.size - self.reserved.address;
+        let ends = self.slots.iter().scan(0, |at, page| {
+            *at += page.size;
+            Some(*at)
+        });
+        ends.take_while(|&at| at < end).count() + 1
+    }
 }
 
 /// All views.
@@ -94,6 +112,8 @@ pub(super) struct Views {
     pages: u64,
     /// Counts uses.
     clock: u64,
+    /// What it was when the last steps began.
+    steps: VecDeque<u64>,
 }
 
 impl Views {
@@ -121,20 +141,48 @@ impl Views {
         view
     }
 
+    /// Pages that are mapped in all of them.
+    #[cfg(test)]
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// A step begins, and the views of so many count.
+    pub(super) fn turn(&mut self, steps: u64) {
+        self.steps.push_back(self.clock);
+        while self.steps.len() as u64 > steps.max(1) {
+            self.steps.pop_front();
+        }
+    }
+
+    /// The idle views that were not used in the last `steps` steps nor in this one; none if there were fewer.
+    pub(super) fn stale(&self, steps: u64) -> Option<Vec<u32>> {
+        let since = *self.steps.front().filter(|_| self.steps.len() as u64 == steps.max(1))?;
+        let views = (0..).zip(&self.views).filter_map(|(at, view)| Some((at, view.as_ref()?)));
+        let stale = views.filter(|(_, view)| view.used <= since && view.lent.is_empty());
+        Some(stale.map(|(place, _)| place).collect())
+    }
+
     fn insert(&mut self, view: View) -> u32 {
         let place = self.views.iter().position(Option::is_none).unwrap_or(self.views.len());
         if place == self.views.len() {
             self.views.push(None);
         }
-        self.pages += view.pages;
-        self.by_size.entry(view.size).or_default().push(place as u32);
-        self.views[place] = Some(view);
+        self.put(place, view);
         place as u32
     }
 
-    fn remove(&mut self, place: usize) -> Option<View> {
+    /// A view for a vacant place.
+    pub(super) fn put(&mut self, place: usize, view: View) {
+        self.pages += view.slots.len() as u64;
+        self.by_size.entry(view.size).or_default().push(place as u32);
+        self.views[place] = Some(view);
+    }
+
+    /// Makes a place vacant.
+    pub(super) fn remove(&mut self, place: usize) -> Option<View> {
         let view = self.views[place].take()?;
-        self.pages -= view.pages;
+        self.pages -= view.slots.len() as u64;
         if let Some(places) = self.by_size.get_mut(&view.size) {
             places.retain(|&other| other as usize != place);
             if places.is_empty() {
@@ -151,6 +199,11 @@ impl Views {
         let idle = idle.filter(|(_, view)| view.lent.is_empty());
         idle.min_by_key(|(_, view)| view.used).map(|(place, _)| place)
     }
+}
+
+/// Bytes of addresses for a view that begins with so many: up to a quarter more, for what it becomes later.
+fn with_room(bytes: u64) -> u64 {
+    bytes.next_multiple_of((bytes / 4).next_power_of_two())
 }
 
 impl Lake {
@@ -178,10 +231,11 @@ impl Lake {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<u32, DeviceError> {
-        let (handles, offset) = self.pages_under(&parts);
-        let size = handles.iter().map(|(_, page)| page).sum();
+        let (slots, offset) = self.pages_under(&parts);
+        let size: u64 = slots.iter().map(|page| page.size).sum();
         self.make_room(env, size)?;
-        let base = match env.device.reserve(size) {
+        let reserved = with_room(size);
+        let base = match env.device.reserve(reserved) {
             Err(DeviceError::OutOfMemory { requested, free }) => {
                 // There are fewer addresses than was thought. The next view may find more.
                 self.drop_least_recent(env)?;
@@ -191,9 +245,9 @@ impl Lake {
         };
         let mut mapped = 0;
         let mut map = || {
-            for &(handle, page) in &handles {
-                env.device.map(base + mapped, handle)?;
-                mapped += page;
+            for page in &slots {
+                env.device.map(base + mapped, page.handle)?;
+                mapped += page.size;
             }
             env.device.set_access(base, size)
         };
@@ -201,34 +255,33 @@ impl Lake {
             if mapped > 0 {
                 self.limbo.unmap(env.device, base, mapped);
             }
-            self.limbo.unreserve(env.device, base, size);
+            self.limbo.unreserve(env.device, base, reserved);
             return Err(error);
         }
         self.beside.stats.num_stitches += 1;
         Ok(self.views.insert(View {
-            reserved: Part { address: base, size },
+            reserved: Part { address: base, size: reserved },
             address: base + offset,
             size: search.size,
             parts,
-            pages: handles.len() as u64,
+            slots,
             freed: 0,
             used: 0,
             lent: Vec::new(),
         }))
     }
 
-    /// The pages on which parts lie, in order, with their bytes; and how far into the first of them
-    /// the first part begins.
-    pub(super) fn pages_under(&self, parts: &[Part]) -> (Vec<(Handle, u64)>, u64) {
-        let (mut handles, mut offset) = (Vec::new(), None);
+    /// The pages on which parts lie, in order; and how far into the first of them the first part begins.
+    pub(super) fn pages_under(&self, parts: &[Part]) -> (Vec<Page>, u64) {
+        let (mut pages, mut offset) = (Vec::new(), None);
         for part in parts {
             let (_, segment) = self.segment_at(part.address);
             for page in segment.pages(*part) {
                 offset.get_or_insert_with(|| part.address - page.address);
-                handles.push((page.handle, page.size));
+                pages.push(page);
             }
         }
-        (handles, offset.unwrap_or(0))
+        (pages, offset.unwrap_or(0))
     }
 
     /// Takes the views over `pages`, which nobody uses, and their addresses away. The device has no work left that
@@ -239,14 +292,28 @@ impl Lake {
             if self.views.views[place].as_ref().is_some_and(is_over) {
                 self.drop_view(env, place);
             }
+            self.trim_view(env, place, pages);
         }
     }
 
+    /// Unmaps what a view keeps behind its bytes, from the first of `pages` in it on. Nobody uses that, be the view in
+    /// use or not.
+    fn trim_view(&mut self, env: &mut Env<'_>, place: usize, pages: Part) {
+        let Some(view) = &mut self.views.views[place] else { return };
+        let behind = view.slots.iter().skip(view.in_use());
+        let Some(at) = { behind }.position(|page| page.part().overlaps(&pages)) else { return };
+        let all = view.mapped();
+        let gone = view.slots.drain(view.in_use() + at..).map(|page| (1, page.size));
+        let (count, bytes) = gone.fold((0, 0), |sum, page| (sum.0 + page.0, sum.1 + page.1));
+        self.views.pages -= count;
+        self.limbo.unmap(env.device, view.reserved.address + all - bytes, bytes);
+    }
+
     fn drop_view(&mut self, env: &mut Env<'_>, place: usize) {
-        if let Some(View { reserved: Part { address, size }, lent, .. }) = self.views.remove(place)
-        {
-            debug_assert!(lent.is_empty(), "the bytes of a view in use are not free");
-            self.limbo.unmap(env.device, address, size);
+        if let Some(view) = self.views.remove(place) {
+            debug_assert!(view.lent.is_empty(), "the bytes of a view in use are not free");
+            let Part { address, size } = view.reserved;
+            self.limbo.unmap(env.device, address, view.mapped());
             self.limbo.unreserve(env.device, address, size);
         }
     }
@@ -276,11 +343,18 @@ impl Lake {
         Ok(is_done)
     }
 
+    /// True if a page is still one of a segment.
+    fn is_mapped(&self, page: &Page) -> bool {
+        let segments = self.segments.iter().flatten();
+        let mut over = segments.filter(|segment| segment.contains(page.address));
+        over.any(|segment| segment.pages(page.part()).eq([*page]))
+    }
+
     /// Every view in use has its bytes lent, no idle one has, and the pages are counted. For the walk
     /// that checks everything.
     pub(super) fn check_views(&self) -> Result<(), String> {
         let views: Vec<&View> = self.views.views.iter().flatten().collect();
-        let pages: u64 = views.iter().map(|view| view.pages).sum();
+        let pages: u64 = views.iter().map(|view| view.slots.len() as u64).sum();
         if pages != self.views.pages {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
@@ -289,8 +363,12 @@ impl Lake {
             let lent = view.lent.iter().map(|&id| &self.heap.blocks[id]);
             let mut lent_parts = view.parts.iter().zip(lent);
             let is_lent = |(part, block): (&Part, &Block)| block.lent && block.part() == *part;
+            let (under, offset) = self.pages_under(&view.parts);
             if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
-                || self.pages_under(&view.parts).0.len() as u64 != view.pages
+                || view.address != view.reserved.address + offset
+                || view.mapped() > view.reserved.size
+                || view.slots[..view.in_use()] != under
+                || view.slots.iter().any(|page| !self.is_mapped(page))
                 || !lent_parts.all(is_lent)
                 || ![0, view.parts.len()].contains(&view.lent.len())
             {

@@ -22,7 +22,7 @@ use crate::stweaver::{self, Stweaver};
 pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     let setup = Setup {
         gmlake: gmlake::Config { stitched_limit: 2 << 30, ..eager(seed).gmlake },
-        lake: lake::Options { view_pages_max: 256, ..lake::Options::default() },
+        lake: lake::Options { view_pages_max: 256, patched: 1, ..lake::Options::default() },
         ..eager(seed)
     };
     // Pages in the order of PyTorch want a program that keeps to more than these do.
@@ -44,7 +44,7 @@ pub fn eager(seed: u64) -> Setup {
             stitched_limit: 64 << 20,
             ..gmlake::Config::default()
         },
-        lake: lake::Options { view_pages_max: 24, ..lake::Options::default() },
+        lake: lake::Options { view_pages_max: 24, patched: 1, ..lake::Options::default() },
         plan: Some(Arc::new(reckless_plan(seed))),
         ..Setup::default()
     }
