@@ -12,7 +12,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::schedule::{Away, Schedule};
-use crate::settle::{Item, settle};
+use crate::settle::{Item, Items, settle};
 use crate::step::{Gap, Op, Step};
 
 pub(crate) struct Coarse {
@@ -85,7 +85,7 @@ impl Coarse {
         });
         let mut items: Vec<Item> = items.collect();
         items.sort_by_key(|item| item.gap);
-        let mut refined = settle(fine, budget, &items).unwrap_or_default();
+        let mut refined = settle(fine, budget, &Items::of(items)).unwrap_or_default();
         // Copies out that were put off are queued when the last operator of their slot has ended. On the fine step
         // bytes are let go of no earlier, so that is before.
         let leave =

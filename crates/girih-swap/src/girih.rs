@@ -13,12 +13,12 @@ use crate::bound::bound;
 use crate::coarse::Coarse;
 use crate::cover::{By, Cover};
 use crate::defer::defer;
-use crate::fetch::{fetches, freed};
+use crate::fetch::{Fetches, freed};
 use crate::links::Links;
 use crate::method::Budgets;
 use crate::schedule::Schedule;
-use crate::settle::{Item, settle};
-use crate::simulate::simulate;
+use crate::settle::{Items, settle};
+use crate::simulate::{simulate, starts_us};
 use crate::step::Step;
 
 /// A step within so much of the bound is not searched further.
@@ -113,6 +113,8 @@ struct Search<'a> {
     budgets: &'a Budgets,
     bound_us: f64,
     starts: Vec<f64>,
+    /// The gaps in order of their `before`.
+    by_use: Vec<u32>,
     cover: Cover<'a>,
     /// Bytes that are kept free for what comes back: from none to all that could be free.
     headrooms: [u64; HEADROOMS],
@@ -127,12 +129,15 @@ impl<'a> Search<'a> {
         let least = rest.map(|(load, idle)| load - idle).min().unwrap_or(budgets.gpu);
         let free = budgets.gpu.saturating_sub(least);
         let work = (step.ops.len() + step.gaps.len()).max(1) as u64;
+        let mut by_use: Vec<u32> = (0..step.gaps.len() as u32).collect();
+        by_use.sort_by_key(|&gap| step.gaps[gap as usize].before);
         Search {
             step,
             links,
             budgets,
             bound_us,
             starts: step.starts(),
+            by_use,
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: [0, 1, 2, 3, 4, 6, 8].map(|eighths| free / 8 * eighths),
             rng: Rng::new(1),
@@ -204,12 +209,12 @@ impl<'a> Search<'a> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         let mut best: Option<Choice> = None;
         let mut starts = self.starts.clone();
+        // By the times without waits: with them, what comes late would always seem to be in time.
+        let fetches = Fetches::new(self.step, self.links, &chosen, &self.by_use, &self.starts);
         let hasty = Links { outward: self.links.outward * haste, ..*self.links };
         for _ in 0..3 {
             let freed = freed(self.step, &hasty, &chosen, &starts);
-            let gpu = self.budgets.gpu;
-            // By the times without waits: with them, what comes late would always seem to be in time.
-            let items = fetches(self.step, self.links, gpu, &chosen, &freed, &self.starts);
+            let items = fetches.within(self.budgets.gpu, &freed);
             let Some(choice) = self.settled(gaps, haste, &items, &mut starts) else { break };
             let is_done = choice.cost.1 <= self.bound_us * CLOSE;
             keep(&mut best, Some(choice));
@@ -225,16 +230,16 @@ impl<'a> Search<'a> {
         &self,
         gaps: &[bool],
         haste: f64,
-        items: &[Item],
+        items: &Items,
         starts: &mut Vec<f64>,
     ) -> Option<Choice> {
         let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
-        let run = simulate(self.step, self.links, &schedule);
-        let host = schedule.host_peak(self.step);
-        let above = self.budgets.host.map_or(0, |budget| host.saturating_sub(budget));
-        let cost = (above, run.step_us, schedule.bytes(self.step));
-        *starts = run.starts_us;
-        starts.push(run.step_us);
+        *starts = starts_us(self.step, self.links, &schedule);
+        let bytes = schedule.bytes(self.step);
+        // No more than all of it is on the host at a time.
+        let host = self.budgets.host.filter(|&host| host < bytes);
+        let above = host.map_or(0, |host| schedule.host_peak(self.step).saturating_sub(host));
+        let cost = (above, starts[self.step.ops.len()], bytes);
         let mut kept = vec![false; gaps.len()];
         schedule.away.iter().for_each(|away| kept[away.gap as usize] = true);
         Some(Choice { gaps: kept, haste, schedule, cost })
