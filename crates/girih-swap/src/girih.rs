@@ -17,7 +17,7 @@ use crate::fetch::{Fetches, freed};
 use crate::links::Links;
 use crate::method::Budgets;
 use crate::schedule::Schedule;
-use crate::settle::{Items, settle};
+use crate::settle::{Item, Items, settle};
 use crate::simulate::{simulate, starts_us};
 use crate::step::Step;
 
@@ -234,7 +234,8 @@ impl<'a> Search<'a> {
         starts: &mut Vec<f64>,
     ) -> Option<Choice> {
         let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
-        *starts = starts_us(self.step, self.links, &schedule);
+        let by_use = by_use(&schedule, items);
+        *starts = starts_us(self.step, self.links, &schedule, &by_use);
         let bytes = schedule.bytes(self.step);
         // No more than all of it is on the host at a time.
         let host = self.budgets.host.filter(|&host| host < bytes);
@@ -268,4 +269,12 @@ fn keep(best: &mut Option<Choice>, other: Option<Choice>) {
     {
         *best = Some(other);
     }
+}
+
+/// The entries of a schedule in the order in which what they were made of is used.
+fn by_use(schedule: &Schedule, items: &Items) -> Vec<u32> {
+    let mut entries = (0u32..).zip(&schedule.away).peekable();
+    let entry = |item: &Item| entries.next_if(|(_, away)| away.gap == item.gap).map(|(at, _)| at);
+    let entry_of: Vec<Option<u32>> = items.list.iter().map(entry).collect();
+    items.order.iter().filter_map(|&at| entry_of[at as usize]).collect()
 }

@@ -89,7 +89,8 @@ impl Run {
 /// Runs a schedule. The schedule must be one of the step: `after <= leave < release <= fetch <= before` in each
 /// entry; [`crate::check::check`] says whether it is.
 pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
-    let mut engine: Engine<'_, true> = Engine::new(step, *links, schedule);
+    let order: Vec<u32> = (0..schedule.away.len() as u32).collect();
+    let mut engine: Engine<'_, true> = Engine::new(step, *links, schedule, &order);
     engine.run_all();
     engine.run.step_us = engine.now_us;
     if !schedule.wasted.is_empty() {
@@ -100,9 +101,15 @@ pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
 }
 
 /// When each operator begins under a schedule, and last when the step ends: as [`simulate`] has it, without what else it
-/// notes. A search asks for nothing else, some thousand times.
-pub(crate) fn starts_us(step: &Step, links: &Links, schedule: &Schedule) -> Vec<f64> {
-    let mut engine: Engine<'_, false> = Engine::new(step, *links, schedule);
+/// notes. A search asks for nothing else, some thousand times. `by_use`: the entries in the order in which they are fetched
+/// and used, if that is known; else in any.
+pub(crate) fn starts_us(
+    step: &Step,
+    links: &Links,
+    schedule: &Schedule,
+    by_use: &[u32],
+) -> Vec<f64> {
+    let mut engine: Engine<'_, false> = Engine::new(step, *links, schedule, by_use);
     engine.run_all();
     engine.run.starts_us.push(engine.now_us);
     engine.run.starts_us
@@ -116,9 +123,13 @@ struct Agenda {
 }
 
 impl Agenda {
-    fn new(schedule: &Schedule, of: impl Fn(&Away) -> (u32, u32)) -> Agenda {
-        let entries = (0..).zip(&schedule.away).map(|(index, away)| {
-            let (op, then) = of(away);
+    fn new(
+        schedule: &Schedule,
+        order: impl Iterator<Item = u32>,
+        of: impl Fn(&Away) -> (u32, u32),
+    ) -> Agenda {
+        let entries = order.map(|index| {
+            let (op, then) = of(&schedule.away[index as usize]);
             (op, then, index)
         });
         let mut list: Vec<(u32, u32, u32)> = entries.collect();
@@ -173,7 +184,12 @@ struct Engine<'a, const NOTES: bool> {
 }
 
 impl<'a, const NOTES: bool> Engine<'a, NOTES> {
-    fn new(step: &'a Step, links: Links, schedule: &'a Schedule) -> Engine<'a, NOTES> {
+    fn new(
+        step: &'a Step,
+        links: Links,
+        schedule: &'a Schedule,
+        by_use: &[u32],
+    ) -> Engine<'a, NOTES> {
         let count = schedule.away.len();
         let before = |away: &Away| step.gaps[away.gap as usize].before;
         let entry = |gap: u32| (0..).zip(&schedule.away).find(|(_, away)| away.gap == gap);
@@ -185,15 +201,16 @@ impl<'a, const NOTES: bool> Engine<'a, NOTES> {
         let gaps = gaps.chain(schedule.wasted.iter().map(|wasted| wasted.gap));
         let all = count + schedule.wasted.len();
         let times = vec![Times::default(); if NOTES { count } else { 0 }];
+        let by_use = || by_use.iter().copied();
         let starts_us = Vec::with_capacity(step.ops.len() + 1);
         Engine {
             step,
             schedule,
             links,
-            leaves: Agenda::new(schedule, |away| (away.leave + 1, 0)),
-            releases: Agenda::new(schedule, |away| (away.release, 0)),
-            fetches: Agenda::new(schedule, |away| (away.fetch, before(away))),
-            uses: Agenda::new(schedule, |away| (before(away), 0)),
+            leaves: Agenda::new(schedule, 0..count as u32, |away| (away.leave + 1, 0)),
+            releases: Agenda::new(schedule, 0..count as u32, |away| (away.release, 0)),
+            fetches: Agenda::new(schedule, by_use(), |away| (away.fetch, before(away))),
+            uses: Agenda::new(schedule, by_use(), |away| (before(away), 0)),
             out: Queue::default(),
             inward: Queue::default(),
             bytes: gaps.map(|gap| step.bytes(gap) as f64).collect(),
