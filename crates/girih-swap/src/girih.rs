@@ -33,6 +33,11 @@ const NEAR: f64 = 1.003;
 const SMALL_PARTS: [u64; 3] = [4096, SMALLEST_PART, 0];
 const SMALLEST_PART: u64 = 16384;
 
+/// Steps within so much of each other are as long, and the one that copies less is better.
+const LEVEL: f64 = 1.0001;
+/// How often a choice is made a schedule of at most, by the times of the one before.
+const ROUNDS: usize = 3;
+
 /// How much room is kept free, in so many ways.
 const HEADROOMS: usize = 7;
 /// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
@@ -93,17 +98,24 @@ impl Planned {
 struct Choice {
     gaps: Vec<bool>,
     haste: f64,
+    /// When operators begin, as it was supposed to say when copies out have ended.
+    starts: Vec<f64>,
     schedule: Schedule,
     /// Bytes above the host's budget, then microseconds, then bytes copied.
     cost: (u64, f64, u64),
 }
 
 impl Choice {
+    /// No longer step is better.
+    fn us_max(&self) -> f64 {
+        if self.cost.0 > 0 { f64::INFINITY } else { self.cost.1 * LEVEL }
+    }
+
     fn is_better_than(&self, other: &Choice) -> bool {
         let ((host, us, bytes), (other_host, other_us, other_bytes)) = (self.cost, other.cost);
-        let is_level = us <= other_us * 1.0001;
+        let is_level = us <= other_us * LEVEL;
         host < other_host
-            || host == other_host && (us < other_us * 0.9999 || is_level && bytes < other_bytes)
+            || host == other_host && (us * LEVEL < other_us || is_level && bytes < other_bytes)
     }
 }
 
@@ -152,7 +164,7 @@ impl<'a> Search<'a> {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
                 for haste in HASTES {
-                    keep(&mut best, self.judge(&gaps, haste));
+                    keep(&mut best, self.judge(&gaps, haste, None));
                 }
             }
         }
@@ -166,9 +178,7 @@ impl<'a> Search<'a> {
                 true => HASTES[self.rng.below(HASTES.len() as u64) as usize],
                 false => best.haste,
             };
-            if let Some(other) =
-                self.judge(&other, haste).filter(|other| other.is_better_than(&best))
-            {
+            if let Some(other) = self.judge(&other, haste, Some(&best)) {
                 best = other;
             }
         }
@@ -183,7 +193,7 @@ impl<'a> Search<'a> {
     /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew.
     fn neighbour(&mut self, best: &Choice) -> Vec<bool> {
         let mut gaps = best.gaps.clone();
-        let us = self.starts[self.step.ops.len()];
+        let us = self.us();
         let middle = us * self.rng.below(1 << 20) as f64 / (1 << 20) as f64;
         let width = us / (2 << self.rng.below(6)) as f64;
         let one_in = 1 + self.rng.below(8);
@@ -204,46 +214,58 @@ impl<'a> Search<'a> {
         gaps
     }
 
-    /// What a choice costs; none if it does not keep the budget of the GPU.
-    fn judge(&self, gaps: &[bool], haste: f64) -> Option<Choice> {
+    /// What a choice costs. None if it does not keep the budget of the GPU, or if there is a `rival` and it is no better.
+    /// The rival's times serve to say when copies out have ended: most of what is tried differs little from it.
+    fn judge(&self, gaps: &[bool], haste: f64, rival: Option<&Choice>) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
-        let mut best: Option<Choice> = None;
-        let mut starts = self.starts.clone();
         // By the times without waits: with them, what comes late would always seem to be in time.
         let fetches = Fetches::new(self.step, self.links, &chosen, &self.by_use, &self.starts);
         let hasty = Links { outward: self.links.outward * haste, ..*self.links };
-        for _ in 0..3 {
+        let stall_max = rival.map_or(f64::INFINITY, |rival| rival.us_max() - self.us());
+        let mut best: Option<Choice> = None;
+        let mut starts = rival.map_or(&self.starts, |rival| &rival.starts).clone();
+        for _ in 0..ROUNDS {
             let freed = freed(self.step, &hasty, &chosen, &starts);
             let items = fetches.within(self.budgets.gpu, &freed);
-            let Some(choice) = self.settled(gaps, haste, &items, &mut starts) else { break };
+            let Ok(schedule) = settle(self.step, self.budgets.gpu, &items) else { break };
+            let by_use = by_use(&schedule, &items);
+            let Some(own) = starts_us(self.step, self.links, &schedule, &by_use, stall_max) else {
+                break;
+            };
+            let choice = self.choice(gaps.len(), haste, schedule, starts, own[self.step.ops.len()]);
+            if rival.is_some_and(|rival| !choice.is_better_than(rival)) {
+                break;
+            }
             let is_done = choice.cost.1 <= self.bound_us * CLOSE;
             keep(&mut best, Some(choice));
             if is_done {
                 break;
             }
+            starts = own;
         }
         best
     }
 
-    /// Settles and simulates; `starts` become those of the simulation.
-    fn settled(
+    fn choice(
         &self,
-        gaps: &[bool],
+        count: usize,
         haste: f64,
-        items: &Items,
-        starts: &mut Vec<f64>,
-    ) -> Option<Choice> {
-        let schedule = settle(self.step, self.budgets.gpu, items).ok()?;
-        let by_use = by_use(&schedule, items);
-        *starts = starts_us(self.step, self.links, &schedule, &by_use);
+        schedule: Schedule,
+        starts: Vec<f64>,
+        us: f64,
+    ) -> Choice {
         let bytes = schedule.bytes(self.step);
         // No more than all of it is on the host at a time.
         let host = self.budgets.host.filter(|&host| host < bytes);
         let above = host.map_or(0, |host| schedule.host_peak(self.step).saturating_sub(host));
-        let cost = (above, starts[self.step.ops.len()], bytes);
-        let mut kept = vec![false; gaps.len()];
-        schedule.away.iter().for_each(|away| kept[away.gap as usize] = true);
-        Some(Choice { gaps: kept, haste, schedule, cost })
+        let mut gaps = vec![false; count];
+        schedule.away.iter().for_each(|away| gaps[away.gap as usize] = true);
+        Choice { gaps, haste, starts, schedule, cost: (above, us, bytes) }
+    }
+
+    /// Microseconds of the step when nothing waits.
+    fn us(&self) -> f64 {
+        self.starts[self.step.ops.len()]
     }
 
     /// Lets stay what can stay: the largest first.
@@ -253,9 +275,7 @@ impl<'a> Search<'a> {
         for gap in order.into_iter().take(self.tries as usize / 4) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
-            if let Some(other) =
-                self.judge(&gaps, best.haste).filter(|other| other.is_better_than(&best))
-            {
+            if let Some(other) = self.judge(&gaps, best.haste, Some(&best)) {
                 best = other;
             }
         }

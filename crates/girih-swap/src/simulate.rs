@@ -102,17 +102,20 @@ pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
 
 /// When each operator begins under a schedule, and last when the step ends: as [`simulate`] has it, without what else it
 /// notes. A search asks for nothing else, some thousand times. `by_use`: the entries in the order in which they are fetched
-/// and used, if that is known; else in any.
+/// and used, if that is known; else in any. None if operators wait for longer than `stall_max`.
 pub(crate) fn starts_us(
     step: &Step,
     links: &Links,
     schedule: &Schedule,
     by_use: &[u32],
-) -> Vec<f64> {
+    stall_max: f64,
+) -> Option<Vec<f64>> {
     let mut engine: Engine<'_, false> = Engine::new(step, *links, schedule, by_use);
-    engine.run_all();
-    engine.run.starts_us.push(engine.now_us);
-    engine.run.starts_us
+    engine.stall_max = stall_max;
+    engine.run_all().then(|| {
+        engine.run.starts_us.push(engine.now_us);
+        engine.run.starts_us
+    })
 }
 
 /// What happens before which operator: entries of a schedule in order.
@@ -180,6 +183,9 @@ struct Engine<'a, const NOTES: bool> {
     own: Vec<Option<u32>>,
     links_us: f64,
     now_us: f64,
+    /// How long operators have waited, and may.
+    stall_us: f64,
+    stall_max: f64,
     run: Run,
 }
 
@@ -220,20 +226,27 @@ impl<'a, const NOTES: bool> Engine<'a, NOTES> {
             own: own.collect(),
             links_us: 0.0,
             now_us: 0.0,
+            stall_us: 0.0,
+            stall_max: f64::INFINITY,
             run: Run { times, starts_us, ..Run::default() },
         }
     }
 
-    fn run_all(&mut self) {
+    /// False if operators wait for longer than they may.
+    fn run_all(&mut self) -> bool {
         let mut next = self.next_op();
         for op in 0..self.step.ops.len() as u32 {
             if next <= op {
                 self.prepare(op);
                 next = self.next_op();
+                if self.stall_us > self.stall_max {
+                    return false;
+                }
             }
             self.run.starts_us.push(self.now_us);
             self.now_us += self.step.ops[op as usize].us;
         }
+        true
     }
 
     /// The operator before which something happens next.
@@ -327,6 +340,7 @@ impl<'a, const NOTES: bool> Engine<'a, NOTES> {
                 self.run.stalls.push(Stall { op, away, direction, us });
             }
             self.now_us = self.links_us;
+            self.stall_us += us;
         }
     }
 
