@@ -1,4 +1,4 @@
-//! baseline
+//! Scratch.
 use girih_swap::bound::bound;
 use girih_swap::{Answer, Budgets, Links, Method, Step, Steps, girih};
 use girih_trace::compress::Limits;

@@ -77,6 +77,11 @@ impl Coarse {
         Coarse { step, firsts, gaps }
     }
 
+    /// The operators of each slot.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        self.firsts.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
+    }
+
     /// The schedule of the operators, with bytes let go of as late as each operator allows.
     pub(crate) fn refine(&self, fine: &Step, budget: u64, schedule: &Schedule) -> Schedule {
         let items = schedule.away.iter().map(|away| Item {

@@ -17,60 +17,45 @@ use crate::fetch::{Fetches, freed};
 use crate::links::Links;
 use crate::method::Budgets;
 use crate::schedule::Schedule;
+use crate::settings::Settings;
 use crate::settle::{Item, Items, settle};
 use crate::simulate::{simulate, starts_us};
 use crate::step::Step;
 
-/// A step within so much of the bound is not searched further.
-const CLOSE: f64 = 1.001;
-/// Schedules that are tried at most, and operators and gaps of all of them together.
-const TRIES_MAX: u64 = 1500;
-const WORK_MAX: u64 = 12_000_000;
-/// A step within so much of the bound is not planned anew with smaller tensors.
-const NEAR: f64 = 1.003;
-/// Tensors of less than this part of the peak go only where larger ones do not bring the step near the bound; and those of
-/// less than the second only where the others do not do. None are too small for the last.
-const SMALL_PARTS: [u64; 3] = [4096, SMALLEST_PART, 0];
-const SMALLEST_PART: u64 = 16384;
-
-/// Steps within so much of each other are as long, and the one that copies less is better.
-const LEVEL: f64 = 1.0001;
-/// How often a choice is made a schedule of at most, by the times of the one before.
-const ROUNDS: usize = 3;
-
-/// How much room is kept free, in so many ways.
-const HEADROOMS: usize = 7;
-/// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
-/// for it; with 1 nothing comes back that makes another wait for a copy out.
-const HASTES: [f64; 4] = [1.0, 1.5, 2.5, 5.0];
-
 /// A schedule within the budgets; within the least that can be kept, if the GPU's cannot.
 pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
+    plan_with(step, links, budgets, &Settings::default())
+}
+
+/// Likewise, by other numbers than the default ones.
+pub fn plan_with(step: &Step, links: &Links, budgets: &Budgets, settings: &Settings) -> Schedule {
     let gpu = budgets.gpu.max(step.least_budget().0);
     if step.peak() <= gpu {
         return Schedule::default();
     }
     let budgets = Budgets { gpu, host: budgets.host };
     let bound_us = bound(step, links, gpu);
-    let mut best: Option<Planned> = None;
-    for part in SMALL_PARTS {
-        let least = step.peak().checked_div(part).unwrap_or(0);
+    let with_tensors_of = |least: u64| {
         let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
-        let planned = Search::new(&coarse.step, links, &budgets, bound_us).run();
-        if let Some(schedule) = planned.filter(|it| it.gpu_peak(&coarse.step) <= gpu) {
-            let schedule = coarse.refine(step, gpu, &schedule);
-            let planned = Planned::of(step, links, &budgets, schedule);
-            if best.as_ref().is_none_or(|best| planned.is_better_than(best)) {
-                best = Some(planned);
-            }
+        let planned = Search::new(&coarse.step, links, &budgets, settings, bound_us).run()?;
+        let schedule = coarse.refine(step, gpu, &planned);
+        (planned.gpu_peak(&coarse.step) <= gpu)
+            .then(|| Planned::of(step, links, &budgets, schedule))
+    };
+    let mut best: Option<Planned> = None;
+    for part in &settings.small_parts {
+        let planned = with_tensors_of(step.peak().checked_div(*part).unwrap_or(0));
+        if let Some(planned) = planned
+            && best.as_ref().is_none_or(|best| planned.is_better_than(best))
+        {
+            best = Some(planned);
         }
-        // The smallest go only where the larger ones do not do at all.
-        let is_done = |it: &Planned| it.above == 0 && it.us <= bound_us * NEAR;
-        if best.as_ref().is_some_and(|best| is_done(best) || part == SMALLEST_PART) {
+        let is_near = |it: &Planned| it.above == 0 && it.us <= bound_us * settings.near;
+        if best.as_ref().is_some_and(is_near) {
             break;
         }
     }
-    best.map_or_else(Schedule::default, |best| best.schedule)
+    best.or_else(|| with_tensors_of(0)).map_or_else(Schedule::default, |best| best.schedule)
 }
 
 /// A schedule of the operators, and what it costs.
@@ -106,16 +91,16 @@ struct Choice {
 }
 
 impl Choice {
-    /// No longer step is better.
-    fn us_max(&self) -> f64 {
-        if self.cost.0 > 0 { f64::INFINITY } else { self.cost.1 * LEVEL }
+    /// No longer step is better. `level`: [`Settings::level`].
+    fn us_max(&self, level: f64) -> f64 {
+        if self.cost.0 > 0 { f64::INFINITY } else { self.cost.1 * level }
     }
 
-    fn is_better_than(&self, other: &Choice) -> bool {
+    fn is_better_than(&self, other: &Choice, level: f64) -> bool {
         let ((host, us, bytes), (other_host, other_us, other_bytes)) = (self.cost, other.cost);
-        let is_level = us <= other_us * LEVEL;
+        let is_level = us <= other_us * level;
         host < other_host
-            || host == other_host && (us * LEVEL < other_us || is_level && bytes < other_bytes)
+            || host == other_host && (us * level < other_us || is_level && bytes < other_bytes)
     }
 }
 
@@ -123,19 +108,26 @@ struct Search<'a> {
     step: &'a Step,
     links: &'a Links,
     budgets: &'a Budgets,
+    settings: &'a Settings,
     bound_us: f64,
     starts: Vec<f64>,
     /// The gaps in order of their `before`.
     by_use: Vec<u32>,
     cover: Cover<'a>,
     /// Bytes that are kept free for what comes back: from none to all that could be free.
-    headrooms: [u64; HEADROOMS],
+    headrooms: Vec<u64>,
     rng: Rng,
     tries: u64,
 }
 
 impl<'a> Search<'a> {
-    fn new(step: &'a Step, links: &'a Links, budgets: &'a Budgets, bound_us: f64) -> Search<'a> {
+    fn new(
+        step: &'a Step,
+        links: &'a Links,
+        budgets: &'a Budgets,
+        settings: &'a Settings,
+        bound_us: f64,
+    ) -> Search<'a> {
         // What could be free where memory is short, if all that is idle were away.
         let rest = step.load.iter().zip(step.idle()).filter(|(load, _)| **load > budgets.gpu);
         let least = rest.map(|(load, idle)| load - idle).min().unwrap_or(budgets.gpu);
@@ -147,35 +139,36 @@ impl<'a> Search<'a> {
             step,
             links,
             budgets,
+            settings,
             bound_us,
             starts: step.starts(),
             by_use,
             cover: Cover::new(step, links, budgets.gpu),
-            headrooms: [0, 1, 2, 3, 4, 6, 8].map(|eighths| free / 8 * eighths),
+            headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
             rng: Rng::new(1),
-            tries: TRIES_MAX.min(WORK_MAX / work).max(30),
+            tries: settings.tries_max.min(settings.work_max / work).max(30),
         }
     }
 
     fn run(mut self) -> Option<Schedule> {
         let mut best: Option<Choice> = None;
-        for headroom in self.headrooms {
-            for by in [By::Idle, By::Before, By::After, By::Relief] {
+        for &headroom in &self.headrooms {
+            for by in By::ALL {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
-                for haste in HASTES {
-                    keep(&mut best, self.judge(&gaps, haste, None));
+                for &haste in &self.settings.hastes {
+                    self.keep(&mut best, self.judge(&gaps, haste, None));
                 }
             }
         }
         let mut best = best?;
         for _ in 0..self.tries {
-            if best.cost.0 == 0 && best.cost.1 <= self.bound_us * CLOSE {
+            if best.cost.0 == 0 && best.cost.1 <= self.bound_us * self.settings.close {
                 break;
             }
             let other = self.neighbour(&best);
             let haste = match self.rng.one_in(4) {
-                true => HASTES[self.rng.below(HASTES.len() as u64) as usize],
+                true => one_of(&mut self.rng, &self.settings.hastes),
                 false => best.haste,
             };
             if let Some(other) = self.judge(&other, haste, Some(&best)) {
@@ -184,9 +177,9 @@ impl<'a> Search<'a> {
         }
         let schedule = self.prune(best).schedule;
         let us = simulate(self.step, self.links, &schedule).step_us;
-        Some(match us <= self.bound_us * CLOSE {
+        Some(match us <= self.bound_us * self.settings.close {
             true => schedule,
-            false => defer(self.step, self.links, schedule),
+            false => defer(self.step, self.links, schedule, self.settings.put_off_parts),
         })
     }
 
@@ -205,9 +198,9 @@ impl<'a> Search<'a> {
                 gaps[index] = !gaps[index] && self.rng.one_in(4);
             }
         }
-        let by = [By::Idle, By::Before, By::After, By::Relief][self.rng.below(4) as usize];
-        let noise = [0.0, 0.02, 0.1, 0.4][self.rng.below(4) as usize];
-        let headroom = self.headrooms[self.rng.below(HEADROOMS as u64) as usize];
+        let by = one_of(&mut self.rng, &By::ALL);
+        let noise = one_of(&mut self.rng, &[0.0, 0.02, 0.1, 0.4]);
+        let headroom = one_of(&mut self.rng, &self.headrooms);
         let rng = &mut self.rng;
         let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
         self.cover.complete(&mut gaps, by, headroom, noise);
@@ -219,12 +212,20 @@ impl<'a> Search<'a> {
     fn judge(&self, gaps: &[bool], haste: f64, rival: Option<&Choice>) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         // By the times without waits: with them, what comes late would always seem to be in time.
-        let fetches = Fetches::new(self.step, self.links, &chosen, &self.by_use, &self.starts);
+        let fetches = Fetches::new(
+            self.step,
+            self.links,
+            &chosen,
+            &self.by_use,
+            &self.starts,
+            self.settings.margin,
+        );
         let hasty = Links { outward: self.links.outward * haste, ..*self.links };
-        let stall_max = rival.map_or(f64::INFINITY, |rival| rival.us_max() - self.us());
+        let stall_max =
+            rival.map_or(f64::INFINITY, |rival| rival.us_max(self.settings.level) - self.us());
         let mut best: Option<Choice> = None;
         let mut starts = rival.map_or(&self.starts, |rival| &rival.starts).clone();
-        for _ in 0..ROUNDS {
+        for _ in 0..self.settings.rounds {
             let freed = freed(self.step, &hasty, &chosen, &starts);
             let items = fetches.within(self.budgets.gpu, &freed);
             let Ok(schedule) = settle(self.step, self.budgets.gpu, &items) else { break };
@@ -233,11 +234,11 @@ impl<'a> Search<'a> {
                 break;
             };
             let choice = self.choice(gaps.len(), haste, schedule, starts, own[self.step.ops.len()]);
-            if rival.is_some_and(|rival| !choice.is_better_than(rival)) {
+            if rival.is_some_and(|rival| !choice.is_better_than(rival, self.settings.level)) {
                 break;
             }
-            let is_done = choice.cost.1 <= self.bound_us * CLOSE;
-            keep(&mut best, Some(choice));
+            let is_done = choice.cost.1 <= self.bound_us * self.settings.close;
+            self.keep(&mut best, Some(choice));
             if is_done {
                 break;
             }
@@ -268,6 +269,15 @@ impl<'a> Search<'a> {
         self.starts[self.step.ops.len()]
     }
 
+    fn keep(&self, best: &mut Option<Choice>, other: Option<Choice>) {
+        let is_better = |it: &Choice, best: &Choice| it.is_better_than(best, self.settings.level);
+        if let Some(other) = other
+            && best.as_ref().is_none_or(|best| is_better(&other, best))
+        {
+            *best = Some(other);
+        }
+    }
+
     /// Lets stay what can stay: the largest first.
     fn prune(&self, mut best: Choice) -> Choice {
         let mut order: Vec<u32> = best.schedule.away.iter().map(|away| away.gap).collect();
@@ -283,18 +293,14 @@ impl<'a> Search<'a> {
     }
 }
 
-fn keep(best: &mut Option<Choice>, other: Option<Choice>) {
-    if let Some(other) = other
-        && best.as_ref().is_none_or(|best| other.is_better_than(best))
-    {
-        *best = Some(other);
-    }
-}
-
 /// The entries of a schedule in the order in which what they were made of is used.
 fn by_use(schedule: &Schedule, items: &Items) -> Vec<u32> {
     let mut entries = (0u32..).zip(&schedule.away).peekable();
     let entry = |item: &Item| entries.next_if(|(_, away)| away.gap == item.gap).map(|(at, _)| at);
     let entry_of: Vec<Option<u32>> = items.list.iter().map(entry).collect();
     items.order.iter().filter_map(|&at| entry_of[at as usize]).collect()
+}
+
+fn one_of<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.below(of.len() as u64) as usize]
 }

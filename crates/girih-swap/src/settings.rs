@@ -1,0 +1,48 @@
+//! The numbers of Girih's planner. What each is worth: `examples/ablation.rs`, bench/results/swap.md.
+
+/// What the search for a schedule goes by.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settings {
+    /// A step within so much of the bound is not searched further.
+    pub close: f64,
+    /// Choices that are tried at most after the first ones.
+    pub tries_max: u64,
+    /// Operators and gaps of all of them together, at most.
+    pub work_max: u64,
+    /// Steps within so much of each other are as long, and the one that copies less is better.
+    pub level: f64,
+    /// How often a choice is made a schedule of at most, by the times of the one before.
+    pub rounds: usize,
+    /// A step within so much of the bound is not planned anew with smaller tensors.
+    pub near: f64,
+    /// Tensors of less than this part of the peak do not go: the first is tried first, the next where that does not bring
+    /// the step near the bound. Where none of them does at all, any tensor may go.
+    pub small_parts: Vec<u64>,
+    /// Room that is kept free by covers, in eighths of what could be free.
+    pub headrooms: Vec<u64>,
+    /// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
+    /// for it; with 1 nothing comes back that makes another wait for a copy out.
+    pub hastes: Vec<f64>,
+    /// A copy in is begun so many times as early as its bytes say.
+    pub margin: f64,
+    /// Copies out are put off in so many parts at most, each where that makes the step shorter. None with 0.
+    pub put_off_parts: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            close: 1.001,
+            tries_max: 1500,
+            work_max: 12_000_000,
+            level: 1.0001,
+            rounds: 3,
+            near: 1.003,
+            small_parts: vec![4096, 16384],
+            headrooms: vec![0, 1, 2, 3, 4, 6, 8],
+            hastes: vec![1.0, 1.5, 2.5, 5.0],
+            margin: 1.25,
+            put_off_parts: 64,
+        }
+    }
+}
