@@ -97,13 +97,21 @@ fn latest(
     latest
 }
 
-/// For each gap, the first operator before which its copy out has ended, if the link is alone and nothing waits.
-pub(crate) fn freed(step: &Step, links: &Links, gaps: &[u32], starts: &[f64]) -> Vec<u32> {
+/// For each gap, the first operator before which its copy out has ended, if the link is alone, operators begin at `starts`,
+/// and it goes so many times as fast as `hastes` of it says.
+pub(crate) fn freed(
+    step: &Step,
+    links: &Links,
+    gaps: &[u32],
+    hastes: &[f64],
+    starts: &[f64],
+) -> Vec<u32> {
     let mut link_us = 0.0f64;
     let mut op = 0;
     let freed = gaps.iter().map(|&index| {
         let begin = starts[step.gaps[index as usize].after as usize + 1];
-        link_us = link_us.max(begin) + step.bytes(index) as f64 / links.outward;
+        let rate = links.outward * hastes[index as usize];
+        link_us = link_us.max(begin) + step.bytes(index) as f64 / rate;
         // It only becomes later.
         while starts.get(op).is_some_and(|&start| start < link_us) {
             op += 1;

@@ -82,7 +82,8 @@ impl Planned {
 #[derive(Clone)]
 struct Choice {
     gaps: Vec<bool>,
-    haste: f64,
+    /// For each gap, how many times as fast its copy out is taken to be ([`Settings::hastes`]).
+    hastes: Vec<f64>,
     /// When operators begin, as it was supposed to say when copies out have ended.
     starts: Vec<f64>,
     schedule: Schedule,
@@ -157,7 +158,8 @@ impl<'a> Search<'a> {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
                 for &haste in &self.settings.hastes {
-                    self.keep(&mut best, self.judge(&gaps, haste, None));
+                    let hastes = vec![haste; gaps.len()];
+                    self.keep(&mut best, self.judge(&gaps, &hastes, None));
                 }
             }
         }
@@ -166,12 +168,8 @@ impl<'a> Search<'a> {
             if best.cost.0 == 0 && best.cost.1 <= self.bound_us * self.settings.close {
                 break;
             }
-            let other = self.neighbour(&best);
-            let haste = match self.rng.one_in(4) {
-                true => one_of(&mut self.rng, &self.settings.hastes),
-                false => best.haste,
-            };
-            if let Some(other) = self.judge(&other, haste, Some(&best)) {
+            let (gaps, hastes) = self.neighbour(&best);
+            if let Some(other) = self.judge(&gaps, &hastes, Some(&best)) {
                 best = other;
             }
         }
@@ -183,9 +181,14 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew.
-    fn neighbour(&mut self, best: &Choice) -> Vec<bool> {
-        let mut gaps = best.gaps.clone();
+    /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew. Now and then there
+    /// is more or less haste where that is.
+    fn neighbour(&mut self, best: &Choice) -> (Vec<bool>, Vec<f64>) {
+        let (mut gaps, mut hastes) = (best.gaps.clone(), best.hastes.clone());
+        let haste = match self.rng.one_in(4) {
+            true => Some(one_of(&mut self.rng, &self.settings.hastes)),
+            false => None,
+        };
         let us = self.us();
         let middle = us * self.rng.below(1 << 20) as f64 / (1 << 20) as f64;
         let width = us / (2 << self.rng.below(6)) as f64;
@@ -194,6 +197,9 @@ impl<'a> Search<'a> {
             let begin = self.starts[gap.after as usize + 1];
             let end = self.starts[gap.before as usize];
             let is_near = (begin - middle).abs() < width || (end - middle).abs() < width;
+            if is_near && let Some(haste) = haste {
+                hastes[index] = haste;
+            }
             if is_near && self.rng.one_in(one_in) {
                 gaps[index] = !gaps[index] && self.rng.one_in(4);
             }
@@ -204,12 +210,12 @@ impl<'a> Search<'a> {
         let rng = &mut self.rng;
         let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
         self.cover.complete(&mut gaps, by, headroom, noise);
-        gaps
+        (gaps, hastes)
     }
 
     /// What a choice costs. None if it does not keep the budget of the GPU, or if there is a `rival` and it is no better.
     /// The rival's times serve to say when copies out have ended: most of what is tried differs little from it.
-    fn judge(&self, gaps: &[bool], haste: f64, rival: Option<&Choice>) -> Option<Choice> {
+    fn judge(&self, gaps: &[bool], hastes: &[f64], rival: Option<&Choice>) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         // By the times without waits: with them, what comes late would always seem to be in time.
         let fetches = Fetches::new(
@@ -220,20 +226,19 @@ impl<'a> Search<'a> {
             &self.starts,
             self.settings.margin,
         );
-        let hasty = Links { outward: self.links.outward * haste, ..*self.links };
         let stall_max =
             rival.map_or(f64::INFINITY, |rival| rival.us_max(self.settings.level) - self.us());
         let mut best: Option<Choice> = None;
         let mut starts = rival.map_or(&self.starts, |rival| &rival.starts).clone();
         for _ in 0..self.settings.rounds {
-            let freed = freed(self.step, &hasty, &chosen, &starts);
+            let freed = freed(self.step, self.links, &chosen, hastes, &starts);
             let items = fetches.within(self.budgets.gpu, &freed);
             let Ok(schedule) = settle(self.step, self.budgets.gpu, &items) else { break };
             let by_use = by_use(&schedule, &items);
             let Some(own) = starts_us(self.step, self.links, &schedule, &by_use, stall_max) else {
                 break;
             };
-            let choice = self.choice(gaps.len(), haste, schedule, starts, own[self.step.ops.len()]);
+            let choice = self.choice(hastes, schedule, starts, own[self.step.ops.len()]);
             if rival.is_some_and(|rival| !choice.is_better_than(rival, self.settings.level)) {
                 break;
             }
@@ -247,21 +252,14 @@ impl<'a> Search<'a> {
         best
     }
 
-    fn choice(
-        &self,
-        count: usize,
-        haste: f64,
-        schedule: Schedule,
-        starts: Vec<f64>,
-        us: f64,
-    ) -> Choice {
+    fn choice(&self, hastes: &[f64], schedule: Schedule, starts: Vec<f64>, us: f64) -> Choice {
         let bytes = schedule.bytes(self.step);
         // No more than all of it is on the host at a time.
         let host = self.budgets.host.filter(|&host| host < bytes);
         let above = host.map_or(0, |host| schedule.host_peak(self.step).saturating_sub(host));
-        let mut gaps = vec![false; count];
+        let mut gaps = vec![false; hastes.len()];
         schedule.away.iter().for_each(|away| gaps[away.gap as usize] = true);
-        Choice { gaps, haste, starts, schedule, cost: (above, us, bytes) }
+        Choice { gaps, hastes: hastes.to_vec(), starts, schedule, cost: (above, us, bytes) }
     }
 
     /// Microseconds of the step when nothing waits.
@@ -285,7 +283,7 @@ impl<'a> Search<'a> {
         for gap in order.into_iter().take(self.tries as usize / 4) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
-            if let Some(other) = self.judge(&gaps, best.haste, Some(&best)) {
+            if let Some(other) = self.judge(&gaps, &best.hastes, Some(&best)) {
                 best = other;
             }
         }
