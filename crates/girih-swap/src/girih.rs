@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
             rng: Rng::new(1),
-            tries: settings.tries_max.min(settings.work_max / work).max(30),
+            tries: settings.tries_max.min(settings.work_max / work).max(settings.tries_min),
         }
     }
 
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
             }
         }
         let by = one_of(&mut self.rng, &By::ALL);
-        let noise = one_of(&mut self.rng, &[0.0, 0.02, 0.1, 0.4]);
+        let noise = one_of(&mut self.rng, &self.settings.noises);
         let headroom = one_of(&mut self.rng, &self.headrooms);
         let rng = &mut self.rng;
         let noise = || noise * rng.below(1 << 20) as f64 / (1 << 20) as f64;
@@ -280,7 +280,7 @@ impl<'a> Search<'a> {
     fn prune(&self, mut best: Choice) -> Choice {
         let mut order: Vec<u32> = best.schedule.away.iter().map(|away| away.gap).collect();
         order.sort_by_key(|&gap| (std::cmp::Reverse(self.step.bytes(gap)), gap));
-        for gap in order.into_iter().take(self.tries as usize / 4) {
+        for gap in order.into_iter().take((self.tries / self.settings.prune_part.max(1)) as usize) {
             let mut gaps = best.gaps.clone();
             gaps[gap as usize] = false;
             if let Some(other) = self.judge(&gaps, &best.hastes, Some(&best)) {

@@ -9,6 +9,10 @@ pub struct Settings {
     pub tries_max: u64,
     /// Operators and gaps of all of them together, at most.
     pub work_max: u64,
+    /// So many are tried all the same.
+    pub tries_min: u64,
+    /// At the end so many times fewer tensors are tried to stay, the largest first.
+    pub prune_part: u64,
     /// Steps within so much of each other are as long, and the one that copies less is better.
     pub level: f64,
     /// How often a choice is made a schedule of at most, by the times of the one before.
@@ -20,6 +24,8 @@ pub struct Settings {
     pub small_parts: Vec<u64>,
     /// Room that is kept free by covers, in eighths of what could be free.
     pub headrooms: Vec<u64>,
+    /// What a preference between two tensors is disturbed by at most, in parts of the step's time: one of these in each choice.
+    pub noises: Vec<f64>,
     /// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
     /// for it; with 1 nothing comes back that makes another wait for a copy out.
     pub hastes: Vec<f64>,
@@ -35,11 +41,14 @@ impl Default for Settings {
             close: 1.001,
             tries_max: 1500,
             work_max: 12_000_000,
+            tries_min: 30,
+            prune_part: 4,
             level: 1.0001,
             rounds: 3,
             near: 1.003,
             small_parts: vec![4096, 16384],
             headrooms: vec![0, 1, 2, 3, 4, 6, 8],
+            noises: vec![0.0, 0.02, 0.1, 0.4],
             hastes: vec![1.0, 1.5, 2.5, 5.0],
             margin: 1.25,
             put_off_parts: 64,
