@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo run --release -p girih-swap --example ablation -- shares=0.8,0.6 RECORDING ... held-out shares=0.85,0.7 RECORDING ...
 //! cargo run --release -p girih-swap --example ablation -- rows RECORDING ...
-//! cargo run --release -p girih-swap --example ablation -- only=hastes,margin RECORDING ...
+//! cargo run --release -p girih-swap --example ablation -- only=hastes,rounds RECORDING ...
 //! ```
 //!
 //! Prints a table in Markdown: the mean and the worst of step / bound over the recordings' steady steps within so many of
@@ -148,13 +148,9 @@ fn trials() -> Vec<Trial> {
     each(all, "tries_max", vec![750, 1500, 3000], |it, value| it.tries_max = value);
     let work = vec![6_000_000, 12_000_000, 24_000_000];
     each(all, "work_max", work, |it, value| it.work_max = value);
-    each(all, "tries_min", vec![0, 30, 100], |it, value| it.tries_min = value);
     each(all, "prune_part", vec![1, 4, 16], |it, value| it.prune_part = value);
     each(all, "level", vec![1.0, 1.0001, 1.001], |it, value| it.level = value);
     each(all, "rounds", vec![1, 2, 3, 4], |it, value| it.rounds = value);
-    each(all, "near", vec![1.0, 1.003, 1.01], |it, value| it.near = value);
-    let parts = vec![vec![], vec![4096], vec![16384], vec![1024, 16384], vec![4096, 16384]];
-    each(all, "small_parts", parts, |it, value| it.small_parts = value);
     let headrooms = vec![vec![0], vec![0, 2, 4, 8], vec![0, 1, 2, 3, 4], vec![0, 1, 2, 3, 4, 6, 8]];
     each(all, "headrooms", headrooms, |it, value| it.headrooms = value);
     let noises = vec![vec![0.0], vec![0.0, 0.1], vec![0.0, 0.02, 0.1, 0.4]];
@@ -167,7 +163,6 @@ fn trials() -> Vec<Trial> {
         vec![1.0, 1.5, 2.5, 5.0, 10.0],
     ];
     each(all, "hastes", hastes, |it, value| it.hastes = value);
-    each(all, "margin", vec![1.0, 1.25, 1.5, 2.0], |it, value| it.margin = value);
     each(all, "put_off_parts", vec![0, 8, 64, 512], |it, value| it.put_off_parts = value);
     trials
 }

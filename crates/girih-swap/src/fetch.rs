@@ -19,20 +19,19 @@ pub(crate) struct Fetches<'a> {
 
 impl<'a> Fetches<'a> {
     /// `starts` are those of the operators if nothing waits; `by_use` are all gaps of the step in order of their
-    /// `before`; `margin` is [`Settings::margin`](crate::settings::Settings::margin).
+    /// `before`.
     pub(crate) fn new(
         step: &'a Step,
         links: &Links,
         gaps: &'a [u32],
         by_use: &[u32],
         starts: &[f64],
-        margin: f64,
     ) -> Fetches<'a> {
         let mut place = vec![u32::MAX; step.gaps.len()];
         (0..).zip(gaps).for_each(|(at, &gap)| place[gap as usize] = at);
         let order = by_use.iter().map(|&gap| place[gap as usize]).filter(|&at| at != u32::MAX);
         let order: Vec<u32> = order.collect();
-        let latest = latest(step, links, (gaps, &order), starts, margin);
+        let latest = latest(step, links, gaps, &order, starts);
         Fetches { step, gaps, order, latest }
     }
 
@@ -73,13 +72,7 @@ impl<'a> Fetches<'a> {
 }
 
 /// The last operator before which each copy in can be queued so that all are in time, one after another.
-fn latest(
-    step: &Step,
-    links: &Links,
-    (gaps, order): (&[u32], &[u32]),
-    starts: &[f64],
-    margin: f64,
-) -> Vec<u32> {
+fn latest(step: &Step, links: &Links, gaps: &[u32], order: &[u32], starts: &[f64]) -> Vec<u32> {
     let (_, rate) = links.rates(true, true);
     let mut latest = vec![0; gaps.len()];
     let mut free_us = f64::INFINITY;
@@ -87,7 +80,7 @@ fn latest(
     for &at in order.iter().rev() {
         let at = at as usize;
         let due_us = starts[step.gaps[gaps[at] as usize].before as usize].min(free_us);
-        free_us = due_us - margin * step.bytes(gaps[at]) as f64 / rate;
+        free_us = due_us - step.bytes(gaps[at]) as f64 / rate;
         // It only becomes earlier.
         while op > 0 && starts[op] > free_us {
             op -= 1;

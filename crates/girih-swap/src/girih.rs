@@ -35,47 +35,9 @@ pub fn plan_with(step: &Step, links: &Links, budgets: &Budgets, settings: &Setti
     }
     let budgets = Budgets { gpu, host: budgets.host };
     let bound_us = bound(step, links, gpu);
-    let with_tensors_of = |least: u64| {
-        let coarse = Coarse::of(step, |gap| step.bytes(gap) >= least);
-        let planned = Search::new(&coarse.step, links, &budgets, settings, bound_us).run()?;
-        let schedule = coarse.refine(step, gpu, &planned);
-        (planned.gpu_peak(&coarse.step) <= gpu)
-            .then(|| Planned::of(step, links, &budgets, schedule))
-    };
-    let mut best: Option<Planned> = None;
-    for part in &settings.small_parts {
-        let planned = with_tensors_of(step.peak().checked_div(*part).unwrap_or(0));
-        if let Some(planned) = planned
-            && best.as_ref().is_none_or(|best| planned.is_better_than(best))
-        {
-            best = Some(planned);
-        }
-        let is_near = |it: &Planned| it.above == 0 && it.us <= bound_us * settings.near;
-        if best.as_ref().is_some_and(is_near) {
-            break;
-        }
-    }
-    best.or_else(|| with_tensors_of(0)).map_or_else(Schedule::default, |best| best.schedule)
-}
-
-/// A schedule of the operators, and what it costs.
-struct Planned {
-    schedule: Schedule,
-    /// Bytes above the host's budget.
-    above: u64,
-    us: f64,
-}
-
-impl Planned {
-    fn of(step: &Step, links: &Links, budgets: &Budgets, schedule: Schedule) -> Planned {
-        let host = budgets.host.map_or(0, |host| schedule.host_peak(step).saturating_sub(host));
-        let us = simulate(step, links, &schedule).step_us;
-        Planned { schedule, above: host, us }
-    }
-
-    fn is_better_than(&self, other: &Planned) -> bool {
-        (self.above, self.us) < (other.above, other.us)
-    }
+    let coarse = Coarse::of(step, |_| true);
+    let planned = Search::new(&coarse.step, links, &budgets, settings, bound_us).run();
+    planned.map_or_else(Schedule::default, |planned| coarse.refine(step, gpu, &planned))
 }
 
 /// One choice of gaps, and what it costs.
@@ -147,7 +109,7 @@ impl<'a> Search<'a> {
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
             rng: Rng::new(1),
-            tries: settings.tries_max.min(settings.work_max / work).max(settings.tries_min),
+            tries: settings.tries_max.min(settings.work_max / work),
         }
     }
 
@@ -218,14 +180,7 @@ impl<'a> Search<'a> {
     fn judge(&self, gaps: &[bool], hastes: &[f64], rival: Option<&Choice>) -> Option<Choice> {
         let chosen: Vec<u32> = (0..gaps.len() as u32).filter(|&gap| gaps[gap as usize]).collect();
         // By the times without waits: with them, what comes late would always seem to be in time.
-        let fetches = Fetches::new(
-            self.step,
-            self.links,
-            &chosen,
-            &self.by_use,
-            &self.starts,
-            self.settings.margin,
-        );
+        let fetches = Fetches::new(self.step, self.links, &chosen, &self.by_use, &self.starts);
         let stall_max =
             rival.map_or(f64::INFINITY, |rival| rival.us_max(self.settings.level) - self.us());
         let mut best: Option<Choice> = None;

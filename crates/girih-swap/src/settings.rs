@@ -9,19 +9,12 @@ pub struct Settings {
     pub tries_max: u64,
     /// Operators and gaps of all of them together, at most.
     pub work_max: u64,
-    /// So many are tried all the same.
-    pub tries_min: u64,
     /// At the end so many times fewer tensors are tried to stay, the largest first.
     pub prune_part: u64,
     /// Steps within so much of each other are as long, and the one that copies less is better.
     pub level: f64,
     /// How often a choice is made a schedule of at most, by the times of the one before.
     pub rounds: usize,
-    /// A step within so much of the bound is not planned anew with smaller tensors.
-    pub near: f64,
-    /// Tensors of less than this part of the peak do not go: the first is tried first, the next where that does not bring
-    /// the step near the bound. Where none of them does at all, any tensor may go.
-    pub small_parts: Vec<u64>,
     /// Room that is kept free by covers, in eighths of what could be free.
     pub headrooms: Vec<u64>,
     /// What a preference between two tensors is disturbed by at most, in parts of the step's time: one of these in each choice.
@@ -29,8 +22,6 @@ pub struct Settings {
     /// Room for what comes back is looked for as if what goes went so many times as fast. Where it does not, operators wait
     /// for it; with 1 nothing comes back that makes another wait for a copy out.
     pub hastes: Vec<f64>,
-    /// A copy in is begun so many times as early as its bytes say.
-    pub margin: f64,
     /// Copies out are put off in so many parts at most, each where that makes the step shorter. None with 0.
     pub put_off_parts: usize,
 }
@@ -41,16 +32,12 @@ impl Default for Settings {
             close: 1.001,
             tries_max: 1500,
             work_max: 12_000_000,
-            tries_min: 30,
             prune_part: 4,
             level: 1.0001,
             rounds: 3,
-            near: 1.003,
-            small_parts: vec![4096, 16384],
             headrooms: vec![0, 1, 2, 3, 4, 6, 8],
             noises: vec![0.0, 0.02, 0.1, 0.4],
             hastes: vec![1.0, 1.5, 2.5, 5.0],
-            margin: 1.25,
             put_off_parts: 64,
         }
     }

@@ -11,6 +11,8 @@
 
 use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
+
 use crate::links::Links;
 use crate::schedule::{Away, Schedule};
 use crate::step::Step;
@@ -198,10 +200,14 @@ impl<'a, const NOTES: bool> Engine<'a, NOTES> {
     ) -> Engine<'a, NOTES> {
         let count = schedule.away.len();
         let before = |away: &Away| step.gaps[away.gap as usize].before;
-        let entry = |gap: u32| (0..).zip(&schedule.away).find(|(_, away)| away.gap == gap);
+        // Most schedules waste nothing, and none of those that are searched through.
+        let known = if schedule.wasted.is_empty() { 0 } else { count };
+        // The first entry of a gap, if there were several.
+        let entries = (0..known).rev().map(|at| (schedule.away[at].gap, at as u32));
+        let entry_of: FxHashMap<u32, u32> = entries.collect();
         let own = schedule.wasted.iter().map(|wasted| match wasted.direction {
             Direction::Out => None,
-            Direction::In => entry(wasted.gap).map(|(index, _)| index),
+            Direction::In => entry_of.get(&wasted.gap).copied(),
         });
         let gaps = schedule.away.iter().map(|away| away.gap);
         let gaps = gaps.chain(schedule.wasted.iter().map(|wasted| wasted.gap));
