@@ -26,8 +26,12 @@
 //! What is used by `l` for the last time cannot go earlier, and what is away during `l` cannot come earlier: so the time of
 //! `l` is none in which the bytes of the window could be copied.
 //!
+//! While an operator runs, what is copied lies idle during it and holds its bytes on the GPU, since bytes are let go of and taken
+//! between operators. So no more is copied meanwhile than what lies idle then and need not be away (`spare`). That may be
+//! much less than what the links could do in a long operator: the pause of a pipeline.
+//!
 //! Within a wide window tensors may be cut into bytes (`flow`), in a narrow one those that go out by its end, or are away
-//! at its beginning, go whole. A copy takes room only as it arrives; no schedule can do more.
+//! at its beginning, go whole.
 
 use crate::coarse::Coarse;
 use crate::flow::Flow;
