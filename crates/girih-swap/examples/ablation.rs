@@ -97,6 +97,7 @@ impl Case {
     fn plan(&self, settings: &Settings) -> Result<Planned, Box<dyn Error>> {
         let Case { step, budgets, .. } = self;
         let links = Links::default();
+        #[expect(clippy::disallowed_methods, reason = "it tells how long planning takes")]
         let begin = Instant::now();
         let before = seconds(begin);
         let schedule = plan_with(step, &links, budgets, settings);
@@ -146,11 +147,12 @@ fn trials() -> Vec<Trial> {
     let all = &mut trials;
     each(all, "close", vec![1.0003, 1.001, 1.003], |it, value| it.close = value);
     each(all, "tries_max", vec![750, 1500, 3000], |it, value| it.tries_max = value);
+    each(all, "searches_max", vec![1, 3, 6], |it, value| it.searches_max = value);
     let work = vec![6_000_000, 12_000_000, 24_000_000];
     each(all, "work_max", work, |it, value| it.work_max = value);
     each(all, "prune_part", vec![1, 4, 16], |it, value| it.prune_part = value);
     each(all, "level", vec![1.0, 1.0001, 1.001], |it, value| it.level = value);
-    each(all, "rounds", vec![1, 2, 3, 4], |it, value| it.rounds = value);
+    each(all, "rounds", vec![1, 2, 3], |it, value| it.rounds = value);
     let headrooms = vec![vec![0], vec![0, 2, 4, 8], vec![0, 1, 2, 3, 4], vec![0, 1, 2, 3, 4, 6, 8]];
     each(all, "headrooms", headrooms, |it, value| it.headrooms = value);
     let noises = vec![vec![0.0], vec![0.0, 0.1], vec![0.0, 0.02, 0.1, 0.4]];

@@ -81,6 +81,8 @@ struct Search<'a> {
     headrooms: Vec<u64>,
     rng: Rng,
     tries: u64,
+    /// How often the first choice is gone on from.
+    searches: u64,
 }
 
 impl<'a> Search<'a> {
@@ -98,6 +100,8 @@ impl<'a> Search<'a> {
         let work = (step.ops.len() + step.gaps.len()).max(1) as u64;
         let mut by_use: Vec<u32> = (0..step.gaps.len() as u32).collect();
         by_use.sort_by_key(|&gap| step.gaps[gap as usize].before);
+        let tries = settings.tries_max.min(settings.work_max / work);
+        let searches = settings.work_max / (work * tries).max(1);
         Search {
             step,
             links,
@@ -109,7 +113,8 @@ impl<'a> Search<'a> {
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
             rng: Rng::new(1),
-            tries: settings.tries_max.min(settings.work_max / work),
+            tries,
+            searches: searches.min(settings.searches_max),
         }
     }
 
@@ -125,14 +130,24 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        let mut best = best?;
-        for _ in 0..self.tries {
-            if best.cost.0 == 0 && best.cost.1 <= self.bound_us * self.settings.close {
-                break;
+        let first = best?;
+        let mut best = first.clone();
+        for _ in 0..self.searches {
+            let mut own = first.clone();
+            for _ in 0..self.tries {
+                if self.is_done(&own) {
+                    break;
+                }
+                let (gaps, hastes) = self.neighbour(&own);
+                if let Some(other) = self.judge(&gaps, &hastes, Some(&own)) {
+                    own = other;
+                }
             }
-            let (gaps, hastes) = self.neighbour(&best);
-            if let Some(other) = self.judge(&gaps, &hastes, Some(&best)) {
-                best = other;
+            if own.is_better_than(&best, self.settings.level) {
+                best = own;
+            }
+            if self.is_done(&best) {
+                break;
             }
         }
         let schedule = self.prune(best).schedule;
@@ -141,6 +156,10 @@ impl<'a> Search<'a> {
             true => schedule,
             false => defer(self.step, self.links, schedule, self.settings.put_off_parts),
         })
+    }
+
+    fn is_done(&self, choice: &Choice) -> bool {
+        choice.cost.0 == 0 && choice.cost.1 <= self.bound_us * self.settings.close
     }
 
     /// Another choice: some of its gaps are left out, some others come in, and the rest is covered anew. Now and then there

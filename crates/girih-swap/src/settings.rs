@@ -5,8 +5,10 @@
 pub struct Settings {
     /// A step within so much of the bound is not searched further.
     pub close: f64,
-    /// Choices that are tried at most after the first ones.
+    /// Choices that are tried one after another at most, after the first ones.
     pub tries_max: u64,
+    /// How often that is begun anew at most, from the best of the first ones.
+    pub searches_max: u64,
     /// Operators and gaps of all of them together, at most.
     pub work_max: u64,
     /// At the end so many times fewer tensors are tried to stay, the largest first.
@@ -31,10 +33,11 @@ impl Default for Settings {
         Settings {
             close: 1.001,
             tries_max: 1500,
+            searches_max: 6,
             work_max: 12_000_000,
             prune_part: 4,
             level: 1.0001,
-            rounds: 3,
+            rounds: 2,
             headrooms: vec![0, 1, 2, 3, 4, 6, 8],
             noises: vec![0.0, 0.02, 0.1, 0.4],
             hastes: vec![1.0, 1.5, 2.5, 5.0],
