@@ -26,8 +26,12 @@
 //! What is used by `l` for the last time cannot go earlier, and what is away during `l` cannot come earlier: so the time of
 //! `l` is none in which the bytes of the window could be copied.
 //!
+//! While an operator runs, what is copied lies idle during it and holds its bytes on the GPU, since bytes are let go of and taken
+//! between operators. So no more is copied meanwhile than what lies idle then and need not be away (`spare`). That may be
+//! much less than what the links could do in a long operator: the pause of a pipeline.
+//!
 //! Within a wide window tensors may be cut into bytes (`flow`), in a narrow one those that go out by its end, or are away
-//! at its beginning, go whole. A copy takes room only as it arrives; no schedule can do more.
+//! at its beginning, go whole.
 
 use crate::coarse::Coarse;
 use crate::flow::Flow;
@@ -65,15 +69,17 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     large.load.iter_mut().zip(small).for_each(|(load, small)| *load -= small.min(*load));
     let coarse = Coarse::relaxed(&large, |gap| fine.bytes(gap) >= least);
     let step = &coarse.step;
-    let starts = step.starts();
-    let lag = |from: u32, to: u32, must: Must| {
-        let Must { out, inward, through } = must;
-        let alone = (out / links.outward).max(inward / links.inward);
-        let one_way = through / links.outward.max(links.inward);
-        let us = alone.max((out + inward) / links.both).max(one_way);
-        us - (starts[to as usize] - starts[from as usize + 1])
-    };
     let needs = away_at_least(step, budget);
+    let spare = spare(&large, &coarse, &needs, budget);
+    let of_rate = |rate: f64| Copied::of(&large, &coarse, &spare, rate);
+    let (outward, inward, both) = (links.outward, links.inward, links.both);
+    let [outward, inward, both, one] = [outward, inward, both, outward.max(inward)].map(of_rate);
+    let lag = |from: u32, to: u32, must: Must| {
+        let Must { out: out_bytes, inward: in_bytes, through } = must;
+        let alone = outward.wait_us(from, to, out_bytes).max(inward.wait_us(from, to, in_bytes));
+        let together = both.wait_us(from, to, out_bytes + in_bytes);
+        alone.max(together).max(one.wait_us(from, to, through))
+    };
     let narrow = narrow(step, &needs);
     let ends = ends(step, links, &needs);
     let wide = wide(step, &needs, &ends);
@@ -94,6 +100,43 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
         }
     }
     fine.us() + best[count]
+}
+
+/// For each operator, the bytes that can be copied while it runs: those that lie idle during it and need not be away.
+fn spare(fine: &Step, coarse: &Coarse, needs: &[u64], budget: u64) -> Vec<u64> {
+    let idle = coarse.step.idle();
+    let of_slot = |(slot, ops): (usize, std::ops::Range<usize>)| {
+        let need = if ops.len() == 1 { needs[slot] } else { 0 };
+        let idle = idle[slot];
+        let load = &fine.load[ops];
+        load.iter().map(move |load| idle.saturating_sub(need.max(load.saturating_sub(budget))))
+    };
+    coarse.slots().enumerate().flat_map(of_slot).collect()
+}
+
+/// What can be copied at most while operators run.
+struct Copied {
+    /// Bytes a microsecond, of one direction or of both.
+    rate: f64,
+    /// Bytes until each slot begins.
+    until: Vec<f64>,
+}
+
+impl Copied {
+    fn of(fine: &Step, coarse: &Coarse, spare: &[u64], rate: f64) -> Copied {
+        let bytes = |op: usize| (fine.ops[op].us * rate).min(spare[op] as f64);
+        let slots = coarse.slots().scan(0.0, |sum, ops| {
+            *sum += ops.map(bytes).sum::<f64>();
+            Some(*sum)
+        });
+        Copied { rate, until: std::iter::once(0.0).chain(slots).collect() }
+    }
+
+    /// How long operators wait in a window in which so many bytes must be copied, less than 0 if more could be.
+    fn wait_us(&self, from: u32, to: u32, bytes: f64) -> f64 {
+        let copied = self.until[to as usize] - self.until[from as usize + 1];
+        (bytes - copied) / self.rate
+    }
 }
 
 /// Bytes that must be copied in a window.

@@ -12,7 +12,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::schedule::{Away, Schedule};
-use crate::settle::{Item, settle};
+use crate::settle::{Item, Items, settle};
 use crate::step::{Gap, Op, Step};
 
 pub(crate) struct Coarse {
@@ -77,6 +77,11 @@ impl Coarse {
         Coarse { step, firsts, gaps }
     }
 
+    /// The operators of each slot.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        self.firsts.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
+    }
+
     /// The schedule of the operators, with bytes let go of as late as each operator allows.
     pub(crate) fn refine(&self, fine: &Step, budget: u64, schedule: &Schedule) -> Schedule {
         let items = schedule.away.iter().map(|away| Item {
@@ -85,7 +90,7 @@ impl Coarse {
         });
         let mut items: Vec<Item> = items.collect();
         items.sort_by_key(|item| item.gap);
-        let mut refined = settle(fine, budget, &items).unwrap_or_default();
+        let mut refined = settle(fine, budget, &Items::of(items)).unwrap_or_default();
         // Copies out that were put off are queued when the last operator of their slot has ended. On the fine step
         // bytes are let go of no earlier, so that is before.
         let leave =

@@ -16,6 +16,10 @@ pub(crate) enum By {
     After,
 }
 
+impl By {
+    pub(crate) const ALL: [By; 4] = [By::Idle, By::Before, By::After, By::Relief];
+}
+
 /// Gaps in the order of preference, and how covers are made of them.
 pub(crate) struct Cover<'a> {
     step: &'a Step,

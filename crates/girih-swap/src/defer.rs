@@ -15,16 +15,13 @@ use crate::schedule::Schedule;
 use crate::simulate::{Run, simulate};
 use crate::step::Step;
 
-/// The copies out are put off in so many parts at most, each where it makes the step shorter.
-const PARTS_MAX: usize = 64;
-
 /// The schedule with copies out put off where that makes the step shorter; what is let go of and taken again stays as it
-/// is.
-pub(crate) fn defer(step: &Step, links: &Links, schedule: Schedule) -> Schedule {
+/// is. `parts_max`: [`Settings::put_off_parts`](crate::settings::Settings::put_off_parts).
+pub(crate) fn defer(step: &Step, links: &Links, schedule: Schedule, parts_max: usize) -> Schedule {
     let mut best = schedule;
     let mut run = simulate(step, links, &best);
     let mut parts = 1;
-    while parts <= PARTS_MAX {
+    while parts <= parts_max {
         for part in 0..parts {
             let count = best.away.len();
             let range = count * part / parts..count * (part + 1) / parts;
@@ -94,13 +91,13 @@ mod tests {
         ];
         let schedule = Schedule { away, ..Schedule::default() };
         let before = simulate(&step, &links, &schedule);
-        let deferred = defer(&step, &links, schedule.clone());
+        let deferred = defer(&step, &links, schedule.clone(), 64);
         let after = simulate(&step, &links, &deferred);
         assert!(after.step_us < before.step_us - 0.5, "{} {}", after.step_us, before.step_us);
         assert!(deferred.away[1].leave > 2 && deferred.away[1].leave < 6);
         assert_eq!(deferred.held(&step), schedule.held(&step));
         // Where both directions are no slower together nothing is to be had, and all stays.
         let links = Links { both: 4.0, ..links };
-        assert_eq!(defer(&step, &links, schedule.clone()), schedule);
+        assert_eq!(defer(&step, &links, schedule.clone(), 64), schedule);
     }
 }

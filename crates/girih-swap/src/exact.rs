@@ -6,7 +6,7 @@
 //! less to do by then. Where none is waited for none is put off.
 
 use crate::links::Links;
-use crate::settle::{Item, settle};
+use crate::settle::{Item, Items, settle};
 use crate::simulate::{Direction, simulate};
 use crate::step::Step;
 use crate::{Budgets, Schedule};
@@ -39,7 +39,8 @@ impl Search<'_> {
     }
 
     fn judge(&mut self) {
-        let Ok(mut schedule) = settle(self.step, self.budgets.gpu, &self.items) else { return };
+        let items = Items::of(self.items.clone());
+        let Ok(mut schedule) = settle(self.step, self.budgets.gpu, &items) else { return };
         // Those that are used first come back first, where they are fetched at one operator.
         schedule.away.sort_by_key(|away| {
             let gap = self.step.gaps[away.gap as usize];

@@ -27,6 +27,7 @@ pub mod record;
 mod room;
 pub mod schedule;
 pub mod sequences;
+pub mod settings;
 mod settle;
 pub mod simulate;
 pub mod step;

@@ -4,8 +4,6 @@
 //! copies were queued. A later wait is never a longer one. What nobody needed before it comes back stays, and is not
 //! copied at all.
 
-use std::collections::VecDeque;
-
 use crate::schedule::{Away, Schedule};
 use crate::step::Step;
 
@@ -17,6 +15,23 @@ pub(crate) struct Item {
     pub(crate) fetch: u32,
 }
 
+/// What shall go.
+pub(crate) struct Items {
+    /// In order of [`Gap::after`](crate::Gap::after).
+    pub(crate) list: Vec<Item>,
+    /// The same in order of where their bytes are taken again, as indices into the list.
+    pub(crate) order: Vec<u32>,
+}
+
+impl Items {
+    /// From a list in order of [`Gap::after`](crate::Gap::after).
+    pub(crate) fn of(list: Vec<Item>) -> Items {
+        let mut order: Vec<u32> = (0..list.len() as u32).collect();
+        order.sort_by_key(|&at| list[at as usize].fetch);
+        Items { list, order }
+    }
+}
+
 /// Where a schedule does not keep the budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Over {
@@ -24,43 +39,42 @@ pub(crate) struct Over {
     pub(crate) bytes: u64,
 }
 
-/// Settles items, in order of [`Gap::after`](crate::Gap::after).
-pub(crate) fn settle(step: &Step, budget: u64, items: &[Item]) -> Result<Schedule, Over> {
-    let count = step.ops.len();
-    let mut fetched: Vec<Vec<u32>> = vec![Vec::new(); count + 1];
-    for (index, item) in items.iter().enumerate() {
-        fetched[item.fetch as usize].push(index as u32);
-    }
-    let mut released = vec![None; items.len()];
-    let mut stayed = vec![false; items.len()];
-    let mut going: VecDeque<u32> = VecDeque::new();
-    let mut next = 0;
+/// Settles what shall go.
+pub(crate) fn settle(step: &Step, budget: u64, items: &Items) -> Result<Schedule, Over> {
+    let Items { list: items, order } = items;
+    const STAYS: u32 = u32::MAX;
+    // Where each is let go of; none yet, or never.
+    let mut released: Vec<Option<u32>> = vec![None; items.len()];
+    let mut fetched = order.iter().peekable();
+    // Those that are on their way out, in order: from `going` to `next`.
+    let (mut going, mut next) = (0, 0);
     let mut gone = 0u64;
-    for op in 0..count as u32 {
+    for (op, &load) in (0u32..).zip(&step.load) {
         while items.get(next).is_some_and(|item| step.gaps[item.gap as usize].after < op) {
-            going.push_back(next as u32);
             next += 1;
         }
-        for &index in &fetched[op as usize] {
+        while let Some(&index) = fetched.next_if(|at| items[**at as usize].fetch == op) {
             match released[index as usize] {
                 Some(_) => gone -= step.bytes(items[index as usize].gap),
-                None => stayed[index as usize] = true,
+                None => released[index as usize] = Some(STAYS),
             }
         }
-        let load = step.load[op as usize];
         while load - gone > budget {
-            let Some(index) = going.pop_front() else {
+            if going == next {
                 return Err(Over { op, bytes: load - gone - budget });
-            };
-            if !stayed[index as usize] {
-                released[index as usize] = Some(op);
-                gone += step.bytes(items[index as usize].gap);
             }
+            if released[going].is_none() {
+                released[going] = Some(op);
+                gone += step.bytes(items[going].gap);
+            }
+            going += 1;
         }
     }
-    let away = items.iter().zip(released).filter_map(|(item, release)| {
+    let released = items.iter().zip(released);
+    let away = released.filter_map(|(item, release)| {
+        let release = release.filter(|&op| op != STAYS)?;
         let leave = step.gaps[item.gap as usize].after;
-        release.map(|release| Away { gap: item.gap, leave, release, fetch: item.fetch })
+        Some(Away { gap: item.gap, leave, release, fetch: item.fetch })
     });
     Ok(Schedule { away: away.collect(), ..Schedule::default() })
 }

@@ -11,6 +11,8 @@
 
 use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
+
 use crate::links::Links;
 use crate::schedule::{Away, Schedule};
 use crate::step::Step;
@@ -89,10 +91,9 @@ impl Run {
 /// Runs a schedule. The schedule must be one of the step: `after <= leave < release <= fetch <= before` in each
 /// entry; [`crate::check::check`] says whether it is.
 pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
-    let mut engine = Engine::new(step, *links, schedule);
-    for op in 0..step.ops.len() as u32 {
-        engine.run(op);
-    }
+    let order: Vec<u32> = (0..schedule.away.len() as u32).collect();
+    let mut engine: Engine<'_, true> = Engine::new(step, *links, schedule, &order);
+    engine.run_all();
     engine.run.step_us = engine.now_us;
     if !schedule.wasted.is_empty() {
         // Nobody has waited for them.
@@ -101,40 +102,58 @@ pub fn simulate(step: &Step, links: &Links, schedule: &Schedule) -> Run {
     engine.run
 }
 
-/// What happens before each operator, as indices into the schedule.
+/// When each operator begins under a schedule, and last when the step ends: as [`simulate`] has it, without what else it
+/// notes. A search asks for nothing else, some thousand times. `by_use`: the entries in the order in which they are fetched
+/// and used, if that is known; else in any. None if operators wait for longer than `stall_max`.
+pub(crate) fn starts_us(
+    step: &Step,
+    links: &Links,
+    schedule: &Schedule,
+    by_use: &[u32],
+    stall_max: f64,
+) -> Option<Vec<f64>> {
+    let mut engine: Engine<'_, false> = Engine::new(step, *links, schedule, by_use);
+    engine.stall_max = stall_max;
+    engine.run_all().then(|| {
+        engine.run.starts_us.push(engine.now_us);
+        engine.run.starts_us
+    })
+}
+
+/// What happens before which operator: entries of a schedule in order.
 struct Agenda {
-    at: Vec<u32>,
-    order: Vec<u32>,
+    /// The operator, what else the order goes by, the entry.
+    list: Vec<(u32, u32, u32)>,
+    next: usize,
 }
 
 impl Agenda {
-    fn new(schedule: &Schedule, ops: usize, op_of: impl Fn(&Away) -> u32) -> Agenda {
-        let mut at = vec![0u32; ops + 2];
-        for away in &schedule.away {
-            at[op_of(away) as usize + 1] += 1;
+    fn new(
+        schedule: &Schedule,
+        order: impl Iterator<Item = u32>,
+        of: impl Fn(&Away) -> (u32, u32),
+    ) -> Agenda {
+        let entries = order.map(|index| {
+            let (op, then) = of(&schedule.away[index as usize]);
+            (op, then, index)
+        });
+        let mut list: Vec<(u32, u32, u32)> = entries.collect();
+        if !list.is_sorted() {
+            list.sort_unstable();
         }
-        for op in 1..at.len() {
-            at[op] += at[op - 1];
-        }
-        let mut next = at.clone();
-        let mut order = vec![0; schedule.away.len()];
-        for (index, away) in schedule.away.iter().enumerate() {
-            let slot = &mut next[op_of(away) as usize];
-            order[*slot as usize] = index as u32;
-            *slot += 1;
-        }
-        Agenda { at, order }
+        Agenda { list, next: 0 }
     }
 
-    /// Sorts what happens before one operator.
-    fn sort(&mut self, key: impl Fn(&u32) -> u32) {
-        for pair in self.at.windows(2) {
-            self.order[pair[0] as usize..pair[1] as usize].sort_by_key(&key);
-        }
+    /// The operator of the next entry.
+    fn op(&self) -> u32 {
+        self.list.get(self.next).map_or(u32::MAX, |entry| entry.0)
     }
 
-    fn of(&self, op: u32) -> &[u32] {
-        &self.order[self.at[op as usize] as usize..self.at[op as usize + 1] as usize]
+    /// The next entry, if it is of this operator.
+    fn pop(&mut self, op: u32) -> Option<u32> {
+        let entry = self.list.get(self.next).filter(|entry| entry.0 == op)?;
+        self.next += 1;
+        Some(entry.2)
     }
 }
 
@@ -145,7 +164,8 @@ struct Queue {
     left: f64,
 }
 
-struct Engine<'a> {
+/// With `NOTES` it notes all of a [`Run`], else no more than when operators begin.
+struct Engine<'a, const NOTES: bool> {
     step: &'a Step,
     schedule: &'a Schedule,
     links: Links,
@@ -155,58 +175,91 @@ struct Engine<'a> {
     uses: Agenda,
     out: Queue,
     inward: Queue,
+    /// Bytes of each copy; wasted ones are numbered behind the others.
+    bytes: Vec<f64>,
     is_out: Vec<bool>,
     is_in: Vec<bool>,
-    /// How many of the wasted copies are queued; they are numbered behind the others.
+    /// How many of the wasted copies are queued.
     next_wasted: usize,
     /// For each wasted copy, the entry whose own copy out comes before it.
     own: Vec<Option<u32>>,
     links_us: f64,
     now_us: f64,
+    /// How long operators have waited, and may.
+    stall_us: f64,
+    stall_max: f64,
     run: Run,
 }
 
-impl<'a> Engine<'a> {
-    fn new(step: &'a Step, links: Links, schedule: &'a Schedule) -> Engine<'a> {
-        let (ops, count) = (step.ops.len(), schedule.away.len());
-        let agenda = |op_of: &dyn Fn(&Away) -> u32| Agenda::new(schedule, ops, op_of);
-        let mut fetches = agenda(&|away| away.fetch);
-        let before = |away: u32| step.gaps[schedule.away[away as usize].gap as usize].before;
-        fetches.sort(|away| before(*away));
-        let entry = |gap: u32| (0..).zip(&schedule.away).find(|(_, away)| away.gap == gap);
+impl<'a, const NOTES: bool> Engine<'a, NOTES> {
+    fn new(
+        step: &'a Step,
+        links: Links,
+        schedule: &'a Schedule,
+        by_use: &[u32],
+    ) -> Engine<'a, NOTES> {
+        let count = schedule.away.len();
+        let before = |away: &Away| step.gaps[away.gap as usize].before;
+        // Most schedules waste nothing, and none of those that are searched through.
+        let known = if schedule.wasted.is_empty() { 0 } else { count };
+        // The first entry of a gap, if there were several.
+        let entries = (0..known).rev().map(|at| (schedule.away[at].gap, at as u32));
+        let entry_of: FxHashMap<u32, u32> = entries.collect();
         let own = schedule.wasted.iter().map(|wasted| match wasted.direction {
             Direction::Out => None,
-            Direction::In => entry(wasted.gap).map(|(index, _)| index),
+            Direction::In => entry_of.get(&wasted.gap).copied(),
         });
-        let own = own.collect();
+        let gaps = schedule.away.iter().map(|away| away.gap);
+        let gaps = gaps.chain(schedule.wasted.iter().map(|wasted| wasted.gap));
         let all = count + schedule.wasted.len();
+        let times = vec![Times::default(); if NOTES { count } else { 0 }];
+        let by_use = || by_use.iter().copied();
+        let starts_us = Vec::with_capacity(step.ops.len() + 1);
         Engine {
             step,
             schedule,
             links,
-            leaves: agenda(&|away| away.leave + 1),
-            releases: agenda(&|away| away.release),
-            fetches,
-            uses: agenda(&|away| step.gaps[away.gap as usize].before),
+            leaves: Agenda::new(schedule, 0..count as u32, |away| (away.leave + 1, 0)),
+            releases: Agenda::new(schedule, 0..count as u32, |away| (away.release, 0)),
+            fetches: Agenda::new(schedule, by_use(), |away| (away.fetch, before(away))),
+            uses: Agenda::new(schedule, by_use(), |away| (before(away), 0)),
             out: Queue::default(),
             inward: Queue::default(),
+            bytes: gaps.map(|gap| step.bytes(gap) as f64).collect(),
             is_out: vec![false; all],
             is_in: vec![false; all],
             next_wasted: 0,
-            own,
+            own: own.collect(),
             links_us: 0.0,
             now_us: 0.0,
-            run: Run { times: vec![Times::default(); count], ..Run::default() },
+            stall_us: 0.0,
+            stall_max: f64::INFINITY,
+            run: Run { times, starts_us, ..Run::default() },
         }
     }
 
-    fn bytes(&self, copy: u32) -> f64 {
-        let (copy, count) = (copy as usize, self.schedule.away.len());
-        let gap = match copy.checked_sub(count) {
-            None => self.schedule.away[copy].gap,
-            Some(wasted) => self.schedule.wasted[wasted].gap,
-        };
-        self.step.bytes(gap) as f64
+    /// False if operators wait for longer than they may.
+    fn run_all(&mut self) -> bool {
+        let mut next = self.next_op();
+        for op in 0..self.step.ops.len() as u32 {
+            if next <= op {
+                self.prepare(op);
+                next = self.next_op();
+                if self.stall_us > self.stall_max {
+                    return false;
+                }
+            }
+            self.run.starts_us.push(self.now_us);
+            self.now_us += self.step.ops[op as usize].us;
+        }
+        true
+    }
+
+    /// The operator before which something happens next.
+    fn next_op(&self) -> u32 {
+        let agendas = [&self.leaves, &self.releases, &self.fetches, &self.uses].map(Agenda::op);
+        let wasted = self.schedule.wasted.get(self.next_wasted).map_or(u32::MAX, |it| it.at);
+        agendas.into_iter().fold(wasted, u32::min)
     }
 
     /// True if a copy in may begin: its own copy out is over.
@@ -230,39 +283,38 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn run(&mut self, op: u32) {
-        let leaves = self.leaves.of(op).len() + self.fetches.of(op).len();
-        if leaves + self.releases.of(op).len() > 0 {
+    /// What happens before an operator.
+    fn prepare(&mut self, op: u32) {
+        if self.leaves.op().min(self.fetches.op()).min(self.releases.op()) == op {
             self.advance(self.now_us);
         }
         self.enqueue_wasted(op);
-        for at in 0..self.leaves.of(op).len() {
-            let away = self.leaves.of(op)[at];
+        while let Some(away) = self.leaves.pop(op) {
             self.enqueue(Direction::Out, away);
         }
-        for at in 0..self.releases.of(op).len() {
-            let away = self.releases.of(op)[at];
+        let released = self.releases.next;
+        while let Some(away) = self.releases.pop(op) {
             self.wait(op, away, Direction::Out);
         }
-        for at in 0..self.releases.of(op).len() {
-            let away = self.releases.of(op)[at];
-            self.run.times[away as usize].released_us = self.now_us;
+        if NOTES {
+            for at in released..self.releases.next {
+                let (_, _, away) = self.releases.list[at];
+                self.run.times[away as usize].released_us = self.now_us;
+            }
         }
-        for at in 0..self.fetches.of(op).len() {
-            let away = self.fetches.of(op)[at];
-            self.run.times[away as usize].taken_us = self.now_us;
+        while let Some(away) = self.fetches.pop(op) {
+            if NOTES {
+                self.run.times[away as usize].taken_us = self.now_us;
+            }
             self.enqueue(Direction::In, away);
         }
-        for at in 0..self.uses.of(op).len() {
-            let away = self.uses.of(op)[at];
+        while let Some(away) = self.uses.pop(op) {
             self.wait(op, away, Direction::In);
         }
-        self.run.starts_us.push(self.now_us);
-        self.now_us += self.step.ops[op as usize].us;
     }
 
     fn enqueue(&mut self, direction: Direction, away: u32) {
-        let bytes = self.bytes(away);
+        let bytes = self.bytes[away as usize];
         let queue = match direction {
             Direction::Out => &mut self.out,
             Direction::In => &mut self.inward,
@@ -290,8 +342,11 @@ impl<'a> Engine<'a> {
         }
         let us = self.links_us - self.now_us;
         if us > 0.0 {
-            self.run.stalls.push(Stall { op, away, direction, us });
+            if NOTES {
+                self.run.stalls.push(Stall { op, away, direction, us });
+            }
             self.now_us = self.links_us;
+            self.stall_us += us;
         }
     }
 
@@ -322,7 +377,8 @@ impl<'a> Engine<'a> {
             if out_us <= cut {
                 self.is_out[away as usize] = true;
                 self.out.waiting.pop_front();
-                self.out.left = self.out.waiting.front().map_or(0.0, |&next| self.bytes(next));
+                let next = self.out.waiting.front();
+                self.out.left = next.map_or(0.0, |&next| self.bytes[next as usize]);
             }
         }
         if let Some(away) = comes_in {
@@ -331,8 +387,8 @@ impl<'a> Engine<'a> {
             if in_us <= cut {
                 self.is_in[away as usize] = true;
                 self.inward.waiting.pop_front();
-                self.inward.left =
-                    self.inward.waiting.front().map_or(0.0, |&next| self.bytes(next));
+                let next = self.inward.waiting.front();
+                self.inward.left = next.map_or(0.0, |&next| self.bytes[next as usize]);
             }
         }
         self.links_us = to_us;
@@ -340,7 +396,7 @@ impl<'a> Engine<'a> {
     }
 
     fn piece(&mut self, away: u32, direction: Direction, to_us: f64, bytes: f64) {
-        if bytes <= 0.0 {
+        if !NOTES || bytes <= 0.0 {
             return;
         }
         let piece = Piece { away, direction, from_us: self.links_us, to_us, bytes };
