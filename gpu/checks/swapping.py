@@ -46,6 +46,11 @@ class Net(nn.Module):
         return x
 
 
+def look_at(_: nn.Module, __: object, output: torch.Tensor) -> None:
+    """Has PyTorch make the object that stands for a storage in Python, which goes unused."""
+    assert output.untyped_storage().nbytes() > 0
+
+
 class Program:
     """A model, its input, and what became of its gradients."""
 
@@ -83,6 +88,13 @@ class Program:
         loss.backward()
         del branch
 
+    def looked_at(self) -> None:
+        """Of each tensor that is saved the program asks for the storage, which it does not keep."""
+        hooks = [layer.register_forward_hook(look_at) for layer in self.net.layers]
+        self.step()
+        for hook in hooks:
+            hook.remove()
+
     def digest(self) -> str:
         """Of all gradients, which are gone then."""
         whole = hashlib.sha256()
@@ -98,6 +110,7 @@ WAYS: tuple[Callable[[Program], None], ...] = (
     Program.broken,
     Program.two_graphs,
     Program.never_run,
+    Program.looked_at,
 )
 
 

@@ -271,7 +271,7 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void *user);
  * calls this library, takes a lock, or needs Python. */
 /* The storage of a tensor, a c10::TensorImpl by its address, with the bytes that it has. 0 if it has none. */
 typedef uint64_t (*girih_of_tensor)(uint64_t tensor, uint64_t *size);
-/* The tensors over it. */
+/* The tensors over it, and who else has it. */
 typedef uint64_t (*girih_owners)(uint64_t storage);
 /* Where its bytes are now; 0 if it has none. */
 typedef uint64_t (*girih_address)(uint64_t storage);

@@ -33,8 +33,27 @@ uint64_t of_tensor(uint64_t tensor, uint64_t* size) {
   }
 }
 
+#if GIRIH_TORCH_FROM(2, 10)
+// True if a storage has an object of Python, and nobody in Python has that: `untyped_storage()` made it once. Since 2.10
+// it lives as long as the storage does, each an owner of the other, so that its count of references is 1 then.
+//
+// The count is read where every CPython with a GIL has it, as its stable ABI wants: in the first word, whose lower half is
+// enough. No function is called for it: PyTorch's waits for the GIL, and whoever has that may wait for the heap.
+bool has_idle_object(c10::StorageImpl* storage) {
+  const void* object = storage->pyobj_slot()->load_pyobj();
+  return object != nullptr && __atomic_load_n(static_cast<const uint32_t*>(object), __ATOMIC_ACQUIRE) == 1;
+}
+#endif
+
 uint64_t owners(uint64_t storage) {
-  return c10::raw::intrusive_ptr::use_count(storage_at(storage));
+  c10::StorageImpl* found = storage_at(storage);
+  const uint64_t all = c10::raw::intrusive_ptr::use_count(found);
+#if GIRIH_TORCH_FROM(2, 10)
+  if (all > 1 && has_idle_object(found)) {
+    return all - 1;
+  }
+#endif
+  return all;
 }
 
 uint64_t address(uint64_t storage) {

@@ -46,6 +46,30 @@ TEST("the bytes of a storage go and come while the storage stays") {
   EXPECT_EQ(fake::live_blocks(), before);
 }
 
+#if GIRIH_TORCH_FROM(2, 10)
+TEST("an object of Python that nobody has is no owner of its storage") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+  const auto& heap = fake::heap();
+  // What PyTorch does when Python asks for the storage: the object owns it, and is owned by it.
+  c10::Storage of_the_object = storage;
+  struct {
+    uint64_t references;
+    const void* type;
+  } object = {1, nullptr};
+  auto* slot = storage.unsafeGetStorageImpl()->pyobj_slot();
+  EXPECT_EQ(heap.owners(name_of(storage)), 2U);
+  slot->store_pyobj(reinterpret_cast<PyObject*>(&object));
+  EXPECT_EQ(heap.owners(name_of(storage)), 1U);
+  c10::Storage view = storage;
+  EXPECT_EQ(heap.owners(name_of(storage)), 2U);
+  // The program has it.
+  object.references = 2;
+  EXPECT_EQ(heap.owners(name_of(storage)), 3U);
+  slot->store_pyobj(nullptr);
+}
+#endif
+
 TEST("the storage of a tensor is found without an owner more") {
   c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
   c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);

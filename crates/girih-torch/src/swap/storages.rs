@@ -17,11 +17,11 @@ pub struct StorageId(pub u64);
 /// What can be done with storages.
 pub trait Storages: Send + Sync {
     /// The storage of a tensor (`c10::TensorImpl`) by its address, and its bytes. None if it has none. A tensor of
-    /// Python has that address as its `_cdata`; its storage must not be asked for in Python, for the object that
-    /// stands for it there is an owner from then on.
+    /// Python has that address as its `_cdata`.
     fn of_tensor(&self, tensor: u64) -> Option<(StorageId, u64)>;
 
-    /// The tensors over a storage.
+    /// The tensors over a storage, and who else has it. The object that stands for it in Python from the moment that
+    /// it is asked for there (`untyped_storage`) is none as long as nobody has that.
     fn owners(&self, storage: StorageId) -> u64;
 
     /// Where the bytes of a storage are now; 0 if it has none.
