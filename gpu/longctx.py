@@ -288,7 +288,7 @@ def predict(table: Table, options: argparse.Namespace) -> None:
             for way, method in PREDICTED.items():
                 if options.only and way not in options.only:
                     continue
-                said = foretold(options, method, length, path, length)
+                said = foretold(options, method, length, path, options.recorded_tokens or length)
                 print(f"{length:>8} {way:<16} {prediction(said)} are foretold", flush=True)
                 seen = table.run(way, length, "0", None, [])
                 if seen is None:
@@ -382,6 +382,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         "--recorded-layers", type=int, default=3, help="of `predict`: in the recording, at least 2"
     )
     parser.add_argument("--recording", help="of `predict`: one that is there")
+    parser.add_argument(
+        "--recorded-tokens", type=int, help="of `--recording`, where it has not --length of them"
+    )
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--settling", type=int, help="steps more where Girih swaps: 24, `fill` 60")
     parser.add_argument("--budget", default="40GiB", help="of Girih, where none is measured")
@@ -394,6 +397,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="to try it: a model of no size")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(words)
+    known = {"predict": tuple(PREDICTED), "parallel": KINDS}.get(options.table)
+    for way in options.only or () if known else ():
+        if way not in known:
+            parser.error(f"--only of {options.table} is one of {', '.join(known)}: not {way}")
+    for name, least in (("layers", 1), ("steps", 2), ("recorded_layers", 2)):
+        if getattr(options, name) < least:
+            parser.error(f"give --{name.replace('_', '-')} {least} or more")
+    if options.recorded_tokens is not None and options.recording is None:
+        parser.error("--recorded-tokens is of --recording: what is recorded here has --length")
     if options.tiny:
         options.length = options.length or list(TINY_LENGTHS)
         options.most = options.most or TINY_MOST

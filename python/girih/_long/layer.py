@@ -332,7 +332,9 @@ class Layer:
         """How many tokens the layer is given; None if it is to run as ever."""
         is_replay = getattr(self.thread, "replay", None) is not None
         is_off = self.is_refused or is_replay or not torch.is_grad_enabled()
-        if is_off or torch.compiler.is_compiling():
+        # Transforms of functions (torch.func) have no hooks of what autograd saves.
+        is_transformed = torch._C._are_functorch_transforms_active()
+        if is_off or is_transformed or torch.compiler.is_compiling():
             return None
         leaves, _ = tree_flatten((args, kwargs))
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
