@@ -1,4 +1,4 @@
-"""What happens to graphs of layers that are split: they live at once, go backward twice, or fail."""
+"""Graphs of layers that are split: they live at once, go backward twice, or fail."""
 
 import pytest
 
@@ -25,7 +25,7 @@ TOKENS = 523
 
 
 class Smooth(nn.Module):
-    """All of it can be derived twice: attention is written out, and sees what comes before alone."""
+    """All of it can be derived twice: attention is written out, and causal."""
 
     def __init__(self):
         super().__init__()
@@ -234,14 +234,14 @@ def test_losses_of_what_is_within_a_layer():
             scores = self.router(y).softmax(-1)
             return x + self.mlp(y) * scores.amax(-1, keepdim=True), scores.mean((0, 1)).pow(2).sum()
 
-    for way in WAYS:
+    for how in WAYS.values():
         found = []
         for is_split in (False, True):
             torch.manual_seed(0)
             layers = nn.ModuleList([Two(), Two()])
             model = nn.ModuleDict({"layers": layers})
             if is_split:
-                girih.long_context(model, **WAYS[way])
+                girih.long_context(model, **how)
             found.append([])
             for seed in range(4):
                 x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))

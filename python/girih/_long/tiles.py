@@ -136,7 +136,9 @@ class Tiled:
             # By a tensor of its own: what the input comes of is not gone back to.
             own = x.view_as(x)
             gives = self.run(own)
-            found = torch.autograd.grad(gives, [own, *parameters], gradient, create_graph=is_derived)
+            found = torch.autograd.grad(
+                gives, [own, *parameters], gradient, create_graph=is_derived
+            )
         return list(found)
 
 
