@@ -77,6 +77,27 @@ class Counts(Base):
         return [self.steps, self.scale]
 
 
+class Scales(Base):
+    """What it writes into is saved by autograd, too: the largest value, and means."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("most", torch.ones(()))
+        self.register_buffer("means", torch.zeros(2, WIDTH))
+        self.mean, self.calls = torch.ones(WIDTH), 0
+
+    def does(self, x):
+        with torch.no_grad():
+            self.most.mul_(0.9).add_(x.abs().amax())
+            self.mean.lerp_(x.mean((0, 1)), 0.5)
+            self.means[self.calls % 2].copy_(self.mean)
+            self.calls += 1
+        return x / self.most * self.mean * self.means[-1]
+
+    def state(self):
+        return [self.most, self.mean, self.means, self.calls]
+
+
 class Normed(Base):
     """A batch norm over the channels."""
 
@@ -235,7 +256,7 @@ class Renormed(Base):
 
 
 KINDS = [
-    Counts, Normed, NormedByHand, Loads, Stashes, Caches, Draws, Decides, Renormed
+    Counts, Scales, Normed, NormedByHand, Loads, Stashes, Caches, Draws, Decides, Renormed
 ]  # fmt: skip
 
 

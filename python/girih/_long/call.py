@@ -27,9 +27,10 @@ from girih._long.layout import (
     storage_of,
 )
 from girih._long.notes import Note
-from girih._long.own import Own, Picture, effects
+from girih._long.own import Own, effects
 from girih._long.packed import Packed, Places, Save, place
 from girih._long.part import Part
+from girih._long.picture import Picture
 from girih._long.replay import Recorder
 from girih._long.tiles import Tiled
 from girih._long.together import Together

@@ -18,8 +18,8 @@ from girih._long import communicate, probe, tiles
 from girih._long.call import Call, Unplanned
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.learn import learn
-from girih._long.own import Picture
 from girih._long.part import Held
+from girih._long.picture import Picture
 from girih._long.replay import Replay, generator_state, set_generator_state
 from girih._long.share import Share, rounded
 from girih._long.trace import Trace

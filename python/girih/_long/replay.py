@@ -203,7 +203,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         """That part."""
         self.unwritten = Unwritten(is_proof=False)
         self.made = Made(())
-        self.undo = Undo()
+        self.undo = Undo(keeps_versions=True)
         """What it writes into that was there before."""
         self.stale: set[int] = set()
         """Storages of the layer's own that are others than in the forward pass."""
