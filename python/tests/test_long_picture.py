@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 import girih  # noqa: E402
 from girih._long import picture  # noqa: E402
 from girih._long.call import Call  # noqa: E402
-from girih._long.own import Own, Undo  # noqa: E402
+from girih._long.own import Own, Undo, as_it_was  # noqa: E402
 from girih._long.picture import LARGE, Picture, Thing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,16 +106,30 @@ def test_what_an_attribute_leads_to_is_put_back(name):
         assert repr(it) == after
 
 
-def test_around_a_replay_a_long_history_keeps_what_came_after_the_pass():
-    module = Holds(list(range(LARGE + 1)))
-    of_the_pass = Picture(module)
-    module.it.append("later")
-    now = Picture(module)
-    of_the_pass.restore(comes_back=True)
-    module.it.append("by the replay")
-    now.restore()
-    assert module.it[-1] == "later"
-    assert len(module.it) == LARGE + 2
+@pytest.mark.parametrize("length", [LARGE - 1, LARGE, LARGE + 1])
+@pytest.mark.parametrize("appends", [0, 1, 2])
+def test_around_a_replay_a_long_history_keeps_what_came_after_the_pass(length, appends):
+    module = Holds(list(range(length)))
+    it, own = module.it, Own(module, [])
+    it.append("later")
+    with as_it_was(module, own, Undo()):
+        assert len(it) == (length if length <= LARGE else length + 1)
+        it += ["by the replay"] * appends
+    assert it == [*range(length), "later"]
+
+
+def test_what_a_module_no_longer_leads_to_is_as_it_was_after_a_replay():
+    book = {"calls": 1}
+    module = Holds(book)
+    own = Own(module, [])
+    book["calls"] = 2
+    module.it = None
+    with as_it_was(module, own, Undo()):
+        assert module.it is book
+        assert book == {"calls": 1}
+        book["calls"] = 7
+    assert module.it is None
+    assert book == {"calls": 2}
 
 
 def test_buffers_are_seen_however_much_else_there_is(monkeypatch):
@@ -205,7 +219,7 @@ class Keeps(nn.Module):
         self.steps += 1
         counts(self.stats)
         del self.stats.seen[:-2]
-        self.history.append(float(y.detach().sum()))
+        self.history.append(self.stats.calls)
         self.last = y
         return x + self.mlp(y) * self.steps
 
@@ -248,4 +262,5 @@ def test_nothing_grows_with_the_run(alpha):
                 found = found_before
                 counted.append(there())
             assert counted[0] == counted[1] == counted[2]
+            assert all(it["split"] > 0 for it in girih.long_context_report(model)["layers"])
     assert_same(*found)

@@ -23,7 +23,7 @@ import torch
 
 from girih._long.communicate import unwrapped
 from girih._long.layout import address
-from girih._long.picture import Picture
+from girih._long.picture import Picture, Thing
 from girih._long.trace import Made, start_of, writes
 
 
@@ -135,15 +135,19 @@ def leave(left: list[tuple[Any, Any, Any]], undo: Undo) -> None:
 @contextlib.contextmanager
 def as_it_was(module: Any, own: Own, undo: Undo) -> Iterator[None]:
     """Around a replay: it finds what the pass found. What it writes is undone, by its `undo`."""
+    others: list[Thing] = []
     now = Picture(module)
     try:
         for there, was in own.undo.was.values():
             undo.before(there)
             there.copy_(was)
-        own.picture.restore(comes_back=True)
+        others = own.picture.replace()
         yield
     finally:
         try:
             undo.restore()
         finally:
             now.restore()
+            # What the module no longer leads to; and what has grown long since.
+            for thing in others:
+                thing.restore()

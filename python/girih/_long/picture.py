@@ -325,20 +325,24 @@ class Picture:
         elif isinstance(value, numpy.random.RandomState):
             self.things.append(Thing(generators.Legacy(value), read, write))
 
-    def restore(self, *, comes_back: bool = False) -> int:
-        """Puts all back as it was. How many things had changed.
-
-        Where what is there now `comes_back` later, what has but grown at its end since stays.
-        """
+    def restore(self) -> int:
+        """Puts all back as it was. How many things had changed."""
         filled = [it for it in self._empty if it]
         for it in filled:
             it.clear()
-        restored = [
-            thing.restore()
-            for thing in self.things
-            if not comes_back or thing.write is not _write_length
-        ]
-        return len(filled) + sum(restored)
+        return len(filled) + sum([thing.restore() for thing in self.things])
+
+    def replace(self) -> list[Thing]:
+        """The same, around a replay. Gives what puts back what was there before.
+
+        What has but grown at its end since stays: it would be lost.
+        """
+        was = [it for it in self.things if it.write is not _write_length and not it.is_as_it_was()]
+        was += [Thing(it, dict, _write_dict, {}) for it in self._empty if it]
+        now = [Thing(it.there, it.read, it.write) for it in was]
+        for thing in was:
+            thing.write(thing.there, thing.held)
+        return now
 
     def changed(self) -> list[Thing]:
         """Those that hold something else by now, with what they hold now."""

@@ -71,7 +71,9 @@ impl Subject {
                 bail!("say what the GPU reaches, with --flops 500: without it no shape is used");
             }
             (Some(_), None) if machine.is_some() => {
-                bail!("give the shape of what was recorded with --model: without it --flops is not used");
+                bail!(
+                    "give the shape of what was recorded with --model: without it --flops is not used"
+                );
             }
             (Some(_), Some(_)) if args.recorded_tokens.or(args.tokens).is_none() => {
                 bail!(
@@ -81,7 +83,9 @@ impl Subject {
             }
             (Some(file), model) => recorded(args, file, model.zip(machine), progress),
             (None, None) => {
-                bail!("name a recording, or the shape of a model: --model 4096,14336,32,32,8 --flops 500")
+                bail!(
+                    "name a recording, or the shape of a model: --model 4096,14336,32,32,8 --flops 500"
+                )
             }
         }
     }
@@ -211,7 +215,8 @@ fn recorded(
         ));
     }
     if args.gpus > 1 {
-        assumed.push(format!("the recording is of one of {} GPUs, which share the host", args.gpus));
+        assumed
+            .push(format!("the recording is of one of {} GPUs, which share the host", args.gpus));
     }
     let (kind, asked) = match (tokens, &args.second) {
         (Some(tokens), Some(second)) => {
