@@ -495,6 +495,38 @@ def test_no_graph_lives_on_by_what_a_layer_holds_of_the_one_before(alpha):
     assert len(calls()) == of_others
 
 
+@pytest.mark.parametrize("alpha", [0, "products", 0.5])
+def test_a_pass_in_inference_mode_leaves_what_the_next_begins_with(alpha):
+    class Last(Base):
+        def __init__(self):
+            super().__init__()
+            self.last, self.calls = None, 0
+
+        def does(self, x):
+            self.calls += 1
+            y = x if self.last is None else x + self.last.detach().clone()[:1, -1:]
+            self.last = y
+            return y
+
+        def state(self):
+            return [self.last, self.calls]
+
+    found = []
+    for way in (None, alpha):
+        torch.manual_seed(0)
+        model = Model(layers=2, make=Last)
+        if way is not None:
+            girih.long_context(model, alpha=way)
+        found.append([])
+        for seed in range(4):
+            found[-1] += one_pass(model, lambda _: None, seed)
+            with torch.inference_mode():
+                found[-1].append(model(ids(batch=2)).clone())
+            found[-1] += [torch.as_tensor(it).clone() for m in model.layers for it in m.state()]
+    assert all(layer["split"] > 0 for layer in girih.long_context_report(model)["layers"])
+    assert_same(*found)
+
+
 def test_an_error_in_the_middle_leaves_state_as_the_model_would():
     class Fails(Stashes):
         fails = False

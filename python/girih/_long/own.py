@@ -84,6 +84,8 @@ class Own:
         self.wrote: list[Any] | None = None
         """What is written into while something runs that will be answered."""
         plain = [it for one in self.picture.tensors if address(it := unwrapped(one)[0])]
+        # What was made in inference mode has no version, and nobody may write into it elsewhere.
+        plain = [it for it in plain if not it.is_inference()]
         # Without their histories, of which other graphs are.
         self._versions = [(it if it.is_leaf else it.detach(), it._version) for it in plain]
 
