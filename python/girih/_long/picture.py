@@ -337,7 +337,7 @@ class Picture:
 
         What has but grown at its end since stays: it would be lost.
         """
-        was = [it for it in self.things if it.write is not _write_length and not it.is_as_it_was()]
+        was = [it for it in self._replaceable() if not it.is_as_it_was()]
         was += [Thing(it, dict, _write_dict, {}) for it in self._empty if it]
         now = [Thing(it.there, it.read, it.write) for it in was]
         for thing in was:
@@ -345,10 +345,17 @@ class Picture:
         return now
 
     def changed(self) -> list[Thing]:
-        """Those that hold something else by now, with what they hold now."""
-        others = [it for it in self.things if not it.is_as_it_was()]
+        """Those that hold something else by now, with what they hold now.
+
+        Not what has but grown at its end: what came is not known.
+        """
+        others = [it for it in self._replaceable() if not it.is_as_it_was()]
         others += [Thing(it, dict, _write_dict) for it in self._empty if it]
         return [Thing(it.there, it.read, it.write) for it in others]
+
+    def _replaceable(self) -> Iterator[Thing]:
+        """Those of which it is known what they held, and not how much alone."""
+        return (it for it in self.things if it.write is not _write_length)
 
     def settle(self) -> None:
         """The pass has ended: see `Thing.settle`."""
