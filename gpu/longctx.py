@@ -5,7 +5,7 @@
     python gpu/longctx.py longest --layers 32  # the longest sequence of each way
     python gpu/longctx.py loss                 # the loss of all tokens, in tiles, fused, and not
     python gpu/longctx.py predict              # what `girih alpha` says of a recording, and what is
-    python gpu/longctx.py parallel             # Ulysses and a ring over all cards of this machine
+    python gpu/longctx.py parallel             # Ulysses, rings, PyTorch's own: over all cards
 
 Each row is a launch of `workloads/longer.py` on the first card, as in `gpu/swap.py`, which says
 what the ways are. `mfu`: girih's budget is what recomputation allocates at most, measured just
@@ -49,6 +49,8 @@ STEP_WITHIN, PEAK_WITHIN = 0.05, 0.01
 """How far a prediction may be off, as a part of what was measured."""
 RECORDING = Path(__file__).resolve().parents[1] / "corpus" / "llama2b_vary.girih"
 """Of another model, where there is no GPU to record on: to try it, and nothing is held to it."""
+KINDS = ("ulysses", "ring", "context", "context-ring")
+"""Of `workloads/parallel.py`."""
 PARALLEL = str(Path(__file__).with_name("workloads") / "parallel.py")
 SETTLING_STEPS = 24
 """That plans of swapping are tried in, about."""
@@ -286,7 +288,7 @@ def predict(table: Table, options: argparse.Namespace) -> None:
             for way, method in PREDICTED.items():
                 if options.only and way not in options.only:
                     continue
-                said = foretold(options, method, length, path, length)
+                said = foretold(options, method, length, path, options.recorded_tokens or length)
                 print(f"{length:>8} {way:<16} {prediction(said)} are foretold", flush=True)
                 seen = table.run(way, length, "0", None, [])
                 if seen is None:
@@ -317,7 +319,7 @@ def parallel(table: Table, options: argparse.Namespace) -> None:
     if cards < 2:
         print(f"run parallel on a machine with 2 GPUs or more: here are {cards}")
         return
-    for kind in options.only or ("ulysses", "ring"):
+    for kind in options.only or KINDS:
         for length in options.length or (65536, 131072):
             base: dict[str, Any] = {}
             for alpha in options.alpha or ("", "0", "products", "0.5"):
@@ -370,7 +372,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        help="this way, of `sweep` split, both or fill, of `parallel` ulysses or ring; repeated",
+        help="this way, of `sweep` split, both or fill, of `parallel` a kind; repeated",
     )
     parser.add_argument("--no-plain", action="store_true", help="of `sweep`: it would not fit")
     parser.add_argument("--unit", type=int, default=UNIT, help="tokens: `longest` to within these")
@@ -380,6 +382,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         "--recorded-layers", type=int, default=3, help="of `predict`: in the recording, at least 2"
     )
     parser.add_argument("--recording", help="of `predict`: one that is there")
+    parser.add_argument(
+        "--recorded-tokens", type=int, help="of `--recording`, where it has not --length of them"
+    )
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--settling", type=int, help="steps more where Girih swaps: 24, `fill` 60")
     parser.add_argument("--budget", default="40GiB", help="of Girih, where none is measured")
@@ -392,6 +397,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="to try it: a model of no size")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(words)
+    known = {"predict": tuple(PREDICTED), "parallel": KINDS}.get(options.table)
+    for way in options.only or () if known else ():
+        if way not in known:
+            parser.error(f"--only of {options.table} is one of {', '.join(known)}: not {way}")
+    for name, least in (("layers", 1), ("steps", 2), ("recorded_layers", 2)):
+        if getattr(options, name) < least:
+            parser.error(f"give --{name.replace('_', '-')} {least} or more")
+    if options.recorded_tokens is not None and options.recording is None:
+        parser.error("--recorded-tokens is of --recording: what is recorded here has --length")
     if options.tiny:
         options.length = options.length or list(TINY_LENGTHS)
         options.most = options.most or TINY_MOST

@@ -1,19 +1,29 @@
-"""A Llama whose sequence several GPUs share, by Ulysses or by a ring, split by tokens or not.
+"""A Llama whose sequence several GPUs share, split by tokens or not.
 
 torchrun --nproc-per-node 2 gpu/workloads/parallel.py --kind ulysses --alpha 0
 torchrun --nproc-per-node 4 gpu/workloads/parallel.py --kind ring --length 262144
 torchrun --nproc-per-node 2 gpu/workloads/parallel.py --device cpu --tiny --alpha 0   # to try it
 
-`--length` is of the whole sequence. The decoder layers are Hugging Face's: attention is a function
-that is registered with them. Without `--alpha` nothing is split. What is printed are losses, times
-and peaks of the first GPU, and a digest of its gradients.
+`--length` is of the whole sequence, of which each GPU has as many tokens in a row; of the last two
+kinds, which are PyTorch's `context_parallel`, as many of its first as of its last half.
+
+    ulysses         heads are exchanged for tokens
+    ring            keys and values go round
+    context         PyTorch's: keys and values of all come to each
+    context-ring    PyTorch's: they go round
+
+The decoder layers are Hugging Face's: attention is a function that is registered with them. Without
+`--alpha` nothing is split. What is printed are losses, times and peaks of the first GPU, and a
+digest of its gradients.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +31,7 @@ import torch.distributed as dist
 import transformers
 from measure import Measure, deterministic
 
-KINDS = ("ulysses", "ring")
+KINDS = ("ulysses", "ring", "context", "context-ring")
 TINY = {"hidden": 128, "ffn": 352, "heads": 4}
 
 
@@ -142,12 +152,15 @@ def attention(kind: str) -> Any:
     def attend(
         _module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
+        # The function is another within `context_parallel`.
+        function = torch.nn.functional.scaled_dot_product_attention
         if kind == "ring":
             y = Ring.apply(q, k, v)
-        else:
+        elif kind == "ulysses":
             q, k, v = to_heads(q), to_heads(k), to_heads(v)
-            function = torch.nn.functional.scaled_dot_product_attention
             y = to_tokens(function(q, k, v, is_causal=True))
+        else:
+            y = function(q, k, v, is_causal=True)
         return y.transpose(1, 2).contiguous(), None
 
     return attend
@@ -168,6 +181,33 @@ def build(arguments: argparse.Namespace) -> Any:
     torch.manual_seed(0)
     with torch.device(arguments.device):
         return transformers.LlamaForCausalLM(settings).to(torch.bfloat16).train()
+
+
+class Shared:
+    """Sequences of which every rank has its part."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.kind, self.device, self.length = arguments.kind, arguments.device, arguments.length
+        self.is_pytorchs = self.kind.startswith("context")
+        self.chance = torch.Generator(self.device).manual_seed(0)
+        if self.is_pytorchs:
+            self.context: Any = importlib.import_module("context")
+            self.context.choose("alltoall" if self.kind == "context-ring" else "allgather")
+            if self.device == "cpu":
+                self.context.name_kernel_of_cpus()
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The tokens of this rank, and where they stand. Around both passes of a step."""
+        ids = torch.randint(0, 32000, (1, self.length), device=self.device, generator=self.chance)
+        positions = torch.arange(self.length, device=self.device)[None]
+        if not self.is_pytorchs:
+            rank, tokens = dist.get_rank(), self.length // dist.get_world_size()
+            yield tuple(it[:, rank * tokens : (rank + 1) * tokens] for it in (ids, positions))
+            return
+        kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
+        with kernel, self.context.shared([ids, positions], self.device):
+            yield ids, positions
 
 
 def parse() -> argparse.Namespace:
@@ -202,13 +242,19 @@ def main() -> int:
             f"are {ranks} processes and {torch.cuda.device_count()} GPUs\n"
         )
         return 2
+    if arguments.length % (2 * ranks) or arguments.heads % ranks:
+        sys.stderr.write(
+            f"give a --length that is a multiple of {2 * ranks}, and --heads of {ranks}: here are "
+            f"{arguments.length} tokens and {arguments.heads} heads\n"
+        )
+        return 2
     deterministic(arguments.exact)
     if on_gpu:
         torch.cuda.set_device(local)
         dist.init_process_group("nccl", device_id=torch.device("cuda", local))
     else:
         dist.init_process_group("gloo")
-    rank, tokens = dist.get_rank(), arguments.length // ranks
+    rank = dist.get_rank()
     model = build(arguments)
     if arguments.alpha is not None:
         alpha = arguments.alpha if arguments.alpha == "products" else float(arguments.alpha)
@@ -216,12 +262,9 @@ def main() -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     device = arguments.device
     measure = Measure(arguments.kind, arguments.settled, arguments.length, device)
-    positions = torch.arange(rank * tokens, (rank + 1) * tokens, device=device)[None]
-    chance = torch.Generator(device).manual_seed(rank)
-    sums = []
+    sequences, sums = Shared(arguments), []
     for step in range(arguments.steps):
-        with measure.step():
-            ids = torch.randint(0, 32000, (1, tokens), device=device, generator=chance)
+        with measure.step(), sequences.next() as (ids, positions):
             states = model.model(input_ids=ids, position_ids=positions, use_cache=False)
             logits = model.lm_head(states.last_hidden_state[:, -256:]).float()
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[0, -256:])

@@ -1,56 +1,16 @@
-"""PyTorch's `context_parallel` on a CPU, which has rules for the kernels of GPUs alone.
+"""Models under PyTorch's `context_parallel` on a CPU, by `gpu/workloads/context.py`."""
 
-The ring itself is PyTorch's: only the kernel of CPUs is named to it, as those of GPUs are.
-"""
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from long_parallel import WAYS, WIDTH, Block, Count
+from long_parallel import WAYS, WIDTH, Block, Count, seen_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-SEQUENCE = 2
-
-
-def _of_ranks(run, args, kwargs):
-    """Runs it with the local parts of what it is given, and gives parts of wholes."""
-    mesh = args[0].device_mesh
-    local = [it.to_local() if isinstance(it, DTensor) else it for it in args]
-    gave = run(mesh.get_group(), *local, **kwargs)
-    with torch.no_grad():
-        return tuple(
-            DTensor.from_local(it, mesh, [Shard(SEQUENCE)], run_check=False) for it in gave
-        )
-
-
-def _forward(_op, args, kwargs):
-    def run(group, q, k, v, *more, **kwargs):
-        is_causal = bool(more[1])
-        attend = ring._templated_ring_attention
-        return attend(group, SEQUENCE, ATTENTION.default, q, k, v, is_causal, **kwargs)
-
-    return _of_ranks(run, args, kwargs)
-
-
-def _backward_of_cpu(**kwargs):
-    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
-    given = [kwargs.pop(it) for it in names]
-    return BACKWARD.default(*given, 0.0, kwargs.pop("is_causal"), **kwargs)
-
-
-def _backward(_op, args, kwargs):
-    def run(group, *given, **kwargs):
-        backward = ring._templated_ring_attention_backward
-        before = group, SEQUENCE, _backward_of_cpu, given[0], "grad_out"
-        return backward(*before, *given[1:6], bool(given[7]), **kwargs)
-
-    return _of_ranks(run, args, kwargs)
+sys.path.append(str(Path(__file__).resolve().parents[2] / "gpu" / "workloads"))
+import context
 
 
 def _attend(q, k, v):
@@ -59,7 +19,7 @@ def _attend(q, k, v):
 
 
 WAYS["patched"] = _attend
-ring.custom_ops |= {ATTENTION.default: _forward, BACKWARD.default: _backward}
+context.name_kernel_of_cpus()
 
 
 def _without_mask(_layer, args, kwargs):
@@ -104,9 +64,7 @@ class Model(nn.Module):
 
 def train(model, batch=1, dtype=None, rotates="allgather", balances=True):
     """Three steps, of lengths that differ: losses and gradients, and what was communicated."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    ring._cp_options.enable_load_balance = balances
-    ring.set_rotate_method(rotates)
+    context.choose(rotates, balances=balances)
     seen, counts = [], []
     for step in range(3):
         tokens = 2 * dist.get_world_size() * (150 + step)
@@ -114,15 +72,12 @@ def train(model, batch=1, dtype=None, rotates="allgather", balances=True):
         ids = torch.randint(0, 50, (batch, tokens), generator=chance)
         place = torch.arange(tokens).expand(batch, -1).float().contiguous()
         # Both become those of this rank.
-        with context_parallel(mesh, buffers=[ids, place], buffer_seq_dims=[1, 1]):
+        with context.shared([ids, place], "cpu"):
             mixed = torch.autocast("cpu", dtype, enabled=dtype is not None)
             with Count() as count:
                 loss = mixed(model)(ids, place).float().pow(2).mean()
                 loss.backward()
         counts.append(count.names)
-        seen.append(loss.detach())
-        for parameter in model.parameters():
-            whole = parameter.grad
-            seen.append((whole.to_local() if hasattr(whole, "to_local") else whole).clone())
+        seen += seen_of(model, loss)
         model.zero_grad()
     return seen, counts

@@ -265,6 +265,15 @@ def mask_of(kind, tokens, batch):
     return mask
 
 
+def seen_of(model, loss):
+    """The loss, and the gradients as far as they are here."""
+    grads = [it.grad for it in model.parameters()]
+    return [
+        loss.detach(),
+        *((it.to_local() if hasattr(it, "to_local") else it).clone() for it in grads),
+    ]
+
+
 def train(model, batch=1, mask=None):
     """Three steps, of lengths that differ: losses and gradients, and what was communicated."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
@@ -277,10 +286,7 @@ def train(model, batch=1, mask=None):
             loss = model(ids, *more).float().pow(2).mean()
             loss.backward()
         counts.append(count.names)
-        seen.append(loss.detach())
-        for parameter in model.parameters():
-            whole = parameter.grad
-            seen.append((whole.to_local() if hasattr(whole, "to_local") else whole).clone())
+        seen += seen_of(model, loss)
         optimizer.step()
         optimizer.zero_grad()
     return seen, counts

@@ -3,59 +3,34 @@
 import importlib.util
 
 import pytest
+from long_two import run_on_two
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip(
     "torch.distributed.tensor.experimental._context_parallel",
     reason="this torch has another context_parallel, or none",
     exc_type=ImportError,
 )
-if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-    pytest.skip("torch has no gloo", allow_module_level=True)
-
-from test_long_ranks import run_on_two  # noqa: E402
 
 # What is communicated is counted: in forward and backward, and never in a replay.
 PROGRAM = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
 from long_context_parallel import Llama, Model, train
-import girih
-from girih._long import notes
-
-notes.DEPTH = 8
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
 
 
 def make(kind, is_sharded):
     torch.manual_seed(0)
-    model = kind()
-    if is_sharded:
-        for layer in model.layers:
-            fully_shard(layer)
-        fully_shard(model)
-    return model
+    return shard(kind()) if is_sharded else kind()
 
 
 def check(kind=Model, is_sharded=False, alphas=(0, "products", 0.5), tile=False, **kwargs):
     expected, counts = train(make(kind, is_sharded), **kwargs)
     for alpha in alphas:
         model = make(kind, is_sharded)
-        # Each rank its own, where there are two.
-        is_one = not isinstance(alpha, (list, tuple))
-        alpha = alpha[rank] if isinstance(alpha, tuple) else alpha
+        is_one, alpha = not isinstance(alpha, (list, tuple)), of_this_rank(alpha)
         girih.long_context(model, alpha=alpha, mlp_in_tiles=tile)
         found, again = train(model, **kwargs)
-        same = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
         layers = girih.long_context_report(model)["layers"]
         where = f"{kind}, {is_sharded}, {kwargs}, alpha {alpha}, rank {rank}: {layers}"
-        if not same or counts != again or not all(counts):
-            sys.exit(f"same {same}, {len(counts[-1])} and {len(again[-1])} times: {where}")
+        compare(expected, found, counts, again, where)
         for layer in layers:
             is_in_tiles = layer["in_tiles"] == (["mlp"] if tile else [])
             if is_one and (layer["split"] != 3 or not is_in_tiles):
@@ -65,8 +40,6 @@ def check(kind=Model, is_sharded=False, alphas=(0, "products", 0.5), tile=False,
 
 
 CHECKS
-dist.destroy_process_group()
-print("all the same")
 """
 CHECKS = {
     "ways": """

@@ -65,6 +65,43 @@ def test_workloads_are_told_each_option_with_its_value(steps, monkeypatch):
     assert longctx.shape(options, 256) == ["--batch", "1", *words]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict --only swap", "--only of predict is one of plain, recompute: not swap"),
+        ("parallel --only rings", "is one of ulysses, ring, context, context-ring: not rings"),
+        ("predict --recorded-layers 1", "--recorded-layers 2 or more"),
+        ("mfu --steps 1", "--steps 2 or more"),
+        ("mfu --layers 0", "--layers 1 or more"),
+        ("predict --recorded-tokens 5", "is of --recording"),
+    ],
+)
+def test_what_would_give_no_row_is_refused(words, said, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(GPU))
+    with pytest.raises(SystemExit):
+        importlib.import_module("longctx").parse(words.split())
+    assert said in capsys.readouterr().err
+
+
+def test_sequences_are_shared_by_the_ways_of_pytorch(tmp_path):
+    pytest.importorskip(
+        "torch.distributed.tensor.experimental._context_parallel",
+        reason="this torch has another context_parallel, or none",
+        exc_type=ImportError,
+    )
+    kinds = ("--only", "context", "--only", "context-ring", "--alpha", "", "--alpha", "0")
+    shape = ("--length", "192", "--steps", "2", "--exact")
+    runs, printed = table(tmp_path, "parallel", *shape, *kinds)
+    assert [run["way"] for run in runs] == [
+        *("context", "context:0", "context-ring", "context-ring:0")
+    ]
+    # Whatever is kept, the gradients are the same to the bit.
+    for whole, split in (runs[:2], runs[2:]):
+        assert whole["seen"]["sums"] == split["seen"]["sums"]
+        assert whole["seen"]["exact_losses"] == split["seen"]["exact_losses"]
+    assert printed.count("same") == len(runs)
+
+
 def test_what_is_foretold_is_held_against_a_run(tmp_path):
     runs, printed = table(tmp_path, "predict", "--length", "96", "--steps", "2", "--only", "plain")
     assert [run["way"] for run in runs] == ["plain", "plain"]

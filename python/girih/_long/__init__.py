@@ -20,6 +20,8 @@ is kept.
 | `learn.py` | what of a pass can be cut: it runs again, and is compared |
 | `notes.py` | operators of which a replay is given what they gave |
 | `replay.py` | the layer once more; attention, products, sums, random numbers are answered |
+| `own.py`, `picture.py`, `generators.py` | what a layer has of its own: a replay puts it back |
+| `hooks.py` | a program's hooks within a layer run once |
 | `communicate.py` | what ranks say to each other: once, in the forward pass |
 | `layout.py` | where the tokens of a tensor are |
 | `layer.py` | a layer of the model: its forward, and what was learnt of it |

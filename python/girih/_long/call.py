@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import is_tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from girih._errors import GirihError
+from girih._long import hooks
 from girih._long.communicate import Function, Origins, unwrapped, watching
 from girih._long.compare import digest
 from girih._long.layout import (
@@ -25,8 +27,10 @@ from girih._long.layout import (
     storage_of,
 )
 from girih._long.notes import Note
+from girih._long.own import Own, effects
 from girih._long.packed import Packed, Places, Save, place
 from girih._long.part import Part
+from girih._long.picture import Picture
 from girih._long.replay import Recorder
 from girih._long.tiles import Tiled
 from girih._long.together import Together
@@ -76,9 +80,7 @@ class Call(Together):
         self.saved_in_tiles = 0.0
         """Bytes that modules in tiles would have saved."""
         self.met: list[tuple[str, str, str]] = []
-        around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)
-        self.pack_around: Any = around[0]
-        self.unpack_around: Any = around[1]
+        self.pack_around, self.unpack_around = hooks_around()
         leaves, self.spec = tree_flatten((args, kwargs))
         self.leaves = [self.keep(leaf) for leaf in leaves]
         self.fixed = sorted(
@@ -86,6 +88,10 @@ class Call(Together):
             for one in [*layer.module.parameters(), *layer.module.buffers()]
             if (at := address(it := unwrapped(one)[0]))
         )
+        self.own = Own(layer.module, tensors)
+        self.has_hooks = hooks.are_there(layer.module)
+        self.hooks, self.is_in_hook = 0, False
+        """Of the program's, those that ran; and whether one runs."""
         self.autocast = autocast_of(self.device.type)
         self.notes_answered = 0
         """Of the notes, how many a replay was seen to need."""
@@ -126,9 +132,11 @@ class Call(Together):
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Around the layer's own forward."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
+        packs = torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
         handler = self.function if self.origins is not None else None
-        with watching(handler) if handler else contextlib.nullcontext(), hooks, Recorder(self):
+        around = watching(handler) if handler else contextlib.nullcontext()
+        by = hooks.replaced(self.layer.module, self._hook)
+        with by if self.has_hooks else contextlib.nullcontext(), around, packs, Recorder(self):
             yield
         self.origins = None if self.origins is None else self.origins.ended()
 
@@ -309,22 +317,53 @@ class Call(Together):
         """Runs a module that a replay will be answered for."""
         if self.is_in_opaque:
             return run()
-        note = Note(name, ())
+        note, before = Note(name, ()), Picture(self.layer.module)
         self.notes.append(note)
         self.opaque_depth += 1
+        self.own.wrote = []
         try:
             outputs = run()
+            wrote = self.own.wrote
         finally:
             self.opaque_depth -= 1
+            self.own.wrote = None
         note.outputs = tree_map(self.keep, outputs)
         note.saves = len(self.saves)
+        with self.aside():
+            note.effects = effects(before, self.own.undo, wrote)
         return outputs
+
+    def _hook(self, name: str, hook: hooks.Hook) -> hooks.Hook:
+        """In place of a hook of the program's: it is answered like a module that is opaque."""
+
+        def runs(*args: Any, **kwargs: Any) -> Any:
+            if self.is_in_opaque or self.is_aside:
+                return hook(*args, **kwargs)
+            self.hooks += 1
+            given = [(it, it._version) for it in tree_leaves((args[1:], kwargs)) if is_tensor(it)]
+            self.is_in_hook = True
+            try:
+                outputs = self.opaque(name, lambda: hook(*args, **kwargs))
+            finally:
+                self.is_in_hook = False
+            if any(it._version != version for it, version in given):
+                self.met.append(("hook", name, self.layer.running()))
+            return outputs
+
+        return runs
 
     def tiled(self, name: str, tiled: Tiled, fails: Any, x: Any) -> Any:
         """Runs a module in tiles: it saves what it was given, and a replay goes past it."""
         note, place = Note(name, (), is_tiled=True), len(self.saves)
+        before, wrote = Picture(tiled.module), len(self.own.undo.was)
         with self.aside():
             outputs = tiled.apply(x, self.autocast, fails)
+            if before.restore() or len(self.own.undo.was) > wrote:
+                # Once for every tile.
+                self.own.undo.restore(wrote)
+                self.own.undo.forget(wrote)
+                del self.saves[place:]
+                return None
         if self.origins is not None:
             self.origins.note(x, outputs, ())
         self.in_tiles[name] = tiled
@@ -363,6 +402,7 @@ class Call(Together):
             if save.tensor is not None:
                 self.cut(index, save, layout)
         self.is_cut = self.bytes_cut > 0
+        self.own.picture.settle()
         self._settle()
         self.sizes = self._sizes()
         for save in self.saves:
@@ -436,7 +476,8 @@ class Call(Together):
         weights = {it.place for it in self.saves if it.bytes == 0}
         kept = {place(it.tensor): it.tensor.nbytes for it in self._all_packed()}
         whole = sum(saved.values()) + int(self.saved_in_tiles)
-        return whole, sum(size for it, size in kept.items() if it not in weights)
+        written = self.own.undo.nbytes()
+        return whole, written + sum(size for it, size in kept.items() if it not in weights)
 
     def _all_packed(self) -> Iterator[Packed]:
         for leaf in self.leaves:
@@ -467,6 +508,12 @@ class Call(Together):
             return False
         at = bisect.bisect_right(self.fixed, (start, 1 << 64)) - 1
         return at >= 0 and start < self.fixed[at][1]
+
+
+def hooks_around() -> tuple[Any, Any]:
+    """Those of saved tensors that are set where a layer is called, or none."""
+    found: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return found or (None, None)
 
 
 def autocast_of(device_type: str) -> dict[str, Any]:

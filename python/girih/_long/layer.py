@@ -19,6 +19,7 @@ from girih._long.call import Call, Unplanned
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.learn import learn
 from girih._long.part import Held
+from girih._long.picture import Picture
 from girih._long.replay import Replay, generator_state, set_generator_state
 from girih._long.share import Share, rounded
 from girih._long.trace import Trace
@@ -38,8 +39,10 @@ NO_MEMORY = "there was no memory to find out what of it can be cut"
 DOES = {
     "dynamic": "has shapes that depend on data",
     "collective": "communicates what is not of its input",
+    "hook": "has a hook that changes what it is shown",
     "generator": "draws from a generator of its own",
 }
+CHANGES = "it changes what it has"
 # Plans of one layer: by the shapes of what it saves, but for the tokens.
 PLANS_MAX = 16
 # Other lengths of a replay than before that are compared before the next are believed: kernels are
@@ -71,6 +74,13 @@ class Seen:
     """Replays of a part that met another way through the layer, and had to be of all of it."""
     in_tiles: list[str] = dataclasses.field(default_factory=list)
     """Of the last pass: modules that ran over some tokens after others."""
+    hooks: int = 0
+    """Of the last pass: hooks of the program's within it, which ran once, whatever ran again. Such
+    a pass holds all that it saves until it has ended."""
+    wrote: int = 0
+    """Of the last pass: tensors of its own that it wrote into, and replays write into and undo."""
+    anew: int = 0
+    """Passes that began anew, since what they had let go of did not come again."""
     reason: str = ""
     """Why it is not split, or not whole; empty if there is nothing to say."""
 
@@ -165,6 +175,8 @@ class Layer:
                 return outputs
             del outputs
         # What was let go of does not come again as it was: from the start, and all is held.
+        call.own.begin_anew()
+        self.seen.anew += 1
         del call
         set_generator_state(device, state)
         call = Call(self, args, kwargs, tokens, part, lets_go=False)
@@ -199,7 +211,10 @@ class Layer:
                     with self._aside(call):
                         tiled = self._tiled(call, name, module, original, args[0])
                         if tiled is not None:
-                            return call.tiled(name, *tiled, args[0])
+                            outputs = call.tiled(name, *tiled, args[0])
+                            if outputs is not None:
+                                return outputs
+                            self.known.tiled[self._tiled_key(name, module)] = CHANGES
                 return original(*args, **kwargs)
             finally:
                 self.thread.running.pop()
@@ -219,13 +234,16 @@ class Layer:
         if x.shape[self.token_dim] != call.tokens or tile >= call.tokens:
             return None
         known = self.known.tiled
-        key = name, module.training, tuple(it.requires_grad for it in module.parameters())
+        key = self._tiled_key(name, module)
         if key not in known:
+            before = Picture(module)
             try:
                 known[key] = probe.probe(module, run, x, self.token_dim)
             except Exception as error:
                 # Whatever a few tokens make a module raise.
                 known[key] = next(iter(str(error).splitlines()), type(error).__name__)
+            if before.restore():
+                known[key] = CHANGES
         plan = known[key]
         if isinstance(plan, str):
             return None
@@ -237,6 +255,9 @@ class Layer:
                 return tiled, functools.partial(known.__setitem__, key)
         known[key] = "in tiles it gives others"
         return None
+
+    def _tiled_key(self, name: str, module: Any) -> Any:
+        return name, module.training, tuple(it.requires_grad for it in module.parameters())
 
     @contextlib.contextmanager
     def _aside(self, call: Call) -> Iterator[None]:
@@ -266,9 +287,10 @@ class Layer:
         """Whether a pass may let go of what it saves before it has ended.
 
         Of a pass that is to be compared digests are enough, unless another way is found of what it
-        saved, and then it runs once more: not where it does what must not be done twice.
+        saved, and then it runs once more: not where it does what must not be done twice, and where
+        the program has hooks, which may hold on to what they were shown.
         """
-        if call.first:
+        if call.first or call.has_hooks:
             return False
         if self.is_to_learn(call):
             return not self.listens() and not call.opaque_names
@@ -310,7 +332,9 @@ class Layer:
         """How many tokens the layer is given; None if it is to run as ever."""
         is_replay = getattr(self.thread, "replay", None) is not None
         is_off = self.is_refused or is_replay or not torch.is_grad_enabled()
-        if is_off or torch.compiler.is_compiling():
+        # Transforms of functions (torch.func) have no hooks of what autograd saves.
+        is_transformed = torch._C._are_functorch_transforms_active()
+        if is_off or is_transformed or torch.compiler.is_compiling():
             return None
         leaves, _ = tree_flatten((args, kwargs))
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
@@ -497,6 +521,7 @@ class Layer:
         seen.split += seen.kept < seen.tokens
         seen.bytes_saved, seen.bytes_kept = call.sizes
         seen.in_tiles = sorted(call.in_tiles)
+        seen.hooks, seen.wrote = call.hooks, len(call.own.undo.was)
         if call.is_cut and call.first == 0:
             kept = seen.bytes_kept / call.tokens
             if call.keeps_products:

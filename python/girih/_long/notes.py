@@ -74,6 +74,9 @@ class Note:
     """Of a function: by the place of a save, which of the things that it was given is saved."""
     is_tiled: bool = False
     """Of a module that ran in tiles."""
+    effects: list[tuple[Any, Any, Any]] = dataclasses.field(default_factory=list)
+    """Of a module or hook that is answered: what it left of the layer's own, which is left again:
+    how it is written, where, and what."""
     changed: dict[int, Any] = dataclasses.field(default_factory=dict)
     """Of a function: things that it was given and has written into, as they were at its end."""
 

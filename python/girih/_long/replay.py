@@ -20,9 +20,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from girih._long import communicate, notes
+from girih._long import communicate, hooks, notes
 from girih._long.communicate import is_within_shapes, is_wrapper, received
-from girih._long.layout import candidates, close_up, narrow
+from girih._long.layout import address, candidates, close_up, narrow
 from girih._long.notes import (
     Note,
     ReplayError,
@@ -32,16 +32,20 @@ from girih._long.notes import (
     kind_of,
     name_of,
 )
+from girih._long.own import Undo, as_it_was, leave
 from girih._long.packed import Packed
 from girih._long.tiles import Tiled
 from girih._long.trace import (
     Group,
+    Made,
     OutOfStep,
     Shape,
     Trace,
     Unwritten,
+    gives_its_own,
     start_of,
     tensors,
+    writes,
     written,
 )
 
@@ -54,16 +58,16 @@ class Done(BaseException):
 
 
 def generator_state(device: Any) -> Any:
-    """Of the device's generator."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    """Of the device's generator, and of the processor's: a layer may draw from both."""
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), own
 
 
 def set_generator_state(device: Any, state: Any) -> None:
     """Likewise."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -81,25 +85,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Runs the operator."""
         kwargs, call = kwargs or {}, self.call
         kind = kind_of(func)
-        if kind == "passes" or call.is_aside or is_within_shapes():
+        if kind == "passes" or is_within_shapes():
             return func(*args, **kwargs)
+        if call.is_aside:
+            call.own.writes(func, args, kwargs)
+            outputs = func(*args, **kwargs)
+            call.own.made.note(func, outputs)
+            return outputs
         if kind != "attention" and any(is_wrapper(it) for it in types):
             # What it does with the plain tensors that it holds comes here.
             return NotImplemented
-        schema = getattr(func, "_schema", None)
         changed: list[Any] = []
         if kind == "collective":
             changed = received(func, name_of(func), args, kwargs)
-        elif call.looks_at_changes and schema is not None and schema.is_mutable:
-            changed = written(func, args, kwargs)
+        else:
+            call.own.writes(func, args, kwargs)
+            if call.looks_at_changes and writes(func):
+                changed = written(func, args, kwargs)
         if changed:
             call.changes(changed)
         outputs = self._record(func, kind, args, kwargs)
+        call.own.made.note(func, outputs)
         if call.origins is not None:
             call.origins.note((args, kwargs), outputs, changed)
         return outputs
 
     def _record(self, func: Any, kind: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if kind == "collective" and self.call.is_in_hook:
+            # Weights, most likely, which a replay that goes past the hook would not have.
+            self.call.hears(name_of(func), args, kwargs)
+            self.call.met.append((kind, name_of(func), self.call.layer.running()))
         if not kind or self.call.is_in_opaque:
             return func(*args, **kwargs)
         if kind == "product":
@@ -187,6 +202,11 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         self.group: Group | None = None
         """That part."""
         self.unwritten = Unwritten(is_proof=False)
+        self.made = Made(())
+        self.undo = Undo(keeps_versions=True)
+        """What it writes into that was there before."""
+        self.stale: set[int] = set()
+        """Storages of the layer's own that are others than in the forward pass."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -206,6 +226,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         if self.traced is not None:
             return self._in_part(func, name, args, kwargs)
         outputs, is_answered = self._run(func, name, args, kwargs)
+        self.made.note(func, outputs)
         if self.learns is not None:
             into = received(func, name, args, kwargs) if kind == "collective" else None
             product = self.at - 1 if is_answered and kind in ("product", "sum") else -1
@@ -233,6 +254,7 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
         is_wanted = index in self.group.operators
         is_left_out = operator.is_pure and not is_wanted
         outputs, is_answered = self._run(func, name, args, kwargs, is_left_out=is_left_out)
+        self.made.note(func, outputs)
         if is_answered != operator.is_answered:
             raise OutOfStep
         if is_answered and not is_left_out:
@@ -275,7 +297,17 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
                 return self._random(func, note, args, kwargs), False
         if is_left_out:
             return self.unwritten.instead(func, args, kwargs), False
+        if self.stale and gives_its_own(func) and self._is_stale((args, kwargs)):
+            raise ReplayError(
+                "what it has was changed between its forward and its backward pass, so that it "
+                "cannot be computed again as it was"
+            )
+        for tensor in self.made.others(func, args, kwargs) if writes(func) else ():
+            self.undo.before(tensor)
         return func(*args, **kwargs), False
+
+    def _is_stale(self, given: Any) -> bool:
+        return any(start_of(it) in self.stale for it in tensors(given) if address(it) is not None)
 
     def _communicated(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         """What came the first time. Nothing is sent."""
@@ -398,15 +430,22 @@ class Replay:
             [self._rows_of_input(leaf) for leaf in call.leaves], call.spec
         )
         # What is saved stays in the hooks: the innermost hold.
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _never)
+        packs = torch.autograd.graph.saved_tensors_hooks(self._pack, _never)
+        replayer, module = self.replayer, call.layer.module
+        replayer.made = Made(tensors((args, kwargs)))
+        replayer.stale = call.own.stale()
+        if replayer.learns is not None:
+            replayer.learns.undone = replayer.undo.was
         try:
             with (
+                as_it_was(module, call.own, replayer.undo),
+                hooks.replaced(module, lambda name, _: lambda *_, **__: self.answer(name)),
                 torch.enable_grad(),
                 torch.autocast(**call.autocast),
                 call.layer.replaying(self),
                 call.watched(self.function),
-                hooks,
-                self.replayer,
+                packs,
+                replayer,
             ):
                 call.layer.original(*args, **kwargs)
         except Done:
@@ -435,11 +474,14 @@ class Replay:
 
     def answer(self, name: str) -> Any:
         """What an opaque module gave."""
+        if self.replayer.is_done:
+            raise Done
         note = self.replayer.next(name)
         self.place = note.saves
         self.replayer.is_aside = True
         try:
             outputs = tree_map(self._answered, note.outputs)
+            leave(note.effects, self.replayer.undo)
         finally:
             self.replayer.is_aside = False
         self.replayer.unwritten.forget(outputs)
@@ -524,12 +566,18 @@ class Replay:
             if self.replayer.unwritten.is_among(tensor):
                 raise OutOfStep
             with torch.no_grad():
-                goes_on = self.take(place, tensor.detach())
+                rows = tensor.detach()
+                # What it wrote into that was there before is as it was when it has run.
+                goes_on = self.take(place, rows.clone() if self._is_undone(rows) else rows)
         except BaseException as error:
             self.error, goes_on = error, False
         finally:
             self.replayer.is_aside = False
         self.is_over = self.replayer.is_done = not goes_on or len(self.found) == len(self.wanted)
+
+    def _is_undone(self, tensor: Any) -> bool:
+        undo = self.replayer.undo.was
+        return bool(undo) and address(tensor) is not None and start_of(tensor) in undo
 
     def _rows_of_input(self, leaf: Any) -> Any:
         if not isinstance(leaf, Packed):

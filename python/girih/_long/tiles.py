@@ -124,13 +124,22 @@ class Tiled:
             for parameter, value in operands.of_parameters(use):
                 found[1 + parameter] = value.to(parameters[parameter].dtype)
 
-    def reference(self, x: Any, gradient: Any) -> list[Any]:
-        """What `gradients` should give: by a run over all tokens at once."""
+    def reference(self, x: Any, gradient: Any, *, is_derived: bool = False) -> list[Any]:
+        """What `gradients` should give: by a run over all tokens at once.
+
+        With `is_derived` they know what they come of.
+        """
         parameters = trained(self.module)
-        x = x.detach().requires_grad_()
+        if not is_derived:
+            x = x.detach().requires_grad_()
         with torch.enable_grad():
-            gives = self.run(x)
-        return list(torch.autograd.grad(gives, [x, *parameters], gradient))
+            # By a tensor of its own: what the input comes of is not gone back to.
+            own = x.view_as(x)
+            gives = self.run(own)
+            found = torch.autograd.grad(
+                gives, [own, *parameters], gradient, create_graph=is_derived
+            )
+        return list(found)
 
 
 def tile_of(x: Any, dim: int, tokens: int) -> int:
@@ -284,6 +293,10 @@ def autocast_type(x: Any) -> Any:
 def _backward(ctx: Any, gradient: Any) -> Any:
     """In tiles, of the parameters as they are."""
     x, *_ = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        # Gradients that are derived again: their graph is that of a run over all tokens at once.
+        with torch.autocast(**ctx.autocast):
+            return (None, None, None, *ctx.tiled.reference(x, gradient, is_derived=True))
     x = x.detach()
     with torch.autocast(**ctx.autocast):
         found = ctx.tiled.gradients(x, gradient)
@@ -305,7 +318,7 @@ class _Tiled(torch.autograd.Function):  # type: ignore[misc]
         with torch.autocast(**autocast):
             return tiled.forward(x)
 
-    backward = staticmethod(torch.autograd.function.once_differentiable(_backward))
+    backward = staticmethod(_backward)
 
 
 def _compared(tiled: Tiled, x: Any, gradient: Any, found: list[Any], fails: Any) -> list[Any]:

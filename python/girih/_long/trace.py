@@ -13,7 +13,7 @@ into no tensor that is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,14 @@ BARE = {
     "aten::new_empty_strided",
 }
 """They give memory that nobody has written. Who reads it has a kernel that no operator tells of."""
+
+
+UNSAID = {
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4)),
+    **dict.fromkeys(("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"), (3, 4)),
+    "batch_norm_update_stats": (1, 2),
+}
+"""Which arguments an operator writes into, where its schema does not say so: running means."""
 
 
 class OutOfStep(BaseException):
@@ -80,6 +88,8 @@ class Trace:
         """What of it passes keep where they keep products, and what of these they do not."""
         self.is_usable = True
         """Nothing came up that is not understood."""
+        self.undone: Container[int] = frozenset[int]()
+        """Storages that a replay may write into: it puts back what was there."""
         self._of_place: dict[int, frozenset[int]] = {}
         self._bytes: dict[int, int] = {}
         """By where a storage begins."""
@@ -155,8 +165,8 @@ class Trace:
         if not is_view:
             # What a view is of is not read.
             self.is_usable &= not any(self._is_bare(it) for it in sources - changed)
-        if any(it not in self._writers for it in changed):
-            # It changes what the layer was given, or has.
+        if any(it not in self._writers and it not in self.undone for it in changed):
+            # It changes what the layer was given.
             self.is_usable = False
         for start in changed:
             self._writers[start] = self._writers.get(start, frozenset()) | {index}
@@ -382,6 +392,45 @@ def start_of(tensor: Any) -> int:
     return int(tensor.data_ptr()) - int(tensor.storage_offset()) * int(tensor.element_size())
 
 
+def writes(func: Any) -> bool:
+    """Whether an operator changes what it is given."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return False
+    return bool(schema.is_mutable) or schema.name.removeprefix("aten::") in UNSAID
+
+
+_views: dict[Any, bool] = {}
+
+
+def gives_its_own(func: Any) -> bool:
+    """Whether what an operator gives is of no tensor that it was given."""
+    is_own = _views.get(func)
+    if is_own is None:
+        schema = getattr(func, "_schema", None)
+        returns = () if schema is None else schema.returns
+        is_own = _views[func] = all(it.alias_info is None for it in returns)
+    return is_own
+
+
+class Made:
+    """Storages that a pass has made."""
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self.starts = {start_of(it) for it in given if address(it) is not None}
+        """What it was given is as good as made: others look at whether that is changed."""
+
+    def note(self, func: Any, gave: Any) -> None:
+        """An operator has run."""
+        if gives_its_own(func):
+            self.starts |= {start_of(it) for it in tensors(gave) if address(it) is not None}
+
+    def others(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> list[Any]:
+        """What an operator that changes something changes, and the pass has not made."""
+        plain = [it for it in written(func, args, kwargs) if address(it) is not None]
+        return [it for it in plain if it.numel() and start_of(it) not in self.starts]
+
+
 def is_no_place(tensor: Any) -> bool:
     """Whether any bytes at all may stand in it: no kernel takes them for places in other memory."""
     return tensor.dtype == torch.bool or bool(tensor.is_floating_point())
@@ -390,8 +439,10 @@ def is_no_place(tensor: Any) -> bool:
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that an operator changes in place."""
     found: list[Any] = []
+    unsaid = UNSAID.get(func._schema.name.removeprefix("aten::"), ())
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        is_said = argument.alias_info is not None and argument.alias_info.is_write
+        if is_said or index in unsaid:
             found += value if isinstance(value, (list, tuple)) else [value]
     return [it for it in found if isinstance(it, torch.Tensor)]

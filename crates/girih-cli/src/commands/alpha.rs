@@ -24,7 +24,6 @@ use crate::units::{count, parse_bytes, parse_microseconds, parse_name, parse_rat
 #[derive(Args)]
 pub(crate) struct AlphaArgs {
     /// A recording of a step of layers; without it, --model says what the step is.
-    #[arg(required_unless_present = "model")]
     file: Option<PathBuf>,
     /// The marks of the run. Without this, NAME.marks.json or NAME.marks.json.gz beside the file.
     #[arg(long, value_name = "FILE", requires = "file")]
@@ -55,7 +54,7 @@ pub(crate) struct AlphaArgs {
     #[arg(long, value_name = "N", value_parser = parse_count, requires = "model")]
     vocabulary: Option<u64>,
     /// 10^12 flops a second that products reach on one GPU.
-    #[arg(long, value_name = "T", value_parser = parse_rate("TFLOP/s"), required_unless_present = "file")]
+    #[arg(long, value_name = "T", value_parser = parse_rate("TFLOP/s"))]
     flops: Option<f64>,
     /// Likewise attention; as products without this.
     #[arg(long, value_name = "T", value_parser = parse_rate("TFLOP/s"), requires = "flops")]
@@ -78,7 +77,7 @@ pub(crate) struct AlphaArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     tiles: Option<u32>,
     /// How many layers there are; those of a recording without this.
-    #[arg(long, value_name = "L", requires = "file", value_parser = clap::value_parser!(u32).range(1..=MAX_LAYERS as i64))]
+    #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..=MAX_LAYERS as i64))]
     layers: Option<u32>,
     /// Tokens of the recording. Without this, --tokens, and nothing is scaled.
     #[arg(long, value_name = "N", requires = "file", value_parser = parse_tokens)]

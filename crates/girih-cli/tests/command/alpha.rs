@@ -143,6 +143,32 @@ fn a_shape_beside_a_recording_says_what_is_attention_s() {
 }
 
 #[test]
+fn what_would_not_be_used_is_refused_and_what_is_taken_for_granted_is_said() {
+    let run = corpus("llama2b_vary.girih");
+    let recording = ["-q", "alpha", arg(&run), "--gpu-budget", "20GiB"];
+    let model = ["--model", "4096,11008,8,32"];
+    for (more, words) in [
+        (&["--flops", "500"][..], "with --model"),
+        (&[&model[..], &["--tokens", "8K"]].concat(), "with --flops"),
+        (&[&model[..], &["--flops", "500"]].concat(), "with --recorded-tokens"),
+    ] {
+        let said = error(&[&recording[..], more].concat());
+        assert!(said.contains(words), "{said}");
+    }
+    let said = error(&["alpha", "--gpu-budget", "20GiB"]);
+    assert!(said.contains("name a recording, or the shape of a model"), "{said}");
+    let said = error(&[&SEVEN[..], &["--layers", "5"]].concat());
+    assert!(said.contains("in --model, as its third number"), "{said}");
+    // Tokens that are asked about are not those of the recording, unless it is said that they are.
+    let assumed = |more: &[&str]| json(&[&recording[..], more].concat())["assumed"].to_string();
+    let said = assumed(&["--tokens", "32K", "--gpus", "2"]);
+    assert!(said.contains("the recording itself has 32,768 tokens"), "{said}");
+    assert!(said.contains("one of 2 GPUs"), "{said}");
+    let said = assumed(&["--tokens", "32K", "--recorded-tokens", "7680"]);
+    assert!(!said.contains("the recording itself") && !said.contains("GPUs"), "{said}");
+}
+
+#[test]
 fn two_recordings_of_one_program_are_drawn_through() {
     let run = corpus("llama2b_vary.girih");
     let args = ["-q", "alpha", arg(&run), "--gpu-budget", "60GiB", "--recorded-tokens", "4096"];

@@ -49,6 +49,9 @@ impl Subject {
         let model = args.model.as_ref().map(|model| shape_of(args, model)).transpose()?;
         let machine = args.flops.map(|flops| machine(args, flops)).transpose()?;
         match (&args.file, model) {
+            (None, Some(_)) if args.layers.is_some() => {
+                bail!("say how many layers a model has in --model, as its third number");
+            }
             (None, Some(shape)) => {
                 let machine = machine.context("say what the GPU reaches, with --flops 500")?;
                 let Some(tokens) = args.tokens else {
@@ -64,8 +67,26 @@ impl Subject {
                     links: args.links()?,
                 })
             }
+            (Some(_), Some(_)) if machine.is_none() => {
+                bail!("say what the GPU reaches, with --flops 500: without it no shape is used");
+            }
+            (Some(_), None) if machine.is_some() => {
+                bail!(
+                    "give the shape of what was recorded with --model: without it --flops is not used"
+                );
+            }
+            (Some(_), Some(_)) if args.recorded_tokens.or(args.tokens).is_none() => {
+                bail!(
+                    "say how many tokens the recording has, with --recorded-tokens 8K: without them \
+                     no shape is used"
+                );
+            }
             (Some(file), model) => recorded(args, file, model.zip(machine), progress),
-            (None, None) => bail!("name a recording, or the shape of a model with --model"),
+            (None, None) => {
+                bail!(
+                    "name a recording, or the shape of a model: --model 4096,14336,32,32,8 --flops 500"
+                )
+            }
         }
     }
 
@@ -164,12 +185,15 @@ fn assumed_of_model(shape: &Shape, args: &AlphaArgs, tokens: u64) -> Vec<String>
     }
     if args.tiles.is_none() {
         let tiles = shape.default_tiles(tokens, args.gpus);
-        said.push(format!(
-            "the loss and the perceptrons run in {} tiles of at most {} tokens: as many as the \
-             model is wide, so that products are no slower for it",
-            count(u64::from(tiles)),
-            count(shape.hidden)
-        ));
+        said.push(match tiles {
+            1 => "the loss and the perceptrons run in one tile".to_owned(),
+            _ => format!(
+                "the loss and the perceptrons run in {} tiles of at most {} tokens: as many as the \
+                 model is wide, so that products are no slower for it",
+                count(u64::from(tiles)),
+                count(shape.hidden)
+            ),
+        });
     }
     said
 }
@@ -183,6 +207,17 @@ fn recorded(
     let (name, first) = read(args, file, args.marks.clone(), progress)?;
     let mut assumed = assumptions(&first.assumed, args.step_time);
     let tokens = args.recorded_tokens.or(args.tokens);
+    if let (None, Some(tokens)) = (args.recorded_tokens, tokens) {
+        assumed.push(format!(
+            "the recording itself has {} tokens, as --tokens says, and nothing is scaled for it: if it \
+             has others, say how many with --recorded-tokens",
+            count(tokens)
+        ));
+    }
+    if args.gpus > 1 {
+        assumed
+            .push(format!("the recording is of one of {} GPUs, which share the host", args.gpus));
+    }
     let (kind, asked) = match (tokens, &args.second) {
         (Some(tokens), Some(second)) => {
             let more = args.second_tokens.context("--second-tokens is missing")?;
