@@ -56,13 +56,13 @@ impl<P: Policy> Program<P> {
 }
 
 /// Under the caching allocator: its replay, the most it reserved, what it gave back.
-fn replayed(trace: &Trace) -> (Replayed, u64, i64) {
+fn replayed(trace: &Trace) -> (Replayed, u64, u64) {
     let lives = Lifetimes::of(trace);
     let (mut policy, mut device) = (Caching::new(Config::default()), SimDevice::new(DEVICE));
     let options = Options { check_policy: true, ..Options::default() };
     let found = replay(trace, &lives, &mut policy, &mut device, options).expect("nothing fails");
     let stats = policy.stats();
-    (found, stats.reserved_bytes.all().peak as u64, stats.num_device_free as i64)
+    (found, stats.reserved_bytes.all().peak, stats.num_device_free)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_recording_without_a_cache_replays_as_the_program_would_run_with_one() {
         plain.step();
         cached.step();
     }
-    let wanted = cached.policy.stats().reserved_bytes.all().peak as u64;
+    let wanted = cached.policy.stats().reserved_bytes.all().peak;
     let gave_back = |event: &&Event| event.action == Action::SegmentFree;
     assert_eq!(plain.log.iter().filter(gave_back).count(), 12, "each block by itself");
     // Fragmented: of 51 MiB in use at most, rounded up, 124 are held.
