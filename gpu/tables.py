@@ -146,7 +146,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--at-once", type=int, default=6, help="recordings, or tables, side by side (6)")
     add("--seconds", type=float, default=540, help="of `record` and `together`, in all (540)")
     add("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
-    options = parser.parse_args(words)
+    # Options may stand before the names too.
+    options = parser.parse_intermixed_args(words)
     options.tables = []
     if options.seed in (None, "kept"):
         return options

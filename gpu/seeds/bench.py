@@ -230,6 +230,8 @@ class Bench:
     def keep(self, run: dict[str, Any]) -> None:
         """What was measured, raw."""
         self.runs.append({key: run[key] for key in run if key != "stderr"})
+        # Some tables have their rows only when all is measured.
+        self.write()
 
     def write(self) -> None:
         """Whatever ends this program, what was measured by then is kept."""

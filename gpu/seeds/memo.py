@@ -6,6 +6,7 @@ a part of a card where the longest sequence is looked for.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from typing import Any
@@ -31,18 +32,69 @@ NAMES = {
 }
 
 
-def made(bench: Bench, words: list[str]) -> longctx.Table:
-    """A table of `longctx.py`, whose own print goes to who watches."""
+class Launches(longctx.Table):
+    """A table of `longctx.py` whose launches are kept as they come, and are rows where asked for.
+
+    A row is beside the first launch at its length.
+    """
+
+    def __init__(
+        self, bench: Bench, options: argparse.Namespace, layers: int | None, shown: Any
+    ) -> None:
+        self.bench = bench
+        self.layers = layers
+        self.first: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        self.shown = shown
+        super().__init__(options)
+
+    def keep(self, run: dict[str, Any]) -> None:
+        """Whatever ends this program, what was measured by then has its row."""
+        super().keep(run)
+        self.bench.keep({key: value for key, value in run.items() if key != "said"})
+        if "error" in run and "OutOfMemory" not in run["error"]:
+            self.bench.has_failed = True
+        if self.layers is not None:
+            # Its own print goes elsewhere meanwhile.
+            with contextlib.redirect_stdout(self.shown):
+                self.bench.row(*self.cells(run, self.layers))
+
+    def cells(self, run: dict[str, Any], layers: int) -> list[Any]:
+        """Of a row."""
+        tokens, way = run["tokens"], NAMES.get(run["way"], run["way"])
+        seen = run.get("seen")
+        if seen is None:
+            said = OUT if "OutOfMemory" in run["error"] else first_line(run["error"], 60)
+            return [tokens, way, "-", "-", "-", "-", "-", said]
+        base, base_warm = self.first.setdefault(tokens, (seen, self.warm(run)))
+        flops = longctx.flops(layers, tokens) / seen["median_step_s"]
+        return [
+            tokens,
+            way,
+            gib(seen["allocated_peak"]),
+            gib(seen["reserved_peak"]),
+            f"{seen['median_step_s']:.3f}",
+            f"{seen['median_step_s'] / base['median_step_s']:.3f}",
+            f"{100 * flops / (self.options.peak * 1e12):.1f}",
+            agreement(seen, base, self.options.exact) if self.warm(run) == base_warm else "-",
+        ]
+
+    def warm(self, run: dict[str, Any]) -> list[str]:
+        """The words for the pass before all steps that a launch had."""
+        is_longest = self.options.table == "longest"
+        return longctx.warm(run["way"], run["tokens"]) if is_longest else []
+
+
+def made(bench: Bench, words: list[str], layers: int | None = None) -> longctx.Table:
+    """A table of `longctx.py`, whose own print goes to who watches. With layers each is a row."""
     options = longctx.parse([*words, "--timeout", str(int(bench.timeout))])
     bench.say(f"  longctx.py {' '.join(words)}")
+    if layers is not None:
+        bench.section(COLUMNS)
+    shown = sys.stdout
     # Rows as they come are for a terminal; what is printed here is Markdown.
     with contextlib.redirect_stdout(sys.stderr if sys.stderr.isatty() else Silence()):
-        table = longctx.Table(options)
+        table = Launches(bench, options, layers, shown)
         longctx.TABLES[options.table](table, options)
-    for run in table.runs:
-        bench.keep({key: value for key, value in run.items() if key != "said"})
-        if "error" in run and "OutOfMemory" not in run["error"]:
-            bench.has_failed = True
     return table
 
 
@@ -57,29 +109,9 @@ class Silence:
         """There is nothing."""
 
 
-def rows(bench: Bench, table: longctx.Table, layers: int) -> None:
-    """A row for each launch; those at one length beside the first of it."""
-    bench.section(COLUMNS)
-    first: dict[int, dict[str, Any]] = {}
-    for run in table.runs:
-        tokens, way = run["tokens"], NAMES.get(run["way"], run["way"])
-        seen = run.get("seen")
-        if seen is None:
-            said = OUT if "OutOfMemory" in run["error"] else first_line(run["error"], 60)
-            bench.row(tokens, way, "-", "-", "-", "-", "-", said)
-            continue
-        base = first.setdefault(tokens, seen)
-        flops = longctx.flops(layers, tokens) / seen["median_step_s"]
-        bench.row(
-            tokens,
-            way,
-            gib(seen["allocated_peak"]),
-            gib(seen["reserved_peak"]),
-            f"{seen['median_step_s']:.3f}",
-            f"{seen['median_step_s'] / base['median_step_s']:.3f}",
-            f"{100 * flops / (table.options.peak * 1e12):.1f}",
-            agreement(seen, base, table.options.exact),
-        )
+def rows(bench: Bench, words: list[str], layers: int) -> None:
+    """A row for each launch."""
+    made(bench, words, layers)
     bench.note(LOSSES)
 
 
@@ -100,14 +132,14 @@ def fig1a(bench: Bench) -> None:
     """What PyTorch reserves and allocates at long contexts, and what Girih does."""
     tokens = (65536,) if bench.quick else (32768, 65536, 131072)
     ways = only("plain", "recompute", "split:0")
-    rows(bench, made(bench, ["mfu", *lengths(*tokens), *ways, *FEW_STEPS]), 4)
+    rows(bench, ["mfu", *lengths(*tokens), *ways, *FEW_STEPS], 4)
 
 
 def table4(bench: Bench) -> None:
     """Recomputation; with Girih's memory; all swapped; what Girih does in the same memory."""
     tokens = (32768,) if bench.quick else (32768, 65536, 131072)
     ways = only("recompute", "split:0", "split:products", "both:1", "girih")
-    rows(bench, made(bench, ["mfu", *lengths(*tokens), *ways, *FEW_STEPS]), 4)
+    rows(bench, ["mfu", *lengths(*tokens), *ways, *FEW_STEPS], 4)
 
 
 def table5(bench: Bench) -> None:
@@ -115,7 +147,7 @@ def table5(bench: Bench) -> None:
     words = ["sweep", *lengths(32768)] if bench.quick else ["sweep", *lengths(65536, 131072)]
     if bench.quick:
         words += [word for alpha in ("0", "0.5", "1") for word in ("--alpha", alpha)]
-    rows(bench, made(bench, [*words, "--budget", "30GiB", *FEW_STEPS]), 4)
+    rows(bench, [*words, "--budget", "30GiB", *FEW_STEPS], 4)
 
 
 def table3(bench: Bench) -> None:
@@ -128,7 +160,7 @@ def table3(bench: Bench) -> None:
     words = ["longest", "--layers", str(layers), "--steps", "6", "--budget", f"{room - 4}GiB"]
     words += ["--unit", str(unit), *(only("recompute", "split:0") if bench.quick else [])]
     with smaller_card(room, 1) as left:
-        table = made(bench, words)
+        table = made(bench, words, layers)
     bench.note(f"{layers} layers, {left}, to within {unit:,} tokens.")
     bench.section(["way", "longest that ran", "shortest that did not", "allocated GiB"])
     for way in dict.fromkeys(run["way"] for run in table.runs):

@@ -75,6 +75,19 @@ def test_every_table_can_be_asked_for_and_has_a_file_of_its_own():
     assert len(files) == 2 * len(tables.TABLES)
 
 
+def test_options_may_stand_before_the_names_as_the_documents_have_them():
+    words = ["together", "--quick", "--at-once", "4", "memo/fig1a", "chameleon/fig7"]
+    options = tables.parse(words)
+    assert [one.title for one in options.tables] == ["memo fig1a", "chameleon fig7"]
+    assert options.quick
+    words = ["record", "--keep", "kept", "--seconds", "5", "stweaver/fig2", "gmlake/fig11"]
+    assert [one.title for one in tables.parse(words).tables] == ["stweaver fig2", "gmlake fig11"]
+    assert tables.parse(["stweaver", "--quick", "fig8"]).table.name == "fig8"
+    text = (GPU / "README.md").read_text()
+    for line in re.findall(r"^python gpu/tables\.py (.*)$", text, re.MULTILINE):
+        tables.parse(line.split())
+
+
 def test_a_table_that_is_not_there_is_answered_with_those_that_are(capsys):
     with pytest.raises(SystemExit) as ended:
         tables.parse(["gmlake", "fig99"])
@@ -387,6 +400,51 @@ def test_a_program_that_is_killed_is_said_and_the_others_go_on(made, machine, mo
     assert replayed["rows"] == ranks["rows"] == []
     assert {row[-1] for row in measured["rows"]} == {"it ended without a word"}
     assert len([note for note in kept["notes"] if "it ended without a word" in note]) == 10
+
+
+@pytest.mark.parametrize("asked", ["fig1a", "table5", "table3"])
+def test_what_was_measured_before_a_program_was_ended_has_its_rows(asked, made, machine, tmp_path):
+    real = machine.workload
+
+    def ended(program, words):
+        if len(machine.launched) == 2:
+            raise KeyboardInterrupt
+        return real(program, words)
+
+    machine.workload = ended
+    with pytest.raises(KeyboardInterrupt):
+        made("memo", asked, "--quick")
+    kept = json.loads((tmp_path / "table.json").read_text())
+    assert not kept["finished"]
+    (section,) = kept["sections"]
+    assert [row[0] for row in section["rows"]] == [str(run["tokens"]) for run in kept["runs"]]
+    assert len(section["rows"]) == 2
+
+
+def test_a_launch_is_kept_though_its_table_has_its_rows_at_the_end(made, machine, tmp_path):
+    real = machine.workload
+
+    def ended(program, words):
+        if machine.launched:
+            raise KeyboardInterrupt
+        return real(program, words)
+
+    machine.workload = ended
+    with pytest.raises(KeyboardInterrupt):
+        made("gmlake", "fig14", "--quick")
+    kept = json.loads((tmp_path / "table.json").read_text())
+    assert kept["sections"] == []
+    assert [run["mode"] for run in kept["runs"]] == ["native"]
+
+
+def test_losses_are_compared_where_the_launches_had_the_same_tokens(made):
+    _, kept = made("memo", "table3", "--quick")
+    rows = {(row[0], row[1]): row[-1] for row in kept["sections"][0]["rows"]}
+    # Its first tokens were those of the short pass before all steps.
+    assert rows["32768", "Girih, alpha 0"] == "-"
+    assert rows["32768", "recomputation"] == "the same"
+    _, kept = made("memo", "fig1a", "--quick")
+    assert [row[-1] for row in kept["sections"][0]["rows"]] == ["the same"] * 3
 
 
 def test_steps_of_a_run_that_stopped_are_shown_up_to_there(made):

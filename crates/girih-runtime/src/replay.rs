@@ -3,7 +3,7 @@
 //! Requests and frees come in their recorded order. What the recording says about time is kept: a
 //! block whose free was completed late, because another stream still used it, is held back here for
 //! as long; and where the recorded allocator gave memory back, the program is taken to have emptied
-//! the cache.
+//! the cache, unless it cached nothing: of such a run nobody knows when the program emptied it.
 //!
 //! What is older than the recording is asked for first, block by block. The allocator that made the
 //! recording can do better: it takes over what was held, free memory and all ([`begin`]).
@@ -13,6 +13,7 @@ use girih_trace::{
     Action, Contradiction, Earlier, Event, Evidence, Lifetimes, StreamId, Tick, Trace,
 };
 
+use crate::caching::rounding::ROUND_LARGE;
 use crate::caching::{Adopted, Caching};
 use crate::device::{Address, Device};
 use crate::policy::{AllocError, BlockId, Env, Log, Policy, Request};
@@ -479,10 +480,19 @@ impl Log for SegmentLog {
 
 /// True if segments that the recording gives back were given back by emptying the cache: with a
 /// limit on splitting or a threshold of garbage collection, the allocator frees single ones of its
-/// own accord.
+/// own accord, and one that caches nothing frees each with its block.
 fn gives_back_whole_segments(trace: &Trace) -> bool {
     let conf = &trace.settings.conf;
-    !conf.contains("max_split_size_mb") && !conf.contains("garbage_collection_threshold")
+    !conf.contains("max_split_size_mb")
+        && !conf.contains("garbage_collection_threshold")
+        && !is_uncached(trace)
+}
+
+/// True if the recorded allocator cached nothing, as in the modes `profile` and `phantom`: what it took of the
+/// device are the blocks themselves. A cache takes whole multiples of 2 MiB.
+fn is_uncached(trace: &Trace) -> bool {
+    let mut taken = trace.events.iter().filter(|event| event.action == Action::SegmentAlloc);
+    taken.any(|event| !event.size.is_multiple_of(ROUND_LARGE))
 }
 
 /// True if the event at `index` is the first of a run of segments that go back.
