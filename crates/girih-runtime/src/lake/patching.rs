@@ -244,7 +244,13 @@ impl Lake {
         });
         let best = able.take(LOOKED_AT).max_by_key(|(_, view)| free.kept(view, search.size));
         let (place, view) = best?;
+        let was = view.slots.len() as u64;
         let patch = patch(view, place, search.size, &mut free)?;
+        // Smaller pages may be more of them: not beyond the budget of all views.
+        let pages = self.views.pages();
+        if pages - was + patch.slots.len() as u64 > self.options.view_pages_max.max(pages) {
+            return None;
+        }
         // To unmap a page takes half the time that it takes to map one.
         (3 * patch.count() < 2 * new).then_some(patch)
     }

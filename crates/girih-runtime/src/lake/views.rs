@@ -142,7 +142,6 @@ impl Views {
     }
 
     /// Pages that are mapped in all of them.
-    #[cfg(test)]
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }

@@ -141,3 +141,14 @@ fn a_patch_whose_calls_fail_costs_the_view_and_neither_the_request_nor_anything_
         }
     }
 }
+
+#[test]
+fn a_patch_keeps_to_the_budget_of_all_views() {
+    let options = || Options { view_pages_max: 400, ..Options::default() };
+    let mut scene = Scene::new(options());
+    scene.step();
+    assert_ne!(scene.view(802).0.address, scene.address, "it would have 401 pages of 400");
+    let mut scene = Scene::new(options());
+    scene.step();
+    assert_eq!(scene.view(798).0.address, scene.address);
+}
