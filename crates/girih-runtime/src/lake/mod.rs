@@ -117,7 +117,7 @@ pub struct Options {
     pub near: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
-    /// A view is given other pages once it was not used for so many steps.
+    /// A view is given other pages once it was not used in so many steps, the present one among them; at least 1.
     pub stale: u64,
     /// And only in place of a new one of so many pages.
     pub patched: u64,

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! What it keeps behind its last byte stays mapped, for a longer request. A view that was used in one of the last
-//! [`Options::stale`](super::Options) steps is not patched: it may be what the next one asks for. Nor is one that a
+//! [`Options::stale`](super::Options) steps, this one among them, is not patched: it may be what the next one asks for. Nor is one that a
 //! kernel may still use. So a program that does not tell its steps has none patched.
 
 use std::collections::BTreeMap;
@@ -318,10 +318,7 @@ impl Lake {
         search: &Search,
         patch: Patch,
     ) -> Result<u32, DeviceError> {
-        let before = env.device.prices().spent_ns;
-        let result = self.apply(env, search, patch);
-        self.pace.map(env.device.prices().spent_ns.saturating_sub(before));
-        result
+        self.on_account(env, |lake, env| lake.apply(env, search, patch))
     }
 
     fn apply(

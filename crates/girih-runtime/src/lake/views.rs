@@ -154,7 +154,7 @@ impl Views {
         }
     }
 
-    /// The idle views that were not used in the last `steps` steps nor in this one; none if there were fewer.
+    /// The idle views that were not used in the last `steps` steps, this one among them; none if there were fewer.
     pub(super) fn stale(&self, steps: u64) -> Option<Vec<u32>> {
         let since = *self.steps.front().filter(|_| self.steps.len() as u64 == steps.max(1))?;
         let views = (0..).zip(&self.views).filter_map(|(at, view)| Some((at, view.as_ref()?)));
@@ -218,10 +218,19 @@ impl Lake {
         search: &Search,
         parts: Vec<Part>,
     ) -> Result<u32, DeviceError> {
+        self.on_account(env, |lake, env| lake.make_view(env, search, parts))
+    }
+
+    /// Makes calls of the device for views: the time that they take is the account's.
+    pub(super) fn on_account<T>(
+        &mut self,
+        env: &mut Env<'_>,
+        calls: impl FnOnce(&mut Lake, &mut Env<'_>) -> T,
+    ) -> T {
         let before = env.device.prices().spent_ns;
-        let view = self.make_view(env, search, parts);
+        let result = calls(self, env);
         self.pace.map(env.device.prices().spent_ns.saturating_sub(before));
-        view
+        result
     }
 
     fn make_view(
