@@ -79,7 +79,7 @@ def build(run: Run) -> Step:
 
     def parts(inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         # The last of the inputs has a row of a sample's tokens.
-        most = run.width(24, 3) * samples // inputs[-1].shape[1]
+        most = run.width(36, 3) * samples // inputs[-1].shape[1]
         return list(zip(*(it.split(max(1, most)) for it in inputs), strict=True))
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kinds.common import Run, Step
 
-LONGEST = 512
+LONGEST = 640
 """Residues. A block holds as much as its cube."""
 KINDS = 22
 BINS = 64
@@ -129,7 +129,7 @@ class Folder(nn.Module):
 
 
 def build(run: Run) -> Step:
-    """Six blocks, mixed precision; a protein of 96 to 512 residues, up to 128 sequences of it."""
+    """Six blocks, mixed precision; a protein of 96 to 640 residues, up to 128 sequences of it."""
     shape = (run.width(256, 16), run.width(128, 8), run.width(32, 4), run.width(6, 2))
     with run.device:
         model = Folder(*shape).train()

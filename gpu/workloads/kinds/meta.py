@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kinds.common import Run, Step
 
-IMAGES = 64
+IMAGES = 96
 """Of a task, in one inner step, about. Everything large is in proportion to it."""
 TASKS = 4
 WAYS = 20
@@ -46,7 +46,7 @@ class Learner(nn.Module):
 
 
 def build(run: Run) -> Step:
-    """Four tasks a step in 32 bits; 1 to 5 inner steps on some 64 images, 64 to 96 to a side."""
+    """Four tasks a step in 32 bits; 1 to 5 inner steps on some 96 images, 64 to 96 to a side."""
     with run.device:
         model = Learner(run.width(96, 8), run.width(4, 2)).train()
     start: Parameters = dict(model.named_parameters())

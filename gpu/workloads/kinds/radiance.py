@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from kinds.common import Run, Step
 
-SAMPLES = 4_500_000
+SAMPLES = 10_000_000
 """Of a step, about. Everything large is in proportion to it."""
 FEATURES = 4
 LONGEST = 3**0.5
@@ -29,9 +29,10 @@ class Field(nn.Module):
     def __init__(self, levels: int, entries: int, width: int) -> None:
         super().__init__()
         self.sides = [round(16 * 1.6**level) for level in range(levels)]
+        self.entries = entries
         self.tables = nn.ModuleList(nn.Embedding(entries, FEATURES) for _ in self.sides)
-        for table in self.tables:
-            nn.init.uniform_(table.weight, -1e-4, 1e-4)
+        for weight in self.tables.parameters():
+            nn.init.uniform_(weight, -1e-4, 1e-4)
         self.body = nn.Sequential(
             nn.Linear(levels * FEATURES, width), nn.ReLU(), nn.Linear(width, 16)
         )
@@ -54,7 +55,7 @@ class Field(nn.Module):
             share = (points * side - low).unsqueeze(1)
             mixed = (low.long().unsqueeze(1) + self.corners) * self.primes
             first, second, third = mixed.unbind(-1)
-            rows = (first ^ second ^ third) % table.num_embeddings
+            rows = (first ^ second ^ third) % self.entries
             weights = torch.where(self.corners > 0, share, 1 - share).prod(-1)
             found.append((table(rows) * weights.unsqueeze(-1)).sum(1))
         return torch.cat(found, dim=1)
@@ -133,7 +134,7 @@ class Scene:
 
 
 def build(run: Run) -> Step:
-    """Eight tables of two million entries; 4.5 million samples a step, of up to 131,072 rays."""
+    """Eight tables of two million entries; 10 million samples a step, of up to 250,000 rays."""
     steps = run.width(256, 16)
     length = LONGEST / steps
     with run.device:
@@ -142,7 +143,7 @@ def build(run: Run) -> Step:
     occupied = Occupied(run, run.width(128, 8), length)
     scene = Scene(run)
     wanted = run.batch(run.width(SAMPLES, 50_000))
-    most = max(16, run.batch(run.width(131_072, 4000)))
+    most = max(16, wanted // run.width(40, 12))
     rays = max(16, min(most, wanted // steps))
 
     def render(origins: Tensor, directions: Tensor, behind: Tensor) -> tuple[Tensor, int]:
@@ -164,10 +165,10 @@ def build(run: Run) -> Step:
 
     @torch.no_grad()
     def picture(side: int) -> Tensor:
-        part = max(16, most // 4)
-        behind = torch.ones(1, 3, device=run.device)
-        looks = (it.split(part) for it in scene.rays(side * side))
-        return torch.cat([render(*pair, behind)[0].cpu() for pair in zip(*looks, strict=True)])
+        behind, part = torch.ones(1, 3, device=run.device), max(16, most // 4)
+        origins, directions = (it.split(part) for it in scene.rays(side * side))
+        pairs = zip(origins, directions, strict=True)
+        return torch.cat([render(*pair, behind)[0].cpu() for pair in pairs])
 
     def step(number: int) -> Tensor:
         nonlocal rays

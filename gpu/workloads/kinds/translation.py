@@ -35,7 +35,9 @@ class Recurrent(nn.Module):
         """States of all words, and the last ones."""
         sizes = torch.tensor(lengths)
         packed = pack_padded_sequence(self.embedding(ids), sizes, True, enforce_sorted=False)
-        said, after = self.lstm(packed, state)
+        # A gradient through so many steps would vanish in float16.
+        with torch.autocast(ids.device.type, enabled=False):
+            said, after = self.lstm(packed, state)
         padded, _ = pad_packed_sequence(said, True)
         return padded, after
 
