@@ -81,12 +81,16 @@ class Occupied:
         self.density = torch.full((side**3,), 2 * self.threshold, device=run.device)
         self.updates = 0
 
+    def least(self) -> Tensor:
+        """What a cell that counts as occupied has more of. Never are all of them empty."""
+        return (0.7 * self.density.mean()).clamp(max=self.threshold)
+
     def find(self, points: Tensor) -> Tensor:
         """Places of the points that are in the cube and not in empty space."""
         inside = ((points >= 0) & (points < 1)).all(-1)
         first, second, third = (points.clamp(0, 0.999) * self.side).long().unbind(-1)
         cells = (first * self.side + second) * self.side + third
-        return (inside & (self.density[cells] > self.threshold)).nonzero().squeeze(1)
+        return (inside & (self.density[cells] > self.least())).nonzero().squeeze(1)
 
     @torch.no_grad()
     def update(self, run: Run, field: Field, part: int) -> None:
@@ -94,11 +98,11 @@ class Occupied:
         every = len(self.density)
         cells = torch.arange(every, device=run.device)
         if self.updates >= 3:
-            known = (self.density > self.threshold).nonzero().squeeze(1)
+            known = (self.density > self.least()).nonzero().squeeze(1)
             more = torch.randint(0, every, (every // 4,), device=run.device)
             cells = torch.cat([known, more]).unique()
         self.updates += 1
-        self.density *= 0.8
+        self.density *= 0.7
         for some in cells.split(part):
             where = torch.stack(
                 [some // self.side**2, some // self.side % self.side, some % self.side], dim=1
@@ -115,7 +119,7 @@ class Scene:
         self.device = run.device
         balls = torch.rand(run.draw.randint(3, 9), 7, device=run.device)
         self.middles, self.colours = balls[:, :3], balls[:, 4:]
-        self.radii = 0.05 + 0.1 * balls[:, 3]
+        self.radii = 0.1 + 0.15 * balls[:, 3]
 
     def rays(self, count: int) -> tuple[Tensor, Tensor]:
         """Where they begin, outside the cube or nearly, and where they go."""
