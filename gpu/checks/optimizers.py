@@ -8,7 +8,6 @@ must be equal to the bit. The program takes a device, so that a test runs it wit
 from __future__ import annotations
 
 import hashlib
-import sys
 from typing import Any
 
 import torch
@@ -146,8 +145,3 @@ def states_of_an_optimizer() -> None:
     assert swap["states_asked"] > 0, f"nobody asked for states: {swap}"
     equal(swap["ooms"], 0, "requests that were refused")
     at_rest(swap)
-    print(  # noqa: T201
-        f"states: {swap['states_out']} bytes out, {swap['states_in']} in, {swap['states_late']} late, "
-        f"{swap['states_waits']} waits of {swap['states_waited_us']:.0f} us",
-        file=sys.stderr,
-    )

@@ -177,8 +177,15 @@ fn is_leaf(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "is_leaf"))?.extract()
 }
 
-/// The handle of the present stream of a device.
-pub(super) fn stream_of(py: Python<'_>, device: i32) -> PyResult<u64> {
+/// The handle of the present stream of a device, without Python where the shim is.
+pub(super) fn present_stream(py: Python<'_>, device: i32) -> PyResult<u64> {
+    match tensors::of_the_process() {
+        Some(tensors) => Ok(tensors.current_stream(device)),
+        None => stream_of(py, device),
+    }
+}
+
+fn stream_of(py: Python<'_>, device: i32) -> PyResult<u64> {
     torch(py)?.current_stream.bind(py).call1((device,))?.extract()
 }
 

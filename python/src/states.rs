@@ -15,14 +15,14 @@ use std::sync::{Mutex, PoisonError};
 use girih_torch::control::{self, OtherStates, Saved as Tensor};
 use girih_torch::swap::LEAST;
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
+use pyo3::{ffi, intern};
 
-use crate::saved::{error_of, seen, stream_of};
+use crate::saved::{error_of, present_stream, seen};
 
 /// References to an object that a dictionary has, while a loop goes over that dictionary.
-const IN_A_LOOP: isize = 2;
+const IN_A_LOOP: u32 = 2;
 
 /// The records of an optimizer's states, by device, from one step to the next.
 #[pyclass(frozen, module = "girih._native")]
@@ -38,7 +38,7 @@ impl Records {
     /// (`is_step` is false) of any stream. Out of memory is torch's own error; it can be tried again.
     fn bring(&self, py: Python<'_>, is_step: bool) -> PyResult<()> {
         let streams: PyResult<Vec<u64>> =
-            self.devices.iter().map(|&device| stream_of(py, device)).collect();
+            self.devices.iter().map(|&device| present_stream(py, device)).collect();
         let streams = streams?;
         py.detach(|| {
             let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +119,7 @@ pub(super) fn seal(
     let devices: BTreeSet<i32> = large.values().map(|found| found.device).collect();
     let devices: Vec<i32> = devices.into_iter().collect();
     let streams: PyResult<Vec<u64>> =
-        devices.iter().map(|&device| stream_of(py, device)).collect();
+        devices.iter().map(|&device| present_stream(py, device)).collect();
     let streams = streams?;
     let records = Records { devices: devices.clone(), ids: Mutex::new(Vec::new()) };
     let records = Py::new(py, records)?;
@@ -131,7 +131,7 @@ pub(super) fn seal(
     instance.set_item(key, sealed)?;
     instance.del_item(place)?;
     let records = records.get();
-    let offered = py.detach(|| {
+    let offered: Result<bool, String> = py.detach(|| {
         // Whoever asks for them meanwhile waits here.
         let mut ids = records.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let mut is_any = false;
@@ -153,10 +153,19 @@ pub(super) fn seal(
     offered.map_err(PyRuntimeError::new_err)
 }
 
+/// How many references there are to an object.
+fn references(object: &Bound<'_, PyAny>) -> u32 {
+    // SAFETY: the object lives, and its count is not written to as long as Python's lock is held.
+    #[expect(unsafe_code, reason = "Python tells it to C alone")]
+    let count = unsafe { ffi::Py_REFCNT(object.as_ptr()) };
+    // Since 3.14 the upper half of the word has flags.
+    count as u32
+}
+
 /// True for a `dict` or a `defaultdict`, of no class of the program's.
 fn is_plain_dict(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let class = object.get_type();
-    if class.is(PyDict::type_object(object.py())) {
+    if class.is(object.py().get_type::<PyDict>()) {
         return Ok(true);
     }
     let py = object.py();
@@ -260,9 +269,9 @@ fn offers(
     // The instance's, and ours.
     let now = instance.get_item(intern!(state.py(), "state"))?;
     let is_there = now.is_some_and(|now| now.is(state));
-    let is_sole = is_there && state.get_refcnt() == 2;
+    let is_sole = is_there && references(state) == 2;
     for (_, own) in state.iter() {
-        let is_sole = is_sole && own.get_refcnt() == IN_A_LOOP;
+        let is_sole = is_sole && references(&own) == IN_A_LOOP;
         let Ok(own) = own.cast_into_exact::<PyDict>() else { continue };
         for (_, value) in own.iter() {
             let Some(found) = large.get(&(value.as_ptr() as usize)) else { continue };
@@ -274,8 +283,8 @@ fn offers(
             // And the one that keeps it alive here.
             let is_sole = is_sole
                 && !found.is_shared
-                && value.get_refcnt() == IN_A_LOOP + 1
-                && (found.whole.is_none() || found.tensor.get_refcnt(value.py()) == 2);
+                && references(&value) == IN_A_LOOP + 1
+                && (found.whole.is_none() || references(found.tensor.bind(value.py())) == 2);
             match is_sole {
                 true => offer.states.push(described),
                 false => offer.others.shared += 1,

@@ -184,7 +184,7 @@ pub fn save(device: i32, saved: Saved, stream: u64) -> Result<u64, String> {
 /// What the driver refused, or that there is too little memory; the latter begins as PyTorch's own error does.
 pub fn use_saved(device: i32, id: u64, stream: u64) -> Result<(), SavedError> {
     let used = heaps::heap(device).and_then(|heap| heap.use_saved(id, stream));
-    used.map_err(SavedError::of)
+    used.map_err(|error| SavedError::of(&error))
 }
 
 /// Why a saved tensor is not there. Sentences for a user.
@@ -197,8 +197,8 @@ pub enum SavedError {
 }
 
 impl SavedError {
-    fn of(error: Box<HeapError>) -> SavedError {
-        match &*error {
+    fn of(error: &HeapError) -> SavedError {
+        match error {
             HeapError::OutOfMemory(oom) => SavedError::OutOfMemory(oom.text.clone()),
             other => SavedError::Other(other.to_string()),
         }
@@ -246,7 +246,7 @@ pub fn offer_states(
 /// As [`use_saved`]; then they can be asked for again.
 pub fn use_states(device: i32, ids: &[u64], stream: u64, is_step: bool) -> Result<(), SavedError> {
     let used = heaps::heap(device).and_then(|heap| heap.use_states(ids, stream, is_step));
-    used.map_err(SavedError::of)
+    used.map_err(|error| SavedError::of(&error))
 }
 
 /// From now on heaps call for the program with `call`, on any thread and under no lock of theirs: warnings are to be taken,

@@ -75,8 +75,8 @@ impl Heap {
     ) -> Outcome<Vec<u64>> {
         self.with(|state| {
             let stream = state.stream(stream)?;
-            let ids = state
-                .with_swap(|swap, state| swap.offer_states(state, offered, others, stream))?;
+            let ids =
+                state.with_swap(|swap, state| swap.offer_states(state, offered, others, stream))?;
             Ok(ids.unwrap_or_else(|| vec![0; offered.len()]))
         })
     }

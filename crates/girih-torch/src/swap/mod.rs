@@ -282,20 +282,27 @@ impl Swap {
             return state.explain(request, error);
         }
         let others = state.bytes_in_use().saturating_sub(records);
-        let (idle, of_states) = (idle + states.here, match states.all() {
-            0 => String::new(),
-            _ => format!(" and {} of states of optimizers", short(states.away)),
-        });
+        let (idle, of_states) = (
+            idle + states.here,
+            match states.all() {
+                0 => String::new(),
+                _ => format!(" and {} of states of optimizers", short(states.away)),
+            },
+        );
         let lines = [
             format!(
                 "Swapping has {} of saved tensors{of_states} on the host, of {} that it may have there. What is left:",
                 short(saved.away),
                 short(self.host.budget())
             ),
-            format!("  {:>14}  {} that could go, if the host had room", short(idle), match states.here {
-                0 => "saved tensors",
-                _ => "saved tensors and states",
-            }),
+            format!(
+                "  {:>14}  {} that could go, if the host had room",
+                short(idle),
+                match states.here {
+                    0 => "saved tensors",
+                    _ => "saved tensors and states",
+                }
+            ),
             format!("  {:>14}  saved tensors that the program holds too", short(held)),
             format!(
                 "  {:>14}  {}",

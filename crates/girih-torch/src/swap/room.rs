@@ -125,7 +125,8 @@ impl Swap {
         if state.device.is_capturing(request.stream)? {
             return Ok(());
         }
-        let first = self.table.saved_here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
+        let first =
+            self.table.saved_here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
         match self.carry(state, id, Wish::Leave) {
             Ok(()) => {

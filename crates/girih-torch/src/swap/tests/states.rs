@@ -151,8 +151,7 @@ impl Trainer {
         self.temporary(work.temporary);
         while let Some(tensor) = saved.pop() {
             if tensor.id != 0 {
-                let is_there =
-                    (0..2).any(|_| self.heap.use_saved(tensor.id, STREAMS[0]).is_ok());
+                let is_there = (0..2).any(|_| self.heap.use_saved(tensor.id, STREAMS[0]).is_ok());
                 if is_there {
                     self.look_at(STREAMS[0], &tensor, "a saved tensor");
                 }
@@ -425,7 +424,8 @@ fn a_host_without_room_costs_requests_and_the_error_speaks_of_states() {
         trainer.step(Work { layers: 0, temporary: 48 * MIB });
     }
     assert!(trainer.refused > 0);
-    for part in ["Swapping has", "of states of optimizers on the host", "saved tensors and states"] {
+    for part in ["Swapping has", "of states of optimizers on the host", "saved tensors and states"]
+    {
         assert!(trainer.said.contains(part), "{}", trainer.said);
     }
     assert_eq!(trainer.end(), NOTHING);
