@@ -97,10 +97,17 @@ impl Trainer {
     }
 
     fn tensor(&mut self, size: u64) -> Option<Tensor> {
-        let address = self.request(size)?;
+        self.tensor_on(STREAMS[0], size)
+    }
+
+    fn tensor_on(&mut self, stream: u64, size: u64) -> Option<Tensor> {
+        let address = match stream == STREAMS[0] {
+            true => self.request(size)?,
+            false => self.heap.allocate(size, stream, (0, 0)).ok()?,
+        };
         let storage = NEXT.fetch_add(1, Ordering::Relaxed);
         with(|all| all.insert(storage, (1, address)));
-        let tag = self.write(STREAMS[0], address, size);
+        let tag = self.write(stream, address, size);
         Some(Tensor { storage, size, tag, id: 0 })
     }
 
@@ -442,6 +449,35 @@ fn states_for_which_there_is_no_room_any_more_are_an_error_and_come_once_there_i
     trainer.free(held);
     assert!(trainer.ask(STREAMS[0], true));
     assert_eq!(trainer.end(), NOTHING);
+}
+
+#[test]
+fn who_asks_between_steps_may_read_on_any_stream() {
+    let mut trainer = Trainer::within(24 * MIB);
+    trainer.step(REGULAR);
+    trainer.temporary(20 * MIB);
+    assert!(trainer.number("states_away") > 0);
+    assert!(trainer.ask(STREAMS[0], false));
+    // This one has waited for nothing since.
+    let states = trainer.states.clone();
+    states.iter().for_each(|state| trainer.look_at(STREAMS[1], state, "what was read"));
+    assert_eq!(trainer.end(), NOTHING);
+}
+
+#[test]
+fn an_optimizer_that_works_on_a_stream_of_its_own_is_waited_for() {
+    for seed in 0..8 {
+        let mut trainer = Trainer::new(64 * MIB, &settings(24 * MIB, 256 * MIB), seed, None);
+        trainer.states = trainer.tensor_on(STREAMS[1], 16 * MIB).into_iter().collect();
+        trainer.offer();
+        trainer.temporary(20 * MIB);
+        assert!(trainer.number("states_out") > 0);
+        assert!(trainer.ask(STREAMS[1], true));
+        let state = trainer.states[0];
+        trainer.look_at(STREAMS[1], &state, "a state");
+        trainer.world.finish();
+        assert_eq!(trainer.end(), NOTHING, "seed {seed}");
+    }
 }
 
 #[test]
