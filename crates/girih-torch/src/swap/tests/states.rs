@@ -46,9 +46,11 @@ struct Work {
     layers: u64,
     /// Bytes of a temporary between forward and backward.
     temporary: u64,
+    /// Of another in the middle of the backward pass.
+    late: u64,
 }
 
-const REGULAR: Work = Work { layers: 5, temporary: 12 * MIB };
+const REGULAR: Work = Work { layers: 5, temporary: 12 * MIB, late: 0 };
 
 /// A program is kept within so many bytes; 32 MiB and a hundredth more, and it is refused more.
 fn settings(room: u64, host: u64) -> crate::Settings {
@@ -167,6 +169,9 @@ impl Trainer {
             }
             self.end_storage(tensor.storage);
             self.temporary(MIB);
+            if saved.len() as u64 == work.layers / 2 && work.late > 0 {
+                self.temporary(work.late);
+            }
         }
     }
 
@@ -271,7 +276,7 @@ fn states_that_come_back_are_what_went_whatever_the_streams_do() {
         let mut trainer = Trainer::new(64 * MIB, &settings(24 * MIB, 256 * MIB), seed, None);
         for step in 0..6 {
             let layers = 3 + (seed + step) % 4;
-            trainer.passes(Work { layers, temporary: (8 + (seed * step) % 5) * MIB });
+            trainer.passes(Work { layers, temporary: (8 + (seed * step) % 5) * MIB, late: 0 });
             // A program that looks between the passes, on another stream, which it has wait first.
             if (seed + step) % 5 == 0 && !trainer.states.is_empty() {
                 trainer.world.finish();
@@ -358,7 +363,7 @@ fn a_state_is_whole_whichever_call_fails() {
 #[test]
 fn what_had_to_go_leaves_with_the_end_of_a_step_and_is_back_before_the_next() {
     let mut trainer = Trainer::within(24 * MIB);
-    let work = Work { layers: 2, temporary: 11 * MIB };
+    let work = Work { layers: 2, temporary: 11 * MIB, late: 0 };
     for _ in 0..8 {
         trainer.step(work);
     }
@@ -375,6 +380,24 @@ fn what_had_to_go_leaves_with_the_end_of_a_step_and_is_back_before_the_next() {
 }
 
 #[test]
+fn nothing_comes_back_before_what_needs_its_bytes() {
+    let mut trainer = Trainer::within(24 * MIB);
+    let work = Work { layers: 2, temporary: 11 * MIB, late: 11 * MIB };
+    for _ in 0..4 {
+        trainer.step(work);
+    }
+    let names = ["sent_back", "states_late", "victims", "states_in"];
+    let before = names.map(|name| trainer.number(name));
+    for _ in 0..6 {
+        trainer.step(work);
+    }
+    let after = names.map(|name| trainer.number(name));
+    assert_eq!(before[..3], after[..3], "{}", trainer.report());
+    assert_eq!(after[3] - before[3], 6 * 6 * MIB, "the largest, once in a step");
+    assert_eq!(trainer.end(), NOTHING);
+}
+
+#[test]
 fn where_all_fits_nothing_goes_and_what_fits_again_stays() {
     let mut trainer = Trainer::within(40 * MIB);
     for _ in 0..6 {
@@ -382,7 +405,7 @@ fn where_all_fits_nothing_goes_and_what_fits_again_stays() {
     }
     assert_eq!((trainer.number("states_out"), trainer.number("states_wanted")), (0, 0));
     // One step needs them away, and those after it do not.
-    trainer.step(Work { layers: 5, temporary: 26 * MIB });
+    trainer.step(Work { layers: 5, temporary: 26 * MIB, late: 0 });
     assert!(trainer.number("states_out") > 0);
     assert!(trainer.number("states_wanted") > 0);
     for _ in 0..6 {
@@ -400,7 +423,7 @@ fn saved_tensors_go_first_and_states_only_where_they_must() {
     let mut trainer = Trainer::within(28 * MIB);
     for _ in 0..4 {
         // 16 MiB of states and 10 that can go.
-        trainer.step(Work { layers: 16, temporary: 2 * MIB });
+        trainer.step(Work { layers: 16, temporary: 2 * MIB, late: 0 });
     }
     assert!(trainer.number("victims") > 0);
     assert_eq!(trainer.number("states_out"), 0, "{}", trainer.report());
@@ -428,7 +451,7 @@ fn a_state_that_somebody_has_or_that_is_no_memory_of_the_heap_stays_and_is_count
 fn a_host_without_room_costs_requests_and_the_error_speaks_of_states() {
     let mut trainer = Trainer::new(64 * MIB, &settings(24 * MIB, 7 * MIB), 1, None);
     for _ in 0..3 {
-        trainer.step(Work { layers: 0, temporary: 48 * MIB });
+        trainer.step(Work { layers: 0, temporary: 48 * MIB, late: 0 });
     }
     assert!(trainer.refused > 0);
     for part in ["Swapping has", "of states of optimizers on the host", "saved tensors and states"]
@@ -485,7 +508,7 @@ fn an_optimizer_that_dies_while_its_states_are_away_leaves_nothing() {
     for temporary in [4, 14, 22] {
         let mut trainer = Trainer::within(24 * MIB);
         trainer.step(REGULAR);
-        trainer.passes(Work { layers: 2, temporary: temporary * MIB });
+        trainer.passes(Work { layers: 2, temporary: temporary * MIB, late: 0 });
         trainer.offer();
         assert_eq!(trainer.number("states_away") > 0, temporary > 4);
         assert_eq!(trainer.end(), NOTHING);
@@ -521,7 +544,7 @@ fn at_the_edge_states_go_where_nothing_else_can() {
         let mut trainer = Trainer::new(gpu * MIB, &settings, 1, None);
         // More than half is in use from the first on.
         for _ in 0..6 {
-            trainer.step(Work { layers: 0, temporary: 20 * MIB });
+            trainer.step(Work { layers: 0, temporary: 20 * MIB, late: 0 });
         }
         assert_eq!(trainer.refused, 0, "{}", trainer.said);
         let report = trainer.report();
