@@ -10,7 +10,7 @@
 //!                 lane in                                     └─copy in─┘
 //! ```
 //!
-//! Besides, states of optimizers go between its steps: see [`states`].
+//! Besides, states of optimizers go between its steps: see `states.rs`.
 //!
 //! Only storages go whose owners are saved tensors alone, so nobody else reads them: see [`storages`]. Everything
 //! happens under the lock of a heap, in calls of the allocator and of autograd's hooks. It needs no Python, and
