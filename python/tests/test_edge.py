@@ -236,6 +236,7 @@ def test_an_exception_in_the_forward_pass_leaves_nothing_behind(run):
 def test_who_was_waited_for_is_named_first_in_the_summary():
     worst = {
         "way": "in",
+        "is_state": False,
         "size": 64 << 20,
         "shape": [8, 1024, 4096],
         "module": "layers.3",

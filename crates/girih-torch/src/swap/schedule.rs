@@ -30,6 +30,8 @@ impl Swap {
             let stamp = copies.take_time(stream)?;
             self.steps.note_time(stamp);
         }
+        let others = state.bytes_in_use().saturating_sub(self.table.bytes_of_states().on_gpu());
+        self.states.begin(key, others);
         self.look_who_is_idle(state);
         Ok(())
     }
@@ -114,5 +116,9 @@ impl Swap {
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
+        if self.states.end(self.room) {
+            // What was in use when more states were there is not what will be.
+            self.steps.set_room(self.room);
+        }
     }
 }

@@ -30,7 +30,7 @@ use super::tuning::Tuning;
 use crate::control::timed;
 
 /// Operators of a step at most: a longer one is not planned.
-const OPERATORS_MAX: usize = 1 << 17;
+pub(super) const OPERATORS_MAX: usize = 1 << 17;
 
 /// The key of a save: what tensor it is, by what the program says of it.
 pub(super) fn of_save(kind: u64) -> u64 {

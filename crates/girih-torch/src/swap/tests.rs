@@ -50,6 +50,7 @@ mod clocks;
 mod edge;
 mod orders;
 mod program;
+mod states;
 mod timed;
 
 use self::adversary::{Adversary, Turns};
