@@ -1,9 +1,6 @@
 """States of optimizers between steps, on a simulated GPU: who may go, and who has them back."""
 
-import json
-import os
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -41,17 +38,9 @@ def train(steps):
 
 
 @pytest.fixture
-def run(python):
+def run(beside):
     """Runs a program; gives what it prints as JSON in its last line."""
-
-    def run(text):
-        here = str(Path(__file__).parent)
-        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        done = python("-c", BEGIN + textwrap.dedent(text), PYTHONPATH=path)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return lambda text: beside("-c", BEGIN + textwrap.dedent(text))[0]
 
 
 def at_rest(found):

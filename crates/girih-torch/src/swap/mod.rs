@@ -47,7 +47,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use girih_runtime::{Address, AllocError, Request};
-use girih_swap::record::{Record, State as Place, Wish};
+use girih_swap::record::{State as Place, Wish};
 use girih_trace::{MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -359,7 +359,7 @@ impl Swap {
         saved: Saved,
         stream: StreamId,
     ) -> Outcome<Option<RecordId>> {
-        let Saved { storage, address, size, kind, shape } = saved;
+        let Saved { storage, address, size, kind, .. } = saved;
         self.let_go_of_hand();
         self.is_backward = false;
         let known = self.table.find(storage);
@@ -394,24 +394,10 @@ impl Swap {
                 id
             }
             None => self.table.add(Entry {
-                record: Record::default(),
-                storage,
-                size,
-                kind,
-                address,
-                stream: home,
-                saves: 1,
-                number: self.table.next_number(),
-                shape,
                 // The operator that begins with it.
                 saved_at: self.steps.next_operator(),
                 module: self.waits.module(),
-                last_on: stream,
-                ready: None,
-                out: None,
-                back: None,
-                slot: None,
-                is_held: false,
+                ..Entry::of(saved, home, self.table.next_number(), stream)
             }),
         };
         let begun = self.begin_operator(state, step::of_save(kind), stream).and_then(|()| {

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use girih_runtime::Address;
-use girih_swap::record::{Record, State as Place, Wish};
+use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
 use super::step::OPERATORS_MAX;
@@ -207,7 +207,7 @@ impl Swap {
     }
 
     fn offer(&mut self, saved: Saved, stream: StreamId) -> u64 {
-        let Saved { storage, address, size, kind, shape } = saved;
+        let Saved { storage, address, size, .. } = saved;
         let home = self.streams.get(&address).copied();
         let is_known = self.table.find(storage).is_some() || self.table.len() >= RECORDS_MAX;
         let (Some(home), false, true) = (home, is_known, size >= LEAST) else {
@@ -219,26 +219,7 @@ impl Swap {
             return 0;
         }
         let number = self.table.next_number_of_state(size);
-        let id = self.table.add(Entry {
-            record: Record::default(),
-            storage,
-            size,
-            kind,
-            address,
-            stream: home,
-            saves: 1,
-            number,
-            shape,
-            saved_at: 0,
-            module: None,
-            last_on: stream,
-            ready: None,
-            out: None,
-            back: None,
-            slot: None,
-            is_held: false,
-        });
-        id.0
+        self.table.add(Entry::of(saved, home, number, stream)).0
     }
 
     /// Copies out begin of as many states as had to go before.

@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 use super::host::Slot;
 use super::storages::StorageId;
 use super::waits::Shape;
+use crate::heap::Saved;
 
 /// The numbers of states of optimizers, from here on.
 const STATES: u64 = 1 << 63;
@@ -62,6 +63,31 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Of a storage that has its bytes, of a stream, and was used last on another: saved once, outside all operators and
+    /// modules.
+    pub(crate) fn of(saved: Saved, stream: StreamId, number: u64, last_on: StreamId) -> Entry {
+        let Saved { storage, address, size, kind, shape } = saved;
+        Entry {
+            record: Record::default(),
+            storage,
+            size,
+            kind,
+            address,
+            stream,
+            saves: 1,
+            number,
+            shape,
+            saved_at: 0,
+            module: None,
+            last_on,
+            ready: None,
+            out: None,
+            back: None,
+            slot: None,
+            is_held: false,
+        }
+    }
+
     /// True for a state of an optimizer, false for what autograd saves.
     pub(crate) fn is_state(&self) -> bool {
         self.number >= STATES
