@@ -150,9 +150,10 @@ def main() -> int:
     for cards, what, _ in rows:
         if cards > arguments.cards:
             print(f"{what}: left out, it needs {cards} cards")
+    names = modes.card_names(parser, arguments.cards)
     for width in sorted({cards for cards, _, _ in rows if cards <= arguments.cards}):
         firsts = range(0, arguments.cards - width + 1, width)
-        groups = [",".join(map(str, range(first, first + width))) for first in firsts]
+        groups = [",".join(names[first : first + width]) for first in firsts]
         of_width = [row for row in rows if row[0] == width]
         for done in side_by_side(of_width, groups, only, arguments.timeout):
             keep(done)

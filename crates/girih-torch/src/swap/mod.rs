@@ -26,7 +26,9 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod observed;
 mod pins;
+mod policy;
 mod ranges;
 mod report;
 mod room;
@@ -325,10 +327,9 @@ impl Swap {
         state.explain_with(request, error, &lines)
     }
 
-    /// Bytes in use, saved tensors included that are on the host alone. States are not: where they have to be away,
-    /// they are in every step.
+    /// Bytes in use, those of records included that are on the host alone.
     fn load(&self, state: &State) -> u64 {
-        state.bytes_in_use() + self.table.bytes_saved().away
+        state.bytes_in_use() + self.table.bytes_saved().away + self.table.bytes_of_states().away
     }
 
     /// Memory was given.

@@ -3,6 +3,7 @@
 use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
+use super::policy::Whose;
 use super::table::RecordId;
 use super::{Fail, Swap};
 use crate::error::Outcome;
@@ -58,10 +59,10 @@ impl Swap {
     fn due(&self) -> Due {
         let mut due = Due::default();
         let Some((policy, at)) = self.steps.policy() else { return due };
-        let of = |list: &[(u32, u32)]| -> Vec<RecordId> {
+        let of = |list: &[(u32, Whose)]| -> Vec<RecordId> {
             let first = list.partition_point(|(op, _)| *op < at);
             let now = list[first..].iter().take_while(|(op, _)| *op == at);
-            now.filter_map(|(_, born)| self.steps.record_of(*born)).collect()
+            now.filter_map(|(_, who)| self.steps.record_of(policy, *who)).collect()
         };
         due.leave = of(&policy.leave);
         due.release = of(&policy.release);
@@ -116,9 +117,6 @@ impl Swap {
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
-        if self.states.end(self.room) {
-            // What was in use when more states were there is not what will be.
-            self.steps.set_room(self.room);
-        }
+        self.states.end(self.room, self.tuning.remembered);
     }
 }

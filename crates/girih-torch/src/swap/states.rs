@@ -14,7 +14,7 @@
 //! as were taken so are `wanted` away from then on: copies out begin as soon as states are offered. They come back in
 //! the backward pass, once so little else will be in use until the step that they have room, as the step before has
 //! shown; what is still away then is waited for. What a program with room for all of it sends for nothing is known
-//! after [`REMEMBERED`] steps, and stays from then on.
+//! after some steps ([`Tuning::remembered`](super::tuning::Tuning)), and stays from then on.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +28,6 @@ use super::table::{Bytes, Entry, RecordId};
 use super::{Fail, LEAST, RECORDS_MAX, Swap};
 use crate::error::{Outcome, unsupported};
 use crate::heap::{Saved, State};
-
-/// Steps whose needs are remembered: as long as one of them needed states to be away they go.
-const REMEMBERED: usize = 4;
 
 /// Some heap swaps, and may want states.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -61,7 +58,6 @@ pub(super) struct States {
     is_stepping: bool,
     /// Bytes that leave when they are offered.
     wanted: u64,
-    has_grown: bool,
     now: Vec<Others>,
     before: Vec<Others>,
     /// The most bytes of this step that were no states, on the GPU or away; of states; and in use, in the step before
@@ -104,21 +100,18 @@ impl States {
 
     /// States had to go for a request: so many bytes of them are away now.
     pub(super) fn took(&mut self, away: u64) {
-        if away > self.wanted {
-            self.wanted = away;
-            self.has_grown = true;
-        }
+        self.wanted = self.wanted.max(away);
     }
 
-    /// A step ends. True if more leaves from now on than was known: what was seen of the steps before is of no use.
-    pub(super) fn end(&mut self, room: u64) -> bool {
+    /// A step ends.
+    pub(super) fn end(&mut self, room: u64, remembered: u32) {
         let excess = self.need.saturating_add(self.total).saturating_sub(room);
         self.excess.push_back(excess);
-        if self.excess.len() > REMEMBERED {
+        if self.excess.len() > remembered as usize {
             self.excess.pop_front();
         }
         let most = self.excess.iter().copied().max().unwrap_or(0);
-        if self.excess.len() == REMEMBERED {
+        if self.excess.len() == remembered as usize {
             self.wanted = self.wanted.min(most);
         }
         (self.need, self.total) = (0, 0);
@@ -129,7 +122,6 @@ impl States {
             most = most.max(*others);
             *others = most;
         }
-        std::mem::take(&mut self.has_grown)
     }
 
     /// The most bytes besides states from the operator that runs until the next step of an optimizer, if the step
@@ -195,7 +187,10 @@ impl Swap {
             waited?;
         }
         let ids = offered.iter().map(|saved| self.offer(*saved, stream)).collect();
-        self.send_states(state);
+        // What is planned comes with the first operator.
+        if !self.steps.has_policy() {
+            self.send_states(state);
+        }
         Ok(ids)
     }
 
@@ -219,7 +214,9 @@ impl Swap {
             return 0;
         }
         let number = self.table.next_number_of_state(size);
-        self.table.add(Entry::of(saved, home, number, stream)).0
+        let id = self.table.add(Entry::of(saved, home, number, stream));
+        self.steps.offers(id, size);
+        id.0
     }
 
     /// Copies out begin of as many states as had to go before.
@@ -262,7 +259,11 @@ impl Swap {
         if !is_step {
             self.counts.states_asked += 1;
         }
-        self.let_states_go(state, ids, Some(stream), !is_step)
+        let gone = self.let_states_go(state, ids, Some(stream), !is_step);
+        if is_step {
+            self.steps.begin_stepping();
+        }
+        gone
     }
 
     /// The program begins to capture a graph, which will have addresses of its own: from now on all states stay.
@@ -344,8 +345,11 @@ impl Swap {
         self.table.get(id).map(|entry| entry.address)
     }
 
-    /// In a backward pass: states come back for which there will be room from now on.
+    /// In a backward pass that nobody has planned: states come back for which there will be room from now on.
     pub(super) fn fetch_states(&mut self, state: &mut State) -> Outcome<()> {
+        if self.steps.is_following() {
+            return Ok(());
+        }
         while let Some(id) = self.table.state_away() {
             let Some(size) = self.table.get(id).map(|entry| entry.size) else { return Ok(()) };
             let Some(others) = self.states.others_ahead() else { return Ok(()) };

@@ -14,6 +14,7 @@ use crate::heap::{Heap, Saved};
 use crate::swap::Shape;
 use crate::swap::states::OtherStates;
 use crate::swap::storages::StorageId;
+use crate::swap::tuning::Tuning;
 
 const STREAMS: [u64; 2] = [1, 2];
 /// Of the states, 16 MiB together.
@@ -408,13 +409,14 @@ fn where_all_fits_nothing_goes_and_what_fits_again_stays() {
     trainer.step(Work { layers: 5, temporary: 26 * MIB, late: 0 });
     assert!(trainer.number("states_out") > 0);
     assert!(trainer.number("states_wanted") > 0);
-    for _ in 0..6 {
+    for _ in 0..2 * Tuning::default().remembered {
         trainer.step(REGULAR);
     }
     assert_eq!(trainer.number("states_wanted"), 0);
     let out = trainer.number("states_out");
     trainer.step(REGULAR);
     assert_eq!(trainer.number("states_out"), out);
+    assert_eq!(trainer.number("policies"), 0, "what was planned is forgotten");
     assert_eq!(trainer.end(), NOTHING);
 }
 
@@ -563,6 +565,6 @@ fn what_is_kept_of_steps_of_any_length_is_bounded() {
             states.begin(key, step);
         }
         assert!(states.bytes_kept() <= 64 * crate::swap::step::OPERATORS_MAX, "step {step}");
-        states.end(1);
+        states.end(1, 16);
     }
 }
