@@ -40,7 +40,8 @@ class Lane:
     def rate(self, times: int) -> float:
         """GB/s of what was queued."""
         moved = times * self.source.numel()
-        return moved / self.first.elapsed_time(self.last) / 1e6
+        rate: float = moved / self.first.elapsed_time(self.last) / 1e6
+        return rate
 
 
 def kernels(kind: str) -> Callable[[], None]:
@@ -74,7 +75,8 @@ def timed(run: Callable[[], None], times: int, start: torch.cuda.Event) -> float
         run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end)
+    took: float = begin.elapsed_time(end)
+    return took
 
 
 def held_back() -> torch.cuda.Event:
