@@ -375,40 +375,35 @@ impl Steps {
         }
         times.see(taken);
         times.see_load(loads);
-        self.is_settled = false;
-        if self.job.is_some() || !times.judge(&self.tuning) {
+        let is_judged = self.job.is_none() && times.judge(&self.tuning);
+        self.is_settled = is_judged && times.is_settled(&self.tuning);
+        let policy = times.policy().map(Arc::clone);
+        self.follow(&seen.keys, policy);
+        if !is_judged || self.is_settled {
             return;
         }
-        self.is_settled = times.is_settled(&self.tuning);
-        if self.is_settled {
-            if let Some(number) = self.sequences.find(&seen.keys)
-                && let Some(policy) = self.policies.get_mut(number)
-            {
-                *policy = times.best().map(Arc::clone);
-            }
-            return;
-        }
+        let Some(times) = self.times.get_mut(&hash) else { return };
         let load = times.load.clone();
         let step = seen.step(&load, times.next());
         self.plan(seen, step);
     }
 
-    /// A step had room for everything. What was planned for larger ones like it is forgotten after some of them.
+    /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
+    /// another.
     fn saw_fitting(&mut self, seen: &Observation) {
-        if self.times.is_empty() {
-            return;
+        let Some(times) = self.times.get_mut(&hash_of(&seen.keys)) else { return };
+        times.see_fitting();
+        if times.rests(&self.tuning) {
+            self.follow(&seen.keys, None);
         }
-        let hash = hash_of(&seen.keys);
-        let fitting = self.times.get_mut(&hash).map_or(0, Times::see_fitting);
-        if fitting < self.tuning.remembered {
-            return;
-        }
-        self.times.remove(&hash);
-        self.job.take_if(|(planned, _)| *planned == hash);
-        if let Some(number) = self.sequences.find(&seen.keys)
-            && let Some(policy) = self.policies.get_mut(number)
+    }
+
+    /// A policy is followed for this sequence from now on, or none.
+    fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>) {
+        if let Some(number) = self.sequences.find(keys)
+            && let Some(followed) = self.policies.get_mut(number)
         {
-            *policy = None;
+            *followed = policy;
         }
     }
 
@@ -445,13 +440,15 @@ impl Steps {
         self.last_us = policy.us;
         self.planned += 1;
         let policy = Arc::new(Policy { number: self.planned, ..policy });
+        let mut rests = false;
         if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
             times.tries(&policy);
+            rests = times.rests(&self.tuning);
         }
         let number = self.sequences.learn(&keys);
         let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
         self.policies.resize_with(count, || None);
-        self.policies[number] = Some(policy);
+        self.policies[number] = Some(policy).filter(|_| !rests);
     }
 
     /// Other numbers than the usual ones.

@@ -79,10 +79,14 @@ impl Times {
         self.waited = waited;
     }
 
-    /// A step had room for everything. How many had, one after another.
-    pub(super) fn see_fitting(&mut self) -> u32 {
-        self.fitting += 1;
-        self.fitting
+    /// A step had room for everything.
+    pub(super) fn see_fitting(&mut self) {
+        self.fitting = self.fitting.saturating_add(1);
+    }
+
+    /// True if no policy is followed: the last steps had room for everything.
+    pub(super) fn rests(&self, tuning: &Tuning) -> bool {
+        self.fitting >= tuning.remembered
     }
 
     /// So many bytes were in use or away during each operator, more than there is room for.
@@ -135,9 +139,9 @@ impl Times {
             && (self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max)
     }
 
-    /// The policy with the shortest step; none if steps without one are shorter.
-    pub(super) fn best(&self) -> Option<&Arc<Policy>> {
-        self.best.policy.as_ref()
+    /// The policy that is tried, or else the one with the shortest step; none if steps without one are shorter.
+    pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
+        self.last.as_ref().unwrap_or(&self.best).policy.as_ref()
     }
 }
 

@@ -28,7 +28,8 @@ pub(crate) struct Tuning {
     pub(crate) better: f64,
     /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
     pub(crate) steps_judged: u32,
-    /// Steps whose needs are remembered: once so many in a row had room for everything nothing goes any more.
+    /// Steps whose needs are remembered: once so many in a row had room for everything nothing goes any more. That one
+    /// larger step in three goes without its plan costs less than that the two others follow it.
     pub(crate) remembered: u32,
 }
 
@@ -44,7 +45,7 @@ impl Default for Tuning {
             in_vain_max: 2,
             better: 0.005,
             steps_judged: 3,
-            remembered: 16,
+            remembered: 2,
         }
     }
 }
