@@ -113,6 +113,8 @@ impl Swap {
         let mut forgotten = Vec::new();
         let Some(copies) = state.device.copies() else { return };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
+        self.links.end_step(copies);
+        self.steps.set_links(self.links.links());
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
@@ -120,5 +122,6 @@ impl Swap {
             // What was in use when more states were there is not what will be.
             self.steps.set_room(self.room);
         }
+        self.links.watch(!self.steps.is_settled());
     }
 }

@@ -19,11 +19,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use girih_runtime::TimeStamp;
-use girih_swap::bound::bound;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
-use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulate};
+use girih_swap::{Budgets, Gap, Links, Op, Step, Tensor, girih};
 use rustc_hash::{FxHashMap, FxHasher};
 
+use super::policy::Policy;
 use super::table::RecordId;
 use super::times::{NO_POLICY, Times, times_of};
 use super::tuning::Tuning;
@@ -91,45 +91,13 @@ impl Observation {
     }
 }
 
-/// What was planned for one sequence, by operators: who leaves, whose bytes are let go of, who is fetched. A tensor is
-/// named by the operator that saved it.
-#[derive(Debug, Default)]
-pub(super) struct Policy {
-    pub(super) leave: Vec<(u32, u32)>,
-    pub(super) release: Vec<(u32, u32)>,
-    pub(super) fetch: Vec<(u32, u32)>,
-    /// For each tensor that goes, when it is used again.
-    before: FxHashMap<u32, u32>,
-    /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
-    pub(super) us: [f64; 3],
-    /// Which one of the run.
-    pub(super) number: u32,
-}
-
-impl Policy {
-    fn of(step: &Step, schedule: &Schedule, links: &Links, gpu: u64) -> Policy {
-        let us = [step.us(), simulate(step, links, schedule).step_us, bound(step, links, gpu)];
-        let mut policy = Policy { us, ..Policy::default() };
-        for away in &schedule.away {
-            let gap = step.gaps[away.gap as usize];
-            let born = step.tensors[gap.tensor as usize].born;
-            policy.leave.push((away.leave + 1, born));
-            policy.release.push((away.release, born));
-            policy.fetch.push((away.fetch, born));
-            policy.before.insert(born, gap.before);
-        }
-        for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
-            list.sort_unstable();
-        }
-        policy
-    }
-}
-
 /// The steps of a run.
 pub(crate) struct Steps {
     tuning: Tuning,
     room: u64,
     host: u64,
+    /// What the links carry, as far as it is known.
+    links: Links,
     /// The number of the step that runs, and what is seen of it.
     number: u64,
     now: Observation,
@@ -172,6 +140,7 @@ impl Steps {
             tuning: Tuning::default(),
             room,
             host,
+            links: Links::default(),
             number: 0,
             now: Observation::default(),
             before: None,
@@ -207,6 +176,11 @@ impl Steps {
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
+    }
+
+    /// What the links were measured to carry. The next plan is made with it.
+    pub(super) fn set_links(&mut self, links: Links) {
+        self.links = links;
     }
 
     /// So many bytes are in use or away.
@@ -448,7 +422,7 @@ impl Steps {
         if self.job.is_some() || !times.judge(&self.tuning) {
             return;
         }
-        self.is_settled = times.is_settled(&self.tuning);
+        self.is_settled = times.is_settled(&self.tuning, &self.links);
         if self.is_settled {
             if let Some(number) = self.sequences.find(&seen.keys)
                 && let Some(policy) = self.policies.get_mut(number)
@@ -458,7 +432,7 @@ impl Steps {
             return;
         }
         let load = times.load.clone();
-        let step = step_of(seen, load, times.next());
+        let step = step_of(seen, load, times.next(&self.tuning, &self.links));
         self.plan(seen, step);
     }
 
@@ -466,8 +440,8 @@ impl Steps {
     fn plan(&mut self, seen: &Observation, step: Step) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
+        let links = self.links;
         let work = move || {
-            let links = Links::default();
             let planned = timed(|| girih::plan(&step, &links, &budgets));
             let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.

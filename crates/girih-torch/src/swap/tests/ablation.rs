@@ -18,7 +18,7 @@ use girih_trace::compress::Limits;
 use girih_trace::{Iterations, Lifetimes, MarkKind, marks, open};
 
 use super::program::{NEXT, Program, with};
-use super::timed::{Clock, Timed};
+use super::timed::{Clock, RATES, Refused, Timed};
 use crate::heap::{Heap, Saved};
 use crate::swap::storages::StorageId;
 use crate::swap::tuning::Tuning;
@@ -48,7 +48,7 @@ const HELD_OUT: [(&str, f64); 4] = [
 const STREAM: u64 = 1;
 
 /// The step of a recording that stands for all.
-fn step_of(name: &str) -> Option<Step> {
+pub(super) fn step_of(name: &str) -> Option<Step> {
     let path = FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|it| it.is_file())?;
     let file = File::open(&path).expect("it was there just now");
     let recording = open::detect_and_read(file, Limits::default()).expect("it is a recording");
@@ -75,7 +75,7 @@ struct Alive {
     record: Option<u64>,
 }
 
-struct Run {
+pub(super) struct Run {
     heap: Heap,
     clock: Clock,
     step: Step,
@@ -92,9 +92,25 @@ struct Run {
 
 impl Run {
     fn new(step: &Step, share: f64, tuning: Tuning) -> Run {
+        Run::on(RATES, step, share, tuning)
+    }
+
+    /// On links of these rates: out and in.
+    pub(super) fn on(rates: [f64; 2], step: &Step, share: f64, tuning: Tuning) -> Run {
+        let (device, clock) = Timed::new(4 * step.peak(), rates);
+        Run::over(device, clock, step, share, tuning)
+    }
+
+    /// On a device that refuses something.
+    pub(super) fn refusing(refused: Refused, step: &Step, share: f64) -> Run {
+        let (mut device, clock) = Timed::new(4 * step.peak(), RATES);
+        device.refuse(refused);
+        Run::over(device, clock, step, share, Tuning::default())
+    }
+
+    fn over(device: Timed, clock: Clock, step: &Step, share: f64, tuning: Tuning) -> Run {
         Program::prepare();
         let peak = step.peak();
-        let (device, clock) = Timed::new(4 * peak);
         let json = format!(
             r#"{{"mode": "stitch", "gpu_budget": {}, "host_budget": {}}}"#,
             (peak as f64 * share) as u64,
@@ -148,7 +164,7 @@ impl Run {
     }
 
     /// One step. Microseconds that it took.
-    fn step(&mut self) -> f64 {
+    pub(super) fn step(&mut self) -> f64 {
         let _ = self.heap.mark(MarkKind::Step, "");
         let begin = self.clock.now(STREAM);
         for op in 0..self.step.ops.len() {
@@ -208,7 +224,7 @@ impl Run {
         }
     }
 
-    fn finish_planning(&self) {
+    pub(super) fn finish_planning(&self) {
         let finished = self.heap.with(|state| {
             state.with_swap(|swap, _| {
                 swap.steps.finish_planning();
@@ -218,7 +234,18 @@ impl Run {
         finished.expect("it works");
     }
 
-    fn report(&self) -> SwapReport {
+    /// Requests and uses that were refused.
+    pub(super) fn refused(&self) -> u32 {
+        self.refused
+    }
+
+    /// Copies of the step that runs whose time was taken.
+    pub(super) fn timed_copies(&self) -> usize {
+        let timed = self.heap.with(|state| state.with_swap(|swap, _| Ok(swap.links.timed())));
+        timed.expect("it works").expect("it swaps")
+    }
+
+    pub(super) fn report(&self) -> SwapReport {
         self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
     }
 }
@@ -265,7 +292,7 @@ struct Knob {
     set: fn(&mut Tuning, f64),
 }
 
-const KNOBS: [Knob; 9] = [
+const KNOBS: [Knob; 11] = [
     Knob {
         name: "ahead_part",
         values: &[2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
@@ -319,6 +346,18 @@ const KNOBS: [Knob; 9] = [
         values: &[2.0, 3.0, 5.0],
         settles: true,
         set: |tuning, value| tuning.steps_judged = value as u32,
+    },
+    Knob {
+        name: "links_least",
+        values: &[0.0, (64 << 20) as f64, 1e18],
+        settles: true,
+        set: |tuning, value| tuning.links_least = value as u64,
+    },
+    Knob {
+        name: "links_plans_max",
+        values: &[0.0, 2.0],
+        settles: true,
+        set: |tuning, value| tuning.links_plans_max = value as u32,
     },
 ];
 
