@@ -262,7 +262,11 @@ struct Outcome {
 }
 
 fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
-    let mut run = Run::new(step, share, tuning);
+    outcome_of(Run::new(step, share, tuning), settles)
+}
+
+fn outcome_of(mut run: Run, settles: bool) -> Outcome {
+    let step = run.step.clone();
     let alone = step.us();
     let first = run.step() / alone;
     let report = run.report();
@@ -292,7 +296,7 @@ struct Knob {
     set: fn(&mut Tuning, f64),
 }
 
-const KNOBS: [Knob; 11] = [
+const KNOBS: [Knob; 9] = [
     Knob {
         name: "ahead_part",
         values: &[2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
@@ -347,18 +351,6 @@ const KNOBS: [Knob; 11] = [
         settles: true,
         set: |tuning, value| tuning.steps_judged = value as u32,
     },
-    Knob {
-        name: "links_least",
-        values: &[0.0, (64 << 20) as f64, 1e18],
-        settles: true,
-        set: |tuning, value| tuning.links_least = value as u64,
-    },
-    Knob {
-        name: "links_plans_max",
-        values: &[0.0, 2.0],
-        settles: true,
-        set: |tuning, value| tuning.links_plans_max = value as u32,
-    },
 ];
 
 #[test]
@@ -412,6 +404,38 @@ fn ablation() {
             println!(
                 "| {} | {shown}{mark} | {:.4} | {:.4} | {} + {} | {settled} |",
                 knob.name, own.first, others.first, own.demanded, others.demanded
+            );
+        }
+    }
+}
+
+/// What it is worth to measure links, and how much of a class must be seen.
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_links() {
+    println!("| links, GB/s | links_least | links_plans_max | settled | held out | planning, s |");
+    println!("| :-- | --: | --: | --: | --: | --: |");
+    let usual = Tuning::default();
+    for rates in [[12e3, 12e3], [25e3, 25e3], [41e3, 41e3]] {
+        for (shown, least, plans) in
+            [("64 MiB", 64 << 20, 2), ("64 MiB", 64 << 20, 0), ("0", 0, 2), ("none", u64::MAX, 2)]
+        {
+            let tuning = Tuning { links_least: least, links_plans_max: plans, ..usual };
+            let mean = |runs: &[(&str, f64)]| {
+                let steps = runs.iter().filter_map(|&(name, share)| Some((step_of(name)?, share)));
+                let all: Vec<Outcome> = steps
+                    .map(|(step, share)| outcome_of(Run::on(rates, &step, share, tuning), true))
+                    .collect();
+                let count = all.len().max(1) as f64;
+                let settled = all.iter().map(|it| it.settled).sum::<f64>() / count;
+                (settled, all.iter().map(|it| it.plans).sum::<f64>())
+            };
+            let ((own, plans_own), (others, plans_others)) = (mean(&RUNS), mean(&HELD_OUT));
+            println!(
+                "| {} | {shown} | {plans} | {own:.4} | {others:.4} | {:.1} |",
+                rates[0] / 1e3,
+                plans_own + plans_others
             );
         }
     }
