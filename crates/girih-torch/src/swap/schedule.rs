@@ -114,9 +114,12 @@ impl Swap {
         let mut forgotten = Vec::new();
         let Some(copies) = state.device.copies() else { return };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
+        self.links.end_step(copies);
+        self.steps.set_links(self.links.links());
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
+        self.links.watch(!self.steps.is_settled());
     }
 }

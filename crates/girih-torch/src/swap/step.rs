@@ -57,6 +57,8 @@ pub(crate) struct Steps {
     tuning: Tuning,
     room: u64,
     host: u64,
+    /// What the links carry, as far as it is known.
+    links: Links,
     /// The number of the step that runs, and what is seen of it.
     number: u64,
     now: Observation,
@@ -100,6 +102,7 @@ impl Steps {
             tuning: Tuning::default(),
             room,
             host,
+            links: Links::default(),
             number: 0,
             now: Observation::default(),
             before: None,
@@ -135,6 +138,11 @@ impl Steps {
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
+    }
+
+    /// What the links were measured to carry. The next plan is made with it.
+    pub(super) fn set_links(&mut self, links: Links) {
+        self.links = links;
     }
 
     /// So many bytes are in use or away.
@@ -376,7 +384,7 @@ impl Steps {
         times.see(taken);
         times.see_load(loads);
         let is_judged = self.job.is_none() && times.judge(&self.tuning);
-        self.is_settled = is_judged && times.is_settled(&self.tuning);
+        self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
         let policy = times.policy().map(Arc::clone);
         self.follow(&seen.keys, policy);
         if !is_judged || self.is_settled {
@@ -384,7 +392,7 @@ impl Steps {
         }
         let Some(times) = self.times.get_mut(&hash) else { return };
         let load = times.load.clone();
-        let step = seen.step(&load, times.next());
+        let step = seen.step(&load, times.next(&self.tuning, &self.links));
         self.plan(seen, step);
     }
 
@@ -411,8 +419,8 @@ impl Steps {
     fn plan(&mut self, seen: &Observation, step: (Step, Vec<Whose>)) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
+        let links = self.links;
         let work = move || {
-            let links = Links::default();
             let planned = timed(|| girih::plan(&step.0, &links, &budgets));
             let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.

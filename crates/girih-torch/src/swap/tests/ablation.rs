@@ -37,7 +37,7 @@ const HELD_OUT: [(&str, f64); 4] = [
     ("megatron_llama7b-V_r0.pickle.gz", 0.8),
 ];
 /// The step of a recording that stands for all.
-fn step_of(name: &str) -> Option<Step> {
+pub(super) fn step_of(name: &str) -> Option<Step> {
     let path = FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|it| it.is_file())?;
     let file = File::open(&path).expect("it was there just now");
     let recording = open::detect_and_read(file, Limits::default()).expect("it is a recording");
@@ -72,7 +72,11 @@ struct Outcome {
 }
 
 fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
-    let mut run = Run::new(step, share_of(step, share), tuning);
+    outcome_of(Run::new(step, share_of(step, share), tuning), settles)
+}
+
+fn outcome_of(mut run: Run, settles: bool) -> Outcome {
+    let step = run.of();
     let alone = step.us();
     let first = run.step() / alone;
     let report = run.report();
@@ -253,6 +257,40 @@ fn ablation_of_what_is_remembered() {
                     "| {name} | {period} | {remembered} | {us:.4} | {bytes:.1} | {planning:.1} |"
                 );
             }
+        }
+    }
+}
+
+/// What it is worth to measure links, and how much of a class must be seen.
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_links() {
+    println!("| links, GB/s | links_least | links_plans_max | settled | held out | planning, s |");
+    println!("| :-- | --: | --: | --: | --: | --: |");
+    let usual = Tuning::default();
+    for rates in [[12e3, 12e3], [25e3, 25e3], [41e3, 41e3]] {
+        for (shown, least, plans) in
+            [("64 MiB", 64 << 20, 2), ("64 MiB", 64 << 20, 0), ("0", 0, 2), ("none", u64::MAX, 2)]
+        {
+            let tuning = Tuning { links_least: least, links_plans_max: plans, ..usual };
+            let mean = |runs: &[(&str, f64)]| {
+                let steps = runs.iter().filter_map(|&(name, share)| Some((step_of(name)?, share)));
+                let all: Vec<Outcome> = steps
+                    .map(|(step, share)| {
+                        outcome_of(Run::on(rates, &step, share_of(&step, share), tuning), true)
+                    })
+                    .collect();
+                let count = all.len().max(1) as f64;
+                let settled = all.iter().map(|it| it.settled).sum::<f64>() / count;
+                (settled, all.iter().map(|it| it.plans).sum::<f64>())
+            };
+            let ((own, plans_own), (others, plans_others)) = (mean(&RUNS), mean(&HELD_OUT));
+            println!(
+                "| {} | {shown} | {plans} | {own:.4} | {others:.4} | {:.1} |",
+                rates[0] / 1e3,
+                plans_own + plans_others
+            );
         }
     }
 }
