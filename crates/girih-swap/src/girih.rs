@@ -29,15 +29,26 @@ pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
 
 /// Likewise, by other numbers than the default ones.
 pub fn plan_with(step: &Step, links: &Links, budgets: &Budgets, settings: &Settings) -> Schedule {
+    plan_and_bound(step, links, budgets, settings).0
+}
+
+/// Likewise, with what [`bound`] says of the budget, or of the least that can be kept: a search asks for it.
+pub(crate) fn plan_and_bound(
+    step: &Step,
+    links: &Links,
+    budgets: &Budgets,
+    settings: &Settings,
+) -> (Schedule, f64) {
     let gpu = budgets.gpu.max(step.least_budget().0);
     if step.peak() <= gpu {
-        return Schedule::default();
+        return (Schedule::default(), step.us());
     }
     let budgets = Budgets { gpu, host: budgets.host };
     let bound_us = bound(step, links, gpu);
     let coarse = Coarse::of(step, |_| true);
     let planned = Search::new(&coarse.step, links, &budgets, settings, bound_us).run();
-    planned.map_or_else(Schedule::default, |planned| coarse.refine(step, gpu, &planned))
+    let refine = |planned| coarse.refine(step, gpu, &planned);
+    (planned.map_or_else(Schedule::default, refine), bound_us)
 }
 
 /// One choice of gaps, and what it costs.
