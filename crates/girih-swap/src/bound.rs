@@ -12,8 +12,11 @@
 //!
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
 //! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
-//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need
-//! their times one after the other: the best chain of them is the bound.
+//! two do not run at once, and the window takes at least as long as one link needs for both: of windows of any width,
+//! all of them (`reach`). Of narrow windows, and of those between some of the operators, more is known: how much goes
+//! out and how much comes in at least. Both directions at once are slower than each alone, so a byte that comes in takes
+//! from those that go out (`slows`). Windows side by side need their times one after the other: the best chain of them is the
+//! bound.
 //!
 //! A window from operator `l` to operator `r` begins where `l` has ended, with what is waited for before the next, and ends
 //! where `r` begins:

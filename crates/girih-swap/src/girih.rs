@@ -90,6 +90,8 @@ struct Search<'a> {
     cover: Cover<'a>,
     /// Bytes that are kept free for what comes back: from none to all that could be free.
     headrooms: Vec<u64>,
+    /// Of these every so many is tried at first: of long steps fewer, so that they are no more work.
+    headrooms_apart: usize,
     rng: Rng,
     tries: u64,
     /// How often the first choice is gone on from.
@@ -113,6 +115,8 @@ impl<'a> Search<'a> {
         by_use.sort_by_key(|&gap| step.gaps[gap as usize].before);
         let tries = settings.tries_max.min(settings.work_max / work);
         let searches = settings.work_max / (work * tries).max(1);
+        let firsts = settings.headrooms.len() * By::ALL.len() * settings.hastes.len();
+        let apart = (work * firsts as u64).div_ceil(settings.work_max.max(1)).max(1);
         Search {
             step,
             links,
@@ -123,6 +127,7 @@ impl<'a> Search<'a> {
             by_use,
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
+            headrooms_apart: apart as usize,
             rng: Rng::new(1),
             tries,
             searches: searches.min(settings.searches_max),
@@ -131,7 +136,7 @@ impl<'a> Search<'a> {
 
     fn run(mut self) -> Option<Schedule> {
         let mut best: Option<Choice> = None;
-        for &headroom in &self.headrooms {
+        for &headroom in self.headrooms.iter().step_by(self.headrooms_apart) {
             for by in By::ALL {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
@@ -165,7 +170,11 @@ impl<'a> Search<'a> {
         let us = simulate(self.step, self.links, &schedule).step_us;
         Some(match us <= self.bound_us * self.settings.close {
             true => schedule,
-            false => defer(self.step, self.links, schedule, self.settings.put_off_parts),
+            false => {
+                // Twice as many runs as parts.
+                let parts = (self.settings.put_off_parts as u64).min(self.tries / 2);
+                defer(self.step, self.links, schedule, parts as usize)
+            }
         })
     }
 
