@@ -52,7 +52,7 @@ const SMALL_PART: u64 = 4096;
 const NARROW: usize = 64;
 /// Steps of up to so many operators have as many narrow and wide windows as there may be. Longer ones have fewer, so that they
 /// take no more time.
-const FULL_MAX: usize = 12_000;
+const FULL_MAX: usize = 8_000;
 /// Units in which sums of tensors are counted in a narrow window, at most.
 const NARROW_UNITS_MAX: u64 = 1 << 12;
 

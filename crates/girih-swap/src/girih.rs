@@ -90,7 +90,7 @@ struct Search<'a> {
     cover: Cover<'a>,
     /// Bytes that are kept free for what comes back: from none to all that could be free.
     headrooms: Vec<u64>,
-    /// Of these every so many is tried at first: of long steps fewer, so that they are no more work.
+    /// Of these every so many is tried at first: of long steps fewer, so that they are a part of the work.
     headrooms_apart: usize,
     rng: Rng,
     tries: u64,
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
         let tries = settings.tries_max.min(settings.work_max / work);
         let searches = settings.work_max / (work * tries).max(1);
         let firsts = settings.headrooms.len() * By::ALL.len() * settings.hastes.len();
-        let apart = (work * firsts as u64).div_ceil(settings.work_max.max(1)).max(1);
+        let apart = (4 * work * firsts as u64).div_ceil(settings.work_max.max(1)).max(1);
         Search {
             step,
             links,
@@ -171,8 +171,8 @@ impl<'a> Search<'a> {
         Some(match us <= self.bound_us * self.settings.close {
             true => schedule,
             false => {
-                // Twice as many runs as parts.
-                let parts = (self.settings.put_off_parts as u64).min(self.tries / 2);
+                // Twice as many runs as parts, which are no more than half of the tries.
+                let parts = (self.settings.put_off_parts as u64).min(self.tries / 4);
                 defer(self.step, self.links, schedule, parts as usize)
             }
         })
