@@ -132,11 +132,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"no program {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
     if unknown := {m.partition(":")[0] for m in arguments.only.split(",")} - set(MODES):
         parser.error(f"no allocator {', '.join(sorted(unknown))}; there are {', '.join(MODES)}")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = visible.split(",") if visible else [str(card) for card in range(arguments.cards)]
-    if len(cards) < arguments.cards:
-        parser.error(f"--cards {arguments.cards}, but CUDA_VISIBLE_DEVICES is {visible}")
-    arguments.card_names = cards[: arguments.cards]
+    arguments.card_names = modes.card_names(parser, arguments.cards)
     return arguments
 
 

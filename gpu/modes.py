@@ -40,6 +40,15 @@ MIB = 1 << 20
 EVENTS = ("create_event", "record_event", "query_event", "wait_event", "synchronize")
 
 
+def card_names(parser: argparse.ArgumentParser, wanted: int) -> list[str]:
+    """So many of the cards that this process was given. An error of the command line if too few."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = visible.split(",") if visible else [str(card) for card in range(wanted)]
+    if len(cards) < wanted:
+        parser.error(f"--cards {wanted}, but CUDA_VISIBLE_DEVICES is {visible}")
+    return cards[:wanted]
+
+
 def plan_file(cache: str) -> str:
     """Where a run in the mode `profile` leaves its plan, for each rank."""
     return str(Path(cache) / "recorded.rank{rank}.plan")

@@ -37,6 +37,7 @@ SUBJECTS = (
     "long",
     "out_of_memory",
     "swapping",
+    "optimizers",
     "streams",
     "pools",
     "captures",

@@ -127,6 +127,7 @@ def main() -> int:
     parser.add_argument("--onto", type=Path, help="rows of the same commit that are there already")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
+    names = modes.card_names(parser, arguments.cards)
     only = arguments.only.split(",")
     rows = [r for r in ROWS if not arguments.match or any(m in r[1] for m in arguments.match)]
     head = {
@@ -152,7 +153,7 @@ def main() -> int:
             print(f"{what}: left out, it needs {cards} cards")
     for width in sorted({cards for cards, _, _ in rows if cards <= arguments.cards}):
         firsts = range(0, arguments.cards - width + 1, width)
-        groups = [",".join(map(str, range(first, first + width))) for first in firsts]
+        groups = [",".join(names[first : first + width]) for first in firsts]
         of_width = [row for row in rows if row[0] == width]
         for done in side_by_side(of_width, groups, only, arguments.timeout):
             keep(done)

@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from modes import MIB, printed, ran, shareable
+from modes import MIB, card_names, printed, ran, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "longer.py")
 WAYS = ("plain", "recompute", "selective", "save_on_cpu", "streams", "girih", "fill", "split:0")
@@ -200,8 +200,8 @@ def main() -> int:
     rows = ROWS[options.rows] if options.rows else [("own", ",".join(WAYS), "30GiB", [])]
     context = multiprocessing.get_context("spawn")
     cards = context.Queue()
-    for card in range(options.cards):
-        cards.put(str(card))
+    for card in card_names(parser, options.cards):
+        cards.put(card)
     print(HEAD, flush=True)
     table = []
     with concurrent.futures.ProcessPoolExecutor(

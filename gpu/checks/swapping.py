@@ -151,19 +151,19 @@ def at_rest(swap: dict[str, Any]) -> None:
         equal(swap[name], 0, name)
 
 
-def started(function: str, **options: Any) -> dict[str, Any]:
-    """What a function of this module gives in a process of its own, with these options of Girih."""
+def started(function: str, *, module: str = "swapping", **options: Any) -> dict[str, Any]:
+    """What a function of a module gives in a process of its own, with these options of Girih."""
     own = json.loads(os.environ.get("GIRIH_OPTIONS") or "{}")
     environ = os.environ | {"GIRIH_OPTIONS": json.dumps(own | options)}
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import girih, json\n"
-        "from checks import swapping\n"
-        "print('result', json.dumps(getattr(swapping, sys.argv[2])()))\n"
+        "import girih, importlib, json\n"
+        "module = importlib.import_module('checks.' + sys.argv[2])\n"
+        "print('result', json.dumps(getattr(module, sys.argv[3])()))\n"
     )
     folder = str(Path(__file__).resolve().parent.parent)
     done = subprocess.run(
-        [sys.executable, "-c", program, folder, function],
+        [sys.executable, "-c", program, folder, module, function],
         env=environ,
         capture_output=True,
         text=True,

@@ -36,6 +36,7 @@ from girih import (
     _ranks,
     _run_time,
     _saved,
+    _states,
     _terminate,
 )
 from girih._errors import GirihError, GirihWarning, UnavailableError
@@ -342,6 +343,8 @@ def _set_hooks(settings: Settings) -> Watch:
     try:
         if settings.option("hooks", True):
             _hooks.install(torch, watch)
+            if "gpu_budget" in settings.options or settings.swaps_at_the_edge:
+                _states.install(torch)
             _integrations.install(watch)
         if settings.option("modules", False):
             _modules.install(torch, watch)

@@ -49,6 +49,11 @@ def line(device: dict[str, Any]) -> str:
             f"{why}swapped {size(swap['bytes_out'])} out and {size(swap['bytes_in'])} in, "
             f"{swap['demanded']} tensors fetched late, {size(swap['host_peak'])} on the host"
         )
+        if swap["states_out"]:
+            parts.append(
+                f"{size(swap['states_out'])} of that states of optimizers, "
+                f"{swap['states_late']} of them late"
+            )
         if swap["waited_for"]:
             parts.append(line_of_waits(swap))
     if device["ooms"] > 0:
@@ -61,11 +66,14 @@ def line_of_waits(swap: dict[str, Any]) -> str:
     worst = swap["waited_for"][0]
     way = "came back" if worst["way"] == "in" else "went"
     where = f" of {worst['module']}" if worst["module"] else ""
+    what = f"saved by operator {worst['saved_at']} of a step"
+    if worst["is_state"]:
+        what = "a state of an optimizer"
     # Not every device tells the time, and what is under way has none yet.
     times = f" for {swap['waited_us'] / 1000:.1f} ms" if swap["waited_us"] > 0 else ""
     return (
         f"waited{times} in {swap['waits']} uses, most for {size(worst['size'])} of shape "
-        f"{worst['shape']}{where}, saved by operator {worst['saved_at']} of a step, that {way}"
+        f"{worst['shape']}{where}, {what}, that {way}"
     )
 
 

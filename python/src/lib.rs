@@ -15,6 +15,7 @@
 mod call;
 mod objects;
 mod saved;
+mod states;
 mod why;
 
 use girih_torch::control;
@@ -31,6 +32,8 @@ mod native {
     use super::call::{note_hooks, wants_hooks, when_called};
     #[pymodule_export]
     use super::saved::{Saved, pack, unpack};
+    #[pymodule_export]
+    use super::states::{Records, seal, wants_states};
     #[pymodule_export]
     use super::{
         abi, change_settings, check_settings, configure, finish, keep_in_one_handle, mark, plan,

@@ -124,13 +124,7 @@ impl Plain {
         if seen.size < LEAST || seen.device < 0 || self.is_of_a_parameter(tensor)? {
             return Ok(Saved { tensor: self.kept(tensor, seen)?, version, device: -1, id: 0 });
         }
-        let described = Tensor {
-            storage: seen.storage,
-            address: seen.address,
-            size: seen.size,
-            kind: seen.kind,
-            shape: seen.shape,
-        };
+        let described = described_of(seen);
         let stream = self.tensors.current_stream(seen.device);
         let tensor_of_ours = self.alias(tensor)?;
         recorded(tensor.py(), tensor_of_ours, version, seen.device, described, stream)
@@ -183,6 +177,14 @@ fn is_leaf(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "is_leaf"))?.extract()
 }
 
+/// The handle of the present stream of a device, without Python where the shim is.
+pub(super) fn present_stream(py: Python<'_>, device: i32) -> PyResult<u64> {
+    match tensors::of_the_process() {
+        Some(tensors) => Ok(tensors.current_stream(device)),
+        None => stream_of(py, device),
+    }
+}
+
 fn stream_of(py: Python<'_>, device: i32) -> PyResult<u64> {
     torch(py)?.current_stream.bind(py).call1((device,))?.extract()
 }
@@ -220,6 +222,32 @@ fn described(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(i32,
     Ok(Some((device, Tensor { storage, address, size, kind, shape })))
 }
 
+/// A large tensor of a GPU: which, what a heap needs to know of it, and whether it may have a graph. None for others.
+pub(super) fn seen(
+    py: Python<'_>,
+    tensor: &Bound<'_, PyAny>,
+) -> PyResult<Option<(i32, Tensor, bool)>> {
+    if let Some(plain) = Plain::of(tensor) {
+        let seen = plain.tensors.look(plain.address);
+        let large = seen.filter(|seen| seen.size >= LEAST && seen.device >= 0);
+        return Ok(large.map(|seen| (seen.device, described_of(&seen), seen.may_have_graph)));
+    }
+    let Some((device, described)) = described(py, tensor)? else { return Ok(None) };
+    let has_graph = tensor.getattr(intern!(py, "requires_grad"))?.extract()?;
+    Ok(Some((device, described, has_graph)))
+}
+
+/// What a heap needs to know of a tensor that was looked at.
+fn described_of(seen: &Seen) -> Tensor {
+    Tensor {
+        storage: seen.storage,
+        address: seen.address,
+        size: seen.size,
+        kind: seen.kind,
+        shape: seen.shape,
+    }
+}
+
 fn detached(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     Ok(tensor.call_method0(intern!(py, "detach"))?.unbind())
 }
@@ -255,18 +283,23 @@ pub(super) fn unpack(py: Python<'_>, saved: &Bound<'_, Saved>) -> PyResult<Py<Py
         Some(plain) => plain.tensors.current_stream(device),
         None => stream_of(py, device)?,
     };
-    py.detach(|| control::use_saved(device, id, stream)).map_err(|error| match error {
-        SavedError::OutOfMemory(text) => match torch(py) {
-            Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
-            Err(error) => error,
-        },
-        SavedError::Other(text) => PyRuntimeError::new_err(text),
-    })?;
+    py.detach(|| control::use_saved(device, id, stream)).map_err(|error| error_of(py, error))?;
     // Autograd takes what needs no gradient (attention's log-sum-exp) as it is given: our own tensor would be no owner
     // that is seen, and its bytes could go before the kernel that reads them is queued.
     match &plain {
         Some(plain) if plain.tensors.look(plain.address).is_some() => plain.alias(tensor),
         _ => detached(py, tensor),
+    }
+}
+
+/// The error that the program is given.
+pub(super) fn error_of(py: Python<'_>, error: SavedError) -> PyErr {
+    match error {
+        SavedError::OutOfMemory(text) => match torch(py) {
+            Ok(torch) => PyErr::from_type(torch.out_of_memory.bind(py).clone(), text),
+            Err(error) => error,
+        },
+        SavedError::Other(text) => PyRuntimeError::new_err(text),
     }
 }
 

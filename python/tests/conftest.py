@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -43,6 +44,23 @@ def python(tmp_path: Path, cache: Path) -> Python:
             cwd=tmp_path,
             env=os.environ | {"GIRIH_CACHE": str(cache)} | environ,
         )
+
+    return run
+
+
+@pytest.fixture
+def beside(python: Python) -> Callable[..., tuple[Any, str]]:
+    """Runs a program that imports what lies beside the tests.
+
+    Gives what it prints as JSON in its last line, and what is on stderr.
+    """
+
+    def run(*words: str) -> tuple[Any, str]:
+        here = str(Path(__file__).parent)
+        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        done = python(*words, PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
     return run
 

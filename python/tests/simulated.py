@@ -7,13 +7,14 @@ tensor for each layer, `backward` uses them in the reverse order.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import json
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 MIB = 1 << 20
 
@@ -111,6 +112,13 @@ class Gpu:
         torch.nn = types.SimpleNamespace(Parameter=type("Parameter", (), {}))
         torch.autograd = types.SimpleNamespace(graph=graph)
         torch.__version__ = "2.11.0"
+        torch.Tensor, torch.empty = Tensor, lambda _count: types.SimpleNamespace(_use_count=int)
+        torch.optim = types.SimpleNamespace(Optimizer=Optimizer)
+        torch.compiler = types.SimpleNamespace(is_compiling=lambda: False)
+        optim: Any = types.ModuleType("torch.optim.optimizer")
+        optim.register_optimizer_step_pre_hook = Optimizer.pre_hooks.append
+        optim.register_optimizer_step_post_hook = Optimizer.post_hooks.append
+        sys.modules["torch.optim.optimizer"] = optim
         return torch
 
     @contextlib.contextmanager
@@ -207,6 +215,7 @@ class Tensor:
 
     is_cuda = True
     is_leaf = False
+    requires_grad = False
     dtype = "float32"
     shape = (1,)
     _version = 0
@@ -240,6 +249,13 @@ class Tensor:
         """Another tensor over the same bytes."""
         return Tensor(self.gpu, storage=self.storage)
 
+    @property
+    def nbytes(self) -> int:
+        return self.gpu.storages[self.storage][2]
+
+    def _use_count(self) -> int:
+        return 0
+
     def get_device(self) -> int:
         return 0
 
@@ -248,3 +264,39 @@ class Tensor:
 
     def element_size(self) -> int:
         return 4
+
+
+class Optimizer:
+    """As torch's: two states for each parameter, which its steps use."""
+
+    pre_hooks: ClassVar[list[Callable[..., None]]] = []
+    post_hooks: ClassVar[list[Callable[..., None]]] = []
+
+    def __init__(self, gpu: Gpu, mebibytes: list[float]) -> None:
+        self.gpu = gpu
+        self.state: Any = collections.defaultdict(dict)
+        self.sizes = {f"parameter {at}": size for at, size in enumerate(mebibytes)}
+        self.param_groups = [{"params": list(self.sizes)}]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"state": self.state, "param_groups": self.param_groups}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def step(self) -> None:
+        """The states are there, be they new."""
+        for hook in self.pre_hooks:
+            hook(self, (self,), {})
+        self._step()
+        self.gpu.mark("step")
+        for hook in self.post_hooks:
+            hook(self, (self,), {})
+
+    def _step(self) -> None:
+        for name, size in self.sizes.items():
+            own = self.state[name]
+            for moment in ("mean", "square"):
+                if moment not in own:
+                    own[moment] = Tensor(self.gpu, size)
+                assert self.gpu.storages[own[moment].storage][1] != 0, "a state has no bytes"

@@ -1,9 +1,6 @@
 """The edge of out of memory, on a simulated GPU: from the heap's call for hooks to what is said."""
 
-import json
-import os
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -26,17 +23,9 @@ def settle(gpu, is_done):
 
 
 @pytest.fixture
-def run(python):
+def run(beside):
     """Runs a program; gives what it prints as JSON in its last line, and what is on stderr."""
-
-    def run(text, *words):
-        here = str(Path(__file__).parent)
-        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        done = python(*words, "-c", BEGIN + textwrap.dedent(text), PYTHONPATH=path)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-    return run
+    return lambda text, *words: beside(*words, "-c", BEGIN + textwrap.dedent(text))
 
 
 STEPS = """
@@ -236,6 +225,7 @@ def test_an_exception_in_the_forward_pass_leaves_nothing_behind(run):
 def test_who_was_waited_for_is_named_first_in_the_summary():
     worst = {
         "way": "in",
+        "is_state": False,
         "size": 64 << 20,
         "shape": [8, 1024, 4096],
         "module": "layers.3",

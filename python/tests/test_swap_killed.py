@@ -21,6 +21,9 @@ import gc, json, os, signal, sys, time
 from simulated import *
 from girih import _saved
 
+# What runs in the background of a script ignores Ctrl-C, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Program(Gpu):
     pending, moment, seen = None, None, 0

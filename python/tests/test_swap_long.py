@@ -1,9 +1,6 @@
 """A step of 131,072 tokens on a simulated GPU: tensors larger than what is pinned at once."""
 
-import json
-import os
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -31,17 +28,9 @@ def run(tokens, layers, steps=6, **options):
 
 
 @pytest.fixture
-def run(python):
+def run(beside):
     """Runs a program; gives what it prints as JSON in its last line."""
-
-    def run(text):
-        here = str(Path(__file__).parent)
-        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        done = python("-c", BEGIN + textwrap.dedent(text), PYTHONPATH=path)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    return lambda text: beside("-c", BEGIN + textwrap.dedent(text))[0]
 
 
 @pytest.mark.parametrize("host", [64, 92])

@@ -56,7 +56,7 @@ def printed(tmp_path_factory):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) >= 8
+    assert len(PROGRAMS) >= 18
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -24,7 +24,8 @@ pub use crate::heap::Saved;
 use crate::heaps;
 use crate::kept_plans;
 use crate::settings::Settings;
-use crate::swap::attention;
+pub use crate::swap::states::OtherStates;
+use crate::swap::{attention, states};
 
 /// Sets how the heaps behave, from a JSON object: see [`Settings::parse`].
 ///
@@ -183,10 +184,7 @@ pub fn save(device: i32, saved: Saved, stream: u64) -> Result<u64, String> {
 /// What the driver refused, or that there is too little memory; the latter begins as PyTorch's own error does.
 pub fn use_saved(device: i32, id: u64, stream: u64) -> Result<(), SavedError> {
     let used = heaps::heap(device).and_then(|heap| heap.use_saved(id, stream));
-    used.map_err(|error| match &*error {
-        HeapError::OutOfMemory(oom) => SavedError::OutOfMemory(oom.text.clone()),
-        other => SavedError::Other(other.to_string()),
-    })
+    used.map_err(|error| SavedError::of(&error))
 }
 
 /// Why a saved tensor is not there. Sentences for a user.
@@ -196,6 +194,15 @@ pub enum SavedError {
     OutOfMemory(String),
     /// Another reason.
     Other(String),
+}
+
+impl SavedError {
+    fn of(error: &HeapError) -> SavedError {
+        match error {
+            HeapError::OutOfMemory(oom) => SavedError::OutOfMemory(oom.text.clone()),
+            other => SavedError::Other(other.to_string()),
+        }
+    }
 }
 
 /// Autograd has given up a saved tensor that has a record.
@@ -210,6 +217,36 @@ pub fn drop_saved(device: i32, id: u64) -> Result<(), String> {
     heaps::existing(device)
         .map_or(Ok(()), |heap| heap.drop_saved(id))
         .map_err(|error| error.to_string())
+}
+
+/// True once some heap swaps: then states of optimizers may be offered.
+pub fn wants_states() -> bool {
+    states::are_wanted()
+}
+
+/// An optimizer has stepped, and nobody can reach these states of it, on one device, before [`use_states`]. For each the
+/// id of its record, which [`drop_saved`] gives up too; 0 if it has none.
+///
+/// # Errors
+/// What the driver refused; then none has a record.
+pub fn offer_states(
+    device: i32,
+    offered: &[Saved],
+    others: OtherStates,
+    stream: u64,
+) -> Result<Vec<u64>, String> {
+    let Some(heap) = heaps::existing(device) else { return Ok(vec![0; offered.len()]) };
+    heap.offer_states(offered, others, stream).map_err(|error| error.to_string())
+}
+
+/// States of a device are asked for: by the step of their optimizer, or between steps. They are there then, and their
+/// records are gone.
+///
+/// # Errors
+/// As [`use_saved`]; then they can be asked for again.
+pub fn use_states(device: i32, ids: &[u64], stream: u64, is_step: bool) -> Result<(), SavedError> {
+    let used = heaps::heap(device).and_then(|heap| heap.use_states(ids, stream, is_step));
+    used.map_err(|error| SavedError::of(&error))
 }
 
 /// From now on heaps call for the program with `call`, on any thread and under no lock of theirs: warnings are to be taken,

@@ -183,6 +183,9 @@ impl Heap {
         self.with(|state| {
             let pool = state.pool(pool)?;
             let captures = captures && state.may_capture(pool);
+            if captures {
+                state.keep_states();
+            }
             state.engine.policy_mut().begin_pool(pool, captures);
             Ok(())
         })

@@ -6,6 +6,7 @@ use girih_trace::StreamId;
 use super::{Heap, State};
 use crate::error::{Outcome, unknown};
 use crate::settings::Settings;
+use crate::swap::states::OtherStates;
 use crate::swap::storages::{self, StorageId};
 use crate::swap::{RecordId, Shape, Swap, SwapReport};
 
@@ -60,6 +61,39 @@ impl Heap {
             Ok(())
         })
     }
+
+    /// An optimizer has stepped on the stream of that handle, and until they are asked for nobody can reach these
+    /// states of it. For each the id of its record; 0 if it stays on the GPU.
+    ///
+    /// # Errors
+    /// What the driver refused. Then none has a record.
+    pub fn offer_states(
+        &self,
+        offered: &[Saved],
+        others: OtherStates,
+        stream: u64,
+    ) -> Outcome<Vec<u64>> {
+        self.with(|state| {
+            let stream = state.stream(stream)?;
+            let ids =
+                state.with_swap(|swap, state| swap.offer_states(state, offered, others, stream))?;
+            Ok(ids.unwrap_or_else(|| vec![0; offered.len()]))
+        })
+    }
+
+    /// States are asked for, by the step of their optimizer (`is_step`) on the stream of that handle, or between steps.
+    /// Afterwards their storages have their bytes, and they have no records any more.
+    ///
+    /// # Errors
+    /// Out of memory; what the driver refused. Then they can be asked for again.
+    pub fn use_states(&self, ids: &[u64], stream: u64, is_step: bool) -> Outcome<()> {
+        let ids: Vec<RecordId> = ids.iter().copied().map(RecordId).collect();
+        self.with(|state| {
+            let stream = state.stream(stream)?;
+            state.with_swap(|swap, state| swap.use_states(state, &ids, stream, is_step))?;
+            Ok(())
+        })
+    }
 }
 
 impl State {
@@ -75,6 +109,14 @@ impl State {
                 self.ordinal
             )),
         }
+    }
+
+    /// A graph is about to be captured: states of optimizers are there from now on.
+    pub(super) fn keep_states(&mut self) {
+        let _ = self.with_swap(|swap, state| {
+            swap.keep_states(state);
+            Ok(())
+        });
     }
 
     /// Without a budget: looks how far the GPU is from being full, and begins to keep records if it is near.

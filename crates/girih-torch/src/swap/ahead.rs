@@ -11,7 +11,7 @@ use crate::heap::State;
 impl Swap {
     /// Fetches what backward will want after the record of that number.
     pub(super) fn fetch_ahead(&mut self, state: &mut State, number: u64) -> Outcome<()> {
-        if self.steps.is_following() || self.table.bytes().1 == 0 {
+        if self.steps.is_following() || self.table.bytes_saved().away == 0 {
             return Ok(());
         }
         let (most, free) = (self.room / self.tuning.coming_part, self.room / self.tuning.free_part);
@@ -21,7 +21,7 @@ impl Swap {
                 away.find_map(|id| Some((id, self.table.get(id)?.size)))
             };
             let Some((id, size)) = next else { return Ok(()) };
-            let coming = self.table.bytes().2.saturating_add(size);
+            let coming = self.table.bytes_saved().coming.saturating_add(size);
             let in_use = state.bytes_in_use().saturating_add(size).saturating_add(free);
             if coming > most.max(size) || in_use > self.room || !self.fetch(state, id)? {
                 return Ok(());

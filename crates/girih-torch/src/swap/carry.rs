@@ -191,6 +191,7 @@ impl Swap {
                 replace(device, &mut entry.out, Some(end))?;
                 self.counts.copies_out += 1;
                 self.counts.bytes_out += entry.size;
+                self.counts.states_out += if entry.is_state() { entry.size } else { 0 };
             }
             Call::AwaitOut => {
                 if let Some(end) = entry.out {
@@ -235,6 +236,7 @@ impl Swap {
                 replace(device, &mut entry.back, Some(end))?;
                 self.counts.copies_in += 1;
                 self.counts.bytes_in += entry.size;
+                self.counts.states_in += if entry.is_state() { entry.size } else { 0 };
             }
             Call::AwaitIn => {
                 if let Some(end) = entry.back {

@@ -10,6 +10,8 @@
 //!                 lane in                                     └─copy in─┘
 //! ```
 //!
+//! Besides, states of optimizers go between its steps: see `states.rs`.
+//!
 //! Only storages go whose owners are saved tensors alone, so nobody else reads them: see [`storages`]. Everything
 //! happens under the lock of a heap, in calls of the allocator and of autograd's hooks. It needs no Python, and
 //! nothing waits on the host: the order of copies and kernels is made of events.
@@ -24,12 +26,15 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod observed;
 mod pins;
+mod policy;
 mod ranges;
 mod report;
 mod room;
 mod schedule;
 mod settings;
+pub(crate) mod states;
 mod step;
 pub mod storages;
 mod table;
@@ -44,7 +49,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use girih_runtime::{Address, AllocError, Request};
-use girih_swap::record::{Record, State as Place, Wish};
+use girih_swap::record::{State as Place, Wish};
 use girih_trace::{MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -54,6 +59,7 @@ use self::host::{Host, Slot};
 pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
+use self::states::States;
 use self::step::Steps;
 use self::storages::Storages;
 pub(crate) use self::table::RecordId;
@@ -102,6 +108,16 @@ pub(crate) struct Counts {
     /// Tensors that did not go because somebody else had them, and because the host had no room.
     pub(crate) shared: u64,
     pub(crate) host_full: u64,
+    /// Bytes of states of optimizers that were copied to the host and back, of those above.
+    pub(crate) states_out: u64,
+    pub(crate) states_in: u64,
+    /// States that were on the host when they were wanted, and how often a program has asked for states between steps.
+    pub(crate) states_late: u64,
+    pub(crate) states_asked: u64,
+    /// States that stayed when a step had ended: somebody else had them; and they were not of this heap's own memory, or
+    /// the program captures graphs.
+    pub(crate) states_shared: u64,
+    pub(crate) states_unseen: u64,
 }
 
 /// The swapping of one heap.
@@ -128,6 +144,7 @@ pub(crate) struct Swap {
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
     steps: Steps,
+    states: States,
     waits: Waits,
     tuning: Tuning,
     counts: Counts,
@@ -205,6 +222,7 @@ impl Swap {
             in_hand: [None; THREADS],
             is_backward: false,
             steps: Steps::new(room, budget),
+            states: States::open(),
             waits: Waits::default(),
             tuning: Tuning::default(),
             counts: Counts::default(),
@@ -253,25 +271,40 @@ impl Swap {
         error: AllocError,
     ) -> Box<crate::error::HeapError> {
         let of = |is_idle: bool| -> u64 {
-            let here = self.table.here().filter(|&id| self.is_idle(id) == is_idle);
+            let here = self.table.saved_here().filter(|&id| self.is_idle(id) == is_idle);
             here.filter_map(|id| self.table.get(id)).map(|entry| entry.size).sum()
         };
         let (idle, held) = (of(true), of(false));
-        let (going, away, coming) = self.table.bytes();
+        let (saved, states) = (self.table.bytes_saved(), self.table.bytes_of_states());
         let (used, _) = self.host.used();
-        let records = idle + held + going + coming;
+        let records = saved.on_gpu() + states.on_gpu();
+        let away = saved.away + states.away;
         if self.is_edge && records + away == 0 {
             // Swapping has no part in it.
             return state.explain(request, error);
         }
         let others = state.bytes_in_use().saturating_sub(records);
+        let (idle, of_states) = (
+            idle + states.here,
+            match states.all() {
+                0 => String::new(),
+                _ => format!(" and {} of states of optimizers", short(states.away)),
+            },
+        );
         let lines = [
             format!(
-                "Swapping has {} of saved tensors on the host, of {} that it may have there. What is left:",
-                short(away),
+                "Swapping has {} of saved tensors{of_states} on the host, of {} that it may have there. What is left:",
+                short(saved.away),
                 short(self.host.budget())
             ),
-            format!("  {:>14}  saved tensors that could go, if the host had room", short(idle)),
+            format!(
+                "  {:>14}  {} that could go, if the host had room",
+                short(idle),
+                match states.here {
+                    0 => "saved tensors",
+                    _ => "saved tensors and states",
+                }
+            ),
             format!("  {:>14}  saved tensors that the program holds too", short(held)),
             format!(
                 "  {:>14}  {}",
@@ -294,14 +327,15 @@ impl Swap {
         state.explain_with(request, error, &lines)
     }
 
-    /// Bytes in use, those included that are on the host alone.
+    /// Bytes in use, those of records included that are on the host alone.
     fn load(&self, state: &State) -> u64 {
-        state.bytes_in_use() + self.table.bytes().1
+        state.bytes_in_use() + self.table.bytes_saved().away + self.table.bytes_of_states().away
     }
 
     /// Memory was given.
     fn note_load(&mut self, state: &State) {
         self.steps.saw_load(self.load(state));
+        self.note_load_of_states(state);
         let without = state.bytes_in_use().saturating_sub(self.table.bytes_on_gpu());
         self.counts.without_record = without;
         self.counts.without_record_peak = without.max(self.counts.without_record_peak);
@@ -326,7 +360,7 @@ impl Swap {
         saved: Saved,
         stream: StreamId,
     ) -> Outcome<Option<RecordId>> {
-        let Saved { storage, address, size, kind, shape } = saved;
+        let Saved { storage, address, size, kind, .. } = saved;
         self.let_go_of_hand();
         self.is_backward = false;
         let known = self.table.find(storage);
@@ -361,23 +395,10 @@ impl Swap {
                 id
             }
             None => self.table.add(Entry {
-                record: Record::default(),
-                storage,
-                size,
-                kind,
-                address,
-                stream: home,
-                saves: 1,
-                number: self.table.next_number(),
-                shape,
                 // The operator that begins with it.
                 saved_at: self.steps.next_operator(),
                 module: self.waits.module(),
-                last_on: stream,
-                ready: None,
-                out: None,
-                back: None,
-                slot: None,
+                ..Entry::of(saved, home, self.table.next_number(), stream)
             }),
         };
         let begun = self.begin_operator(state, step::of_save(kind), stream).and_then(|()| {
@@ -419,7 +440,8 @@ impl Swap {
         self.begin_operator(state, step::of_use(kind), stream)?;
         self.steps.uses(id);
         self.do_what_is_due(state)?;
-        self.fetch_ahead(state, number)
+        self.fetch_ahead(state, number)?;
+        self.fetch_states(state)
     }
 
     /// A record's bytes are there for what `stream` does from now on.
@@ -428,7 +450,7 @@ impl Swap {
         let request = Request { size: entry.size, stream: entry.stream, pool: PoolId::DEFAULT };
         match entry.record.state() {
             Place::OnHost => {
-                self.counts.demanded += 1;
+                self.counts.demanded += u64::from(!entry.is_state());
                 self.make_room(state, request)?;
             }
             Place::Going => self.counts.kept += 1,

@@ -8,7 +8,7 @@ use super::{Counts, Swap};
 impl Swap {
     /// What it did, and how things stand.
     pub(crate) fn report(&self) -> SwapReport {
-        let (going, away, coming) = self.table.bytes();
+        let (saved, states) = (self.table.bytes_saved(), self.table.bytes_of_states());
         let (host, host_peak) = self.host.used();
         SwapReport {
             at_the_edge: self.is_edge,
@@ -21,12 +21,18 @@ impl Swap {
             pinned_late: self.host.late().0,
             pinned_late_us: self.host.late().1 * 1e6,
             records: self.table.len() as u64,
-            going,
-            away,
-            coming,
+            going: saved.going + states.going,
+            away: saved.away + states.away,
+            coming: saved.coming + states.coming,
+            states: self.table.states_anywhere().count() as u64,
+            states_bytes: states.all(),
+            states_away: states.away,
+            states_wanted: self.states.wanted(),
             counts: self.counts,
             waits: self.waits.count,
             waited_us: self.waits.us,
+            states_waits: self.waits.of_states.0,
+            states_waited_us: self.waits.of_states.1,
             waited_for: self.waits.worst(),
             policies: self.steps.policies() as u64,
             policy_changes: self.steps.changes(),
@@ -59,12 +65,21 @@ pub(crate) struct SwapReport {
     going: u64,
     away: u64,
     coming: u64,
+    /// States of optimizers that may go, of the records above: how many, their bytes, those on the host alone, and the
+    /// bytes that leave when a step has ended.
+    states: u64,
+    states_bytes: u64,
+    states_away: u64,
+    states_wanted: u64,
     #[serde(flatten)]
     counts: Counts,
     /// How often a stream of the computation was queued to wait for a copy that was not over, how long such waits took
     /// (microseconds; of those that are over), and for whom the longest.
     waits: u64,
     waited_us: f64,
+    /// The same of states of optimizers, of those above.
+    states_waits: u64,
+    states_waited_us: f64,
     waited_for: Vec<WaitedFor>,
     policies: u64,
     policy_changes: u64,

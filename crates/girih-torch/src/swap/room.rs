@@ -2,7 +2,8 @@
 //!
 //! In this order, until the request fits: what is free in the heap, stitched or given back if need be, which is the
 //! policy's business; what is on its way out, for the end of whose copies the stream waits; then
-//! the best of the saved tensors that lie idle; then what came back and is not wanted yet, which needs no copy.
+//! the best of the saved tensors that lie idle; then states of optimizers, the largest first; then what came back and is
+//! not wanted yet, which needs no copy.
 //!
 //! The best is the one that was saved first, as long as nothing better is known: backward wants it last.
 
@@ -75,6 +76,10 @@ impl Swap {
                     Ok(()) => {
                         self.steps.is_idle_now(id);
                         self.counts.victims += 1;
+                        if self.table.get(id).is_some_and(Entry::is_state) {
+                            let bytes = self.table.bytes_of_states();
+                            self.states.took(bytes.going + bytes.away);
+                        }
                         return Ok(true);
                     }
                     Err(Fail::Host(_)) => {
@@ -92,11 +97,13 @@ impl Swap {
         Ok(true)
     }
 
-    /// True if nobody but autograd has the storage of a record, and no thread was given it just now.
+    /// True if nobody but autograd has the storage of a record, or the dictionary of an optimizer that nobody can
+    /// reach, and no thread was given it just now.
     pub(super) fn is_idle(&self, id: RecordId) -> bool {
         let Some(entry) = self.table.get(id) else { return false };
-        let is_held = self.in_hand.contains(&Some(id)) || self.steps.is_pinned(id);
-        !is_held && self.is_sole(entry)
+        let is_held = entry.is_held || self.in_hand.contains(&Some(id)) || self.steps.is_pinned(id);
+        let may_go = !entry.is_state() || self.states.may_go();
+        !is_held && may_go && self.is_sole(entry)
     }
 
     /// A storage whose bytes somebody else has replaced meanwhile (`resize_`) is not the record's any more.
@@ -110,7 +117,7 @@ impl Swap {
     fn go_ahead(&mut self, state: &mut State, request: Request) -> Outcome<()> {
         let ahead = self.room / self.tuning.ahead_part;
         let in_use = state.bytes_in_use().saturating_add(request.size);
-        let (going, ..) = self.table.bytes();
+        let going = self.table.bytes_saved().going + self.table.bytes_of_states().going;
         let is_near = in_use > self.room - ahead && going < ahead;
         if !is_near || self.is_backward || self.steps.is_following() || self.steps.fits() {
             return Ok(());
@@ -118,7 +125,8 @@ impl Swap {
         if state.device.is_capturing(request.stream)? {
             return Ok(());
         }
-        let first = self.table.here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
+        let first =
+            self.table.saved_here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
         match self.carry(state, id, Wish::Leave) {
             Ok(()) => {

@@ -3,6 +3,7 @@
 use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
+use super::policy::Whose;
 use super::table::RecordId;
 use super::{Fail, Swap};
 use crate::error::Outcome;
@@ -30,6 +31,8 @@ impl Swap {
             let stamp = copies.take_time(stream)?;
             self.steps.note_time(stamp);
         }
+        let others = state.bytes_in_use().saturating_sub(self.table.bytes_of_states().on_gpu());
+        self.states.begin(key, others);
         self.look_who_is_idle(state);
         Ok(())
     }
@@ -56,10 +59,10 @@ impl Swap {
     fn due(&self) -> Due {
         let mut due = Due::default();
         let Some((policy, at)) = self.steps.policy() else { return due };
-        let of = |list: &[(u32, u32)]| -> Vec<RecordId> {
+        let of = |list: &[(u32, Whose)]| -> Vec<RecordId> {
             let first = list.partition_point(|(op, _)| *op < at);
             let now = list[first..].iter().take_while(|(op, _)| *op == at);
-            now.filter_map(|(_, born)| self.steps.record_of(*born)).collect()
+            now.filter_map(|(_, who)| self.steps.record_of(policy, *who)).collect()
         };
         due.leave = of(&policy.leave);
         due.release = of(&policy.release);
@@ -114,5 +117,6 @@ impl Swap {
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
+        self.states.end(self.room, self.tuning.remembered);
     }
 }

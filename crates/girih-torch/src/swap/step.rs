@@ -19,18 +19,19 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use girih_runtime::TimeStamp;
-use girih_swap::bound::bound;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
-use girih_swap::{Budgets, Gap, Links, Op, Schedule, Step, Tensor, girih, simulate};
+use girih_swap::{Budgets, Links, Step, girih};
 use rustc_hash::{FxHashMap, FxHasher};
 
+use super::observed::Observation;
+use super::policy::{Policy, Whose};
 use super::table::RecordId;
-use super::times::{NO_POLICY, Times, times_of};
+use super::times::{NO_POLICY, Taken, Times};
 use super::tuning::Tuning;
 use crate::control::timed;
 
 /// Operators of a step at most: a longer one is not planned.
-const OPERATORS_MAX: usize = 1 << 17;
+pub(super) const OPERATORS_MAX: usize = 1 << 17;
 
 /// The key of a save: what tensor it is, by what the program says of it.
 pub(super) fn of_save(kind: u64) -> u64 {
@@ -49,80 +50,6 @@ pub(super) struct Moment {
     step: u64,
     /// The number of the operator, from the beginning of the step.
     pub(super) operator: u32,
-}
-
-/// A tensor of the step.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    id: RecordId,
-    size: u64,
-    born: u32,
-    /// The last operator of its first stretch of uses: nobody else had it afterwards.
-    after: Option<u32>,
-    /// The operator that used it again.
-    before: Option<u32>,
-}
-
-/// What is seen of one step.
-#[derive(Debug, Default)]
-struct Observation {
-    keys: Vec<u64>,
-    /// The most bytes that were in use or away during each operator.
-    load: Vec<u64>,
-    seen: Vec<Seen>,
-    by_record: FxHashMap<RecordId, u32>,
-    /// Points in time, with the operator that begins there.
-    stamps: Vec<(u32, TimeStamp)>,
-    /// Waits for copies, with the operator that waited. Microseconds.
-    waits: Vec<(u32, f64)>,
-    /// The number of the policy that it follows.
-    followed: u32,
-    /// It ended with another.
-    is_mixed: bool,
-}
-
-impl Observation {
-    fn times(
-        &self,
-        waits: &[(u32, f64)],
-        between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
-    ) -> Option<Vec<f64>> {
-        times_of(self.keys.len(), &self.stamps, waits, between)
-    }
-}
-
-/// What was planned for one sequence, by operators: who leaves, whose bytes are let go of, who is fetched. A tensor is
-/// named by the operator that saved it.
-#[derive(Debug, Default)]
-pub(super) struct Policy {
-    pub(super) leave: Vec<(u32, u32)>,
-    pub(super) release: Vec<(u32, u32)>,
-    pub(super) fetch: Vec<(u32, u32)>,
-    /// For each tensor that goes, when it is used again.
-    before: FxHashMap<u32, u32>,
-    /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
-    pub(super) us: [f64; 3],
-    /// Which one of the run.
-    pub(super) number: u32,
-}
-
-impl Policy {
-    fn of(step: &Step, schedule: &Schedule, links: &Links, gpu: u64) -> Policy {
-        let us = [step.us(), simulate(step, links, schedule).step_us, bound(step, links, gpu)];
-        let mut policy = Policy { us, ..Policy::default() };
-        for away in &schedule.away {
-            let gap = step.gaps[away.gap as usize];
-            let born = step.tensors[gap.tensor as usize].born;
-            policy.leave.push((away.leave + 1, born));
-            policy.release.push((away.release, born));
-            policy.fetch.push((away.fetch, born));
-            policy.before.insert(born, gap.before);
-        }
-        for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
-            list.sort_unstable();
-        }
-        policy
-    }
 }
 
 /// The steps of a run.
@@ -158,7 +85,8 @@ pub(crate) struct Steps {
     /// Saved ones that somebody else still had when it was looked last.
     pub(super) shared: Vec<RecordId>,
     pinned: BTreeSet<RecordId>,
-    job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
+    /// What is planned now: the hash of its keys, and where the plan will come from.
+    job: Option<(u64, Receiver<(Vec<u64>, Policy, f64)>)>,
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
@@ -211,20 +139,15 @@ impl Steps {
 
     /// So many bytes are in use or away.
     pub(super) fn saw_load(&mut self, load: u64) {
-        if let Some(most) = self.now.load.last_mut() {
-            *most = load.max(*most);
-        }
+        self.now.saw_load(load);
     }
 
     /// An operator begins. True if the time should be taken.
     pub(super) fn begin(&mut self, key: u64, load: u64) -> bool {
         let at = self.now.keys.len();
-        if at < OPERATORS_MAX {
-            self.now.keys.push(key);
-            self.now.load.push(load);
-        }
+        let is_seen = self.now.begin(key, load);
         self.advance(key);
-        at.is_multiple_of(self.stride) && at < OPERATORS_MAX
+        is_seen && at.is_multiple_of(self.stride)
     }
 
     fn advance(&mut self, key: u64) {
@@ -285,34 +208,32 @@ impl Steps {
 
     /// The operator that begins now saves a record of so many bytes.
     pub(super) fn saves(&mut self, id: RecordId, size: u64) {
-        let Some(born) = self.now.keys.len().checked_sub(1) else { return };
-        if self.now.by_record.contains_key(&id) || born + 1 >= OPERATORS_MAX {
-            return;
-        }
-        let place = self.now.seen.len() as u32;
-        self.now.by_record.insert(id, place);
-        self.now.seen.push(Seen { id, size, born: born as u32, after: None, before: None });
-        self.shared.push(id);
-        if let Some((_, at)) = self.place {
-            self.live.insert(at, id);
+        if self.now.saves(id, size) {
+            self.shared.push(id);
+            if let Some((_, at)) = self.place {
+                self.live.insert(at, id);
+            }
         }
     }
 
     /// Nobody but autograd has a record any more.
     pub(super) fn is_idle_now(&mut self, id: RecordId) {
-        let now = self.now.keys.len() as u32;
-        if let Some(&place) = self.now.by_record.get(&id) {
-            let seen = &mut self.now.seen[place as usize];
-            seen.after.get_or_insert(now.saturating_sub(2).max(seen.born));
-        }
+        self.now.is_idle_now(id);
     }
 
     /// The operator that begins now uses a record.
     pub(super) fn uses(&mut self, id: RecordId) {
-        let now = self.now.keys.len() as u32;
-        if let Some(&place) = self.now.by_record.get(&id) {
-            self.now.seen[place as usize].before.get_or_insert(now.saturating_sub(1));
-        }
+        self.now.uses(id);
+    }
+
+    /// A state of an optimizer is offered, of so many bytes.
+    pub(super) fn offers(&mut self, id: RecordId, size: u64) {
+        self.now.offers(id, size);
+    }
+
+    /// An optimizer begins to step.
+    pub(super) fn begin_stepping(&mut self) {
+        self.now.begin_stepping();
     }
 
     /// The time was taken where the last operator begins.
@@ -332,13 +253,14 @@ impl Steps {
 
     /// True if the step before this one needed no swapping.
     pub(super) fn fits(&self) -> bool {
-        let before = self.before.as_ref().and_then(|before| before.load.iter().max());
-        before.is_some_and(|&peak| peak <= self.room)
+        let before = self.before.as_ref().and_then(|before| before.loads().into_iter().max());
+        before.is_some_and(|peak| peak <= self.room)
     }
 
     /// A record is gone.
     pub(super) fn dropped(&mut self, id: RecordId) {
         self.pinned.remove(&id);
+        self.now.dropped(id);
         for list in [&mut self.late, &mut self.wanted, &mut self.shared] {
             list.retain(|other| *other != id);
         }
@@ -368,9 +290,23 @@ impl Steps {
         self.policy().map_or(NO_POLICY, |(policy, _)| policy.number)
     }
 
-    /// The record that an operator of the sequence has saved in this step.
-    pub(super) fn record_of(&self, born: u32) -> Option<RecordId> {
-        self.live.get(&born).copied()
+    /// True if a policy is followed, or will be from the first operator on if the step is like the last.
+    pub(super) fn has_policy(&self) -> bool {
+        let next = self.cursor.as_ref().and_then(Cursor::place);
+        let next = next.filter(|_| self.now.keys.is_empty());
+        let next = next.and_then(|(number, _)| self.policies.get(number)?.as_deref());
+        next.is_some() || self.is_following()
+    }
+
+    /// The record of this step that a policy means.
+    pub(super) fn record_of(&self, policy: &Policy, who: Whose) -> Option<RecordId> {
+        match who {
+            Whose::Saved(born) => self.live.get(&born).copied(),
+            Whose::State(place) => {
+                let state = self.now.states.get(place as usize)?;
+                (policy.states.get(&place) == Some(&state.size)).then_some(state.id)
+            }
+        }
     }
 
     /// Those that are used last come first, as far as that is known; the others stay as they are, behind.
@@ -379,7 +315,7 @@ impl Steps {
         let before: FxHashMap<RecordId, u32> = policy
             .before
             .iter()
-            .filter_map(|(born, before)| Some((self.record_of(*born)?, *before)))
+            .filter_map(|(who, before)| Some((self.record_of(policy, *who)?, *before)))
             .collect();
         candidates.sort_by_key(|id| std::cmp::Reverse(before.get(id).copied().unwrap_or(0)));
     }
@@ -396,19 +332,20 @@ impl Steps {
             self.now.is_mixed = self.now.followed != self.number_of_policy();
         }
         if let Some(before) = self.before.take() {
-            let peak = before.load.iter().copied().max().unwrap_or(0);
+            let loads = before.loads();
+            let peak = loads.iter().copied().max().unwrap_or(0);
             self.is_settled = peak <= self.room;
-            if peak > self.room
-                && let Some(waited) = before.times(&[], &mut between)
-                && let Some(us) = before.times(&before.waits, &mut between)
-            {
-                let (begin, end) = (before.stamps.first(), self.now.stamps.first());
-                let whole = begin.zip(end).and_then(|((_, begin), (_, end))| between(*begin, *end));
-                self.saw_times(&before, us, waited, whole);
+            let (begin, end) = (before.stamps.first(), self.now.stamps.first());
+            let whole = begin.zip(end).and_then(|((_, begin), (_, end))| between(*begin, *end));
+            if peak <= self.room {
+                self.saw_fitting(&before);
+            } else if let Some(taken) = before.taken(whole, &mut between) {
+                self.saw_times(&before, &loads, taken, whole);
             }
             forgotten.extend(before.stamps.iter().map(|(_, stamp)| *stamp));
         }
-        let now = std::mem::take(&mut self.now);
+        let next = self.now.next();
+        let now = std::mem::replace(&mut self.now, next);
         self.number += 1;
         self.stride = (now.keys.len() / self.tuning.stamps).max(1);
         forgotten.append(&mut self.spare);
@@ -425,15 +362,9 @@ impl Steps {
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
     }
 
-    /// A step took these microseconds, operator by operator: without what was waited for, and with it; and from its
-    /// beginning to that of the next. Plans it if that is new, or the last plan was tried, until that brings nothing more.
-    fn saw_times(
-        &mut self,
-        seen: &Observation,
-        us: Vec<f64>,
-        waited: Vec<f64>,
-        whole: Option<f64>,
-    ) {
+    /// A step took so long, operator by operator, and from its beginning to that of the next. Plans it if that is new, or
+    /// the last plan was tried, until that brings nothing more.
+    fn saw_times(&mut self, seen: &Observation, loads: &[u64], taken: Taken, whole: Option<f64>) {
         let hash = hash_of(&seen.keys);
         if !self.times.contains_key(&hash) && self.times.len() >= SEQUENCES_MAX {
             self.times.clear();
@@ -442,8 +373,8 @@ impl Steps {
         if let Some(us) = whole.filter(|_| !seen.is_mixed) {
             times.note(seen.followed, us);
         }
-        times.see(seen.stamps.iter().map(|(at, _)| *at).collect(), us, waited);
-        times.see_load(&seen.load);
+        times.see(taken);
+        times.see_load(loads);
         self.is_settled = false;
         if self.job.is_some() || !times.judge(&self.tuning) {
             return;
@@ -458,17 +389,36 @@ impl Steps {
             return;
         }
         let load = times.load.clone();
-        let step = step_of(seen, load, times.next());
+        let step = seen.step(&load, times.next());
         self.plan(seen, step);
     }
 
+    /// A step had room for everything. What was planned for larger ones like it is forgotten after some of them.
+    fn saw_fitting(&mut self, seen: &Observation) {
+        if self.times.is_empty() {
+            return;
+        }
+        let hash = hash_of(&seen.keys);
+        let fitting = self.times.get_mut(&hash).map_or(0, Times::see_fitting);
+        if fitting < self.tuning.remembered {
+            return;
+        }
+        self.times.remove(&hash);
+        self.job.take_if(|(planned, _)| *planned == hash);
+        if let Some(number) = self.sequences.find(&seen.keys)
+            && let Some(policy) = self.policies.get_mut(number)
+        {
+            *policy = None;
+        }
+    }
+
     /// Plans a step on a thread of its own.
-    fn plan(&mut self, seen: &Observation, step: Step) {
+    fn plan(&mut self, seen: &Observation, step: (Step, Vec<Whose>)) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
         let work = move || {
             let links = Links::default();
-            let planned = timed(|| girih::plan(&step, &links, &budgets));
+            let planned = timed(|| girih::plan(&step.0, &links, &budgets));
             let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.
             let _ = sender.send((keys, policy, planned.1));
@@ -476,12 +426,12 @@ impl Steps {
         // Without a thread the run goes on without a plan.
         let thread = thread::Builder::new().name("girih-swap".to_owned());
         if thread.spawn(work).is_ok() {
-            self.job = Some(receiver);
+            self.job = Some((hash_of(&seen.keys), receiver));
         }
     }
 
     fn collect(&mut self) {
-        let Some(job) = &self.job else { return };
+        let Some((_, job)) = &self.job else { return };
         match job.try_recv() {
             Ok(planned) => self.take_up(planned),
             Err(std::sync::mpsc::TryRecvError::Empty) => return,
@@ -513,7 +463,7 @@ impl Steps {
     /// Waits for the thread that plans.
     #[cfg(test)]
     pub(super) fn finish_planning(&mut self) {
-        if let Some(planned) = self.job.take().and_then(|job| job.recv().ok()) {
+        if let Some(planned) = self.job.take().and_then(|(_, job)| job.recv().ok()) {
             self.take_up(planned);
         }
     }
@@ -543,26 +493,6 @@ impl Steps {
 
 fn hash_of(keys: &[u64]) -> u64 {
     BuildHasherDefault::<FxHasher>::default().hash_one(keys)
-}
-
-/// A step that was seen as one that can be planned.
-fn step_of(seen: &Observation, load: Vec<u64>, us: &[f64]) -> Step {
-    let count = seen.keys.len();
-    let ops = seen.keys.iter().zip(us).map(|(&key, &us)| Op { key, us, ..Op::default() });
-    let mut step = Step { ops: ops.collect(), load, ..Step::default() };
-    for tensor in &seen.seen {
-        let last = tensor.before.unwrap_or(count as u32 - 1);
-        let (Some(after), Some(before)) = (tensor.after, tensor.before) else { continue };
-        if after + 2 > before {
-            continue;
-        }
-        let index = step.tensors.len() as u32;
-        let Seen { size: bytes, born, .. } = *tensor;
-        step.tensors.push(Tensor { request: index, bytes, born, last });
-        step.gaps.push(Gap { tensor: index, after, before });
-    }
-    step.gaps.sort_unstable_by_key(|gap| (gap.after, gap.tensor));
-    step
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The records of saved tensors: one for each storage that autograd keeps for the backward pass.
+//! The records: one for each storage that autograd keeps for the backward pass, and for each state of an optimizer.
 //!
 //! An id is a place of the table with the number of its use, so that one of a record that is gone is told from
 //! another's. Records are found by where they are, in the order in which they were saved: backward uses them in the
-//! reverse.
+//! reverse. States have numbers above all saves: so they come after them in every list, the largest first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +15,13 @@ use rustc_hash::FxHashMap;
 use super::host::Slot;
 use super::storages::StorageId;
 use super::waits::Shape;
+use crate::heap::Saved;
+
+/// The numbers of states of optimizers, from here on.
+const STATES: u64 = 1 << 63;
+/// The bits of such a number that tell states of one size apart, and those behind them: MiB, the more the smaller.
+const APART: u64 = u32::MAX as u64;
+const SIZES_MAX: u64 = (1 << 31) - 1;
 
 /// A record of the table. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -51,6 +58,71 @@ pub(crate) struct Entry {
     pub(crate) back: Option<StreamEvent>,
     /// Its place on the host.
     pub(crate) slot: Option<Slot>,
+    /// Its optimizer, or somebody who asked for it, has it: it stays.
+    pub(crate) is_held: bool,
+}
+
+impl Entry {
+    /// Of a storage that has its bytes, of a stream, and was used last on another: saved once, outside all operators and
+    /// modules.
+    pub(crate) fn of(saved: Saved, stream: StreamId, number: u64, last_on: StreamId) -> Entry {
+        let Saved { storage, address, size, kind, shape } = saved;
+        Entry {
+            record: Record::default(),
+            storage,
+            size,
+            kind,
+            address,
+            stream,
+            saves: 1,
+            number,
+            shape,
+            saved_at: 0,
+            module: None,
+            last_on,
+            ready: None,
+            out: None,
+            back: None,
+            slot: None,
+            is_held: false,
+        }
+    }
+
+    /// True for a state of an optimizer, false for what autograd saves.
+    pub(crate) fn is_state(&self) -> bool {
+        self.number >= STATES
+    }
+}
+
+/// Bytes by where they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Bytes {
+    pub(crate) here: u64,
+    pub(crate) going: u64,
+    pub(crate) away: u64,
+    pub(crate) coming: u64,
+}
+
+impl Bytes {
+    /// Those that are on the GPU.
+    pub(crate) fn on_gpu(&self) -> u64 {
+        self.here + self.going + self.coming
+    }
+
+    /// All.
+    pub(crate) fn all(&self) -> u64 {
+        self.on_gpu() + self.away
+    }
+
+    fn of(&mut self, state: State) -> Option<&mut u64> {
+        match state {
+            State::OnGpu => Some(&mut self.here),
+            State::Going => Some(&mut self.going),
+            State::OnHost => Some(&mut self.away),
+            State::Coming => Some(&mut self.coming),
+            State::Dropped => None,
+        }
+    }
 }
 
 /// All records.
@@ -64,11 +136,11 @@ pub(crate) struct Table {
     going: BTreeMap<u64, RecordId>,
     away: BTreeMap<u64, RecordId>,
     coming: BTreeMap<u64, RecordId>,
-    bytes_here: u64,
-    bytes_coming: u64,
-    bytes_going: u64,
-    bytes_away: u64,
+    bytes_saved: Bytes,
+    bytes_of_states: Bytes,
     saved: u64,
+    /// States that were entered.
+    states: u64,
 }
 
 impl Table {
@@ -82,7 +154,20 @@ impl Table {
         self.saved
     }
 
-    /// Enters a storage that was saved just now, on the GPU.
+    /// The number of a state of so many bytes that is entered next.
+    pub(crate) fn next_number_of_state(&mut self, size: u64) -> u64 {
+        let by_size = SIZES_MAX - (size >> 20).min(SIZES_MAX);
+        loop {
+            self.states += 1;
+            let number = STATES | by_size << 32 | (self.states & APART);
+            let shelves = [&self.here, &self.going, &self.away, &self.coming];
+            if !shelves.iter().any(|shelf| shelf.contains_key(&number)) {
+                return number;
+            }
+        }
+    }
+
+    /// Enters a storage that is on the GPU: saved just now, or a state of an optimizer.
     pub(crate) fn add(&mut self, entry: Entry) -> RecordId {
         let place = self.vacant.pop().unwrap_or(self.entries.len() as u32);
         if place as usize == self.entries.len() {
@@ -92,10 +177,13 @@ impl Table {
         *uses = uses.wrapping_add(1).max(1);
         let id = RecordId(u64::from(*uses) << 32 | u64::from(place));
         self.by_storage.insert(entry.storage, id);
-        self.here.insert(entry.number, id);
-        self.bytes_here += entry.size;
-        self.saved = self.saved.max(entry.number + 1);
+        let (number, size, is_state) = (entry.number, entry.size, entry.is_state());
         *vacancy = Some(entry);
+        self.here.insert(number, id);
+        self.bytes_mut(is_state).here += size;
+        if !is_state {
+            self.saved = self.saved.max(number + 1);
+        }
         id
     }
 
@@ -131,83 +219,101 @@ impl Table {
     pub(crate) fn note_state(&mut self, id: RecordId, before: State) {
         let Some(entry) = self.get(id) else { return };
         let (now, number, size) = (entry.record.state(), entry.number, entry.size);
+        let is_state = entry.is_state();
         if now == before {
             return;
         }
         self.leave_shelf(id, before);
-        match now {
-            State::OnGpu => {
-                self.here.insert(number, id);
-                self.bytes_here += size;
-            }
-            State::Going => {
-                self.going.insert(number, id);
-                self.bytes_going += size;
-            }
-            State::OnHost => {
-                self.away.insert(number, id);
-                self.bytes_away += size;
-            }
-            State::Coming => {
-                self.coming.insert(number, id);
-                self.bytes_coming += size;
-            }
-            State::Dropped => {}
+        if let Some(shelf) = self.shelf(now) {
+            shelf.insert(number, id);
         }
+        self.count(now, is_state, |bytes| *bytes += size);
     }
 
     fn leave_shelf(&mut self, id: RecordId, state: State) {
         let Some(entry) = self.get(id) else { return };
-        let (number, size) = (entry.number, entry.size);
+        let (number, size, is_state) = (entry.number, entry.size, entry.is_state());
+        if let Some(shelf) = self.shelf(state) {
+            shelf.remove(&number);
+        }
+        self.count(state, is_state, |bytes| *bytes -= size);
+    }
+
+    fn shelf(&mut self, state: State) -> Option<&mut BTreeMap<u64, RecordId>> {
         match state {
-            State::OnGpu => {
-                self.here.remove(&number);
-                self.bytes_here -= size;
-            }
-            State::Going => {
-                self.going.remove(&number);
-                self.bytes_going -= size;
-            }
-            State::OnHost => {
-                self.away.remove(&number);
-                self.bytes_away -= size;
-            }
-            State::Coming => {
-                self.coming.remove(&number);
-                self.bytes_coming -= size;
-            }
-            State::Dropped => {}
+            State::OnGpu => Some(&mut self.here),
+            State::Going => Some(&mut self.going),
+            State::OnHost => Some(&mut self.away),
+            State::Coming => Some(&mut self.coming),
+            State::Dropped => None,
         }
     }
 
-    /// Those on the GPU and nowhere else, the first saved first.
+    fn bytes_mut(&mut self, is_state: bool) -> &mut Bytes {
+        if is_state { &mut self.bytes_of_states } else { &mut self.bytes_saved }
+    }
+
+    fn count(&mut self, state: State, is_state: bool, change: impl FnOnce(&mut u64)) {
+        if let Some(bytes) = self.bytes_mut(is_state).of(state) {
+            change(bytes);
+        }
+    }
+
+    /// Those on the GPU and nowhere else: the first saved first, then states, the largest first.
     pub(crate) fn here(&self) -> impl DoubleEndedIterator<Item = RecordId> {
         self.here.values().copied()
     }
 
-    /// Those on their way out, the first saved first.
-    pub(crate) fn going(&self) -> impl DoubleEndedIterator<Item = RecordId> {
-        self.going.values().copied()
+    /// The saved ones of these.
+    pub(crate) fn saved_here(&self) -> impl DoubleEndedIterator<Item = RecordId> {
+        self.here.range(..STATES).map(|(_, id)| *id)
+    }
+
+    /// The states among them.
+    pub(crate) fn states_here(&self) -> impl Iterator<Item = RecordId> {
+        self.here.range(STATES..).map(|(_, id)| *id)
+    }
+
+    /// All states, wherever they are.
+    pub(crate) fn states_anywhere(&self) -> impl Iterator<Item = RecordId> {
+        let shelves = [&self.here, &self.going, &self.away, &self.coming];
+        shelves.into_iter().flat_map(|shelf| shelf.range(STATES..)).map(|(_, id)| *id)
+    }
+
+    /// Those on their way out, in the order in which they went: states, which go when a step ends, then the first
+    /// saved first.
+    pub(crate) fn going(&self) -> impl Iterator<Item = RecordId> {
+        self.going.range(STATES..).chain(self.going.range(..STATES)).map(|(_, id)| *id)
     }
 
     /// Those on the host that were saved before the record of that number, the last saved first.
     pub(crate) fn away_before(&self, number: u64) -> impl Iterator<Item = RecordId> {
-        self.away.range(..number).rev().map(|(_, id)| *id)
+        self.away.range(..number.min(STATES)).rev().map(|(_, id)| *id)
     }
 
-    /// Those on their way back, the first saved first: they are used last.
-    pub(crate) fn coming(&self) -> impl DoubleEndedIterator<Item = RecordId> {
-        self.coming.values().copied()
+    /// A state that is on the host.
+    pub(crate) fn state_away(&self) -> Option<RecordId> {
+        self.away.range(STATES..).next().map(|(_, id)| *id)
     }
 
-    /// Bytes on their way out, on the host alone, and on their way back.
-    pub(crate) fn bytes(&self) -> (u64, u64, u64) {
-        (self.bytes_going, self.bytes_away, self.bytes_coming)
+    /// Those on their way back: states, which are used last, then the first saved first.
+    pub(crate) fn coming(&self) -> impl Iterator<Item = RecordId> {
+        self.coming.range(STATES..).chain(self.coming.range(..STATES)).map(|(_, id)| *id)
     }
 
-    /// Bytes on the GPU: those that are there, going and coming.
+    /// Bytes of what autograd has saved.
+    pub(crate) fn bytes_saved(&self) -> Bytes {
+        self.bytes_saved
+    }
+
+    /// Bytes of states of optimizers.
+    pub(crate) fn bytes_of_states(&self) -> Bytes {
+        self.bytes_of_states
+    }
+
+    /// Bytes of both on the GPU: those that are there, going and coming.
     pub(crate) fn bytes_on_gpu(&self) -> u64 {
-        self.bytes_here + self.bytes_going + self.bytes_coming
+        self.bytes_saved.on_gpu() + self.bytes_of_states.on_gpu()
     }
 
     /// How many there are.
@@ -241,18 +347,20 @@ impl Table {
                 found += 1;
             }
         }
-        let of = |shelf: &BTreeMap<u64, RecordId>| -> u64 {
-            shelf.values().filter_map(|&id| self.get(id)).map(|entry| entry.size).sum()
-        };
-        let bytes = (of(&self.going), of(&self.away), of(&self.coming));
-        if of(&self.here) != self.bytes_here {
-            return Err(format!("{} bytes of records on the GPU were counted", self.bytes_here));
+        if found != self.all().count() || found != self.len() {
+            return Err(format!("{found} records are found of {}", self.len()));
         }
-        if found != self.all().count() || found != self.len() || bytes != self.bytes() {
-            return Err(format!(
-                "{found} records are found, {bytes:?} bytes of {:?}",
-                self.bytes()
-            ));
+        for is_state in [false, true] {
+            let mut bytes = Bytes::default();
+            for entry in self.all().filter(|entry| entry.is_state() == is_state) {
+                if let Some(bytes) = bytes.of(entry.record.state()) {
+                    *bytes += entry.size;
+                }
+            }
+            let counted = if is_state { self.bytes_of_states } else { self.bytes_saved };
+            if bytes != counted {
+                return Err(format!("there are {bytes:?} of records, {counted:?} were counted"));
+            }
         }
         for entry in self.all() {
             let (has_gpu, has_host) = (entry.record.has_gpu(), entry.record.has_host());

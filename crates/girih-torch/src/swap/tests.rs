@@ -49,8 +49,11 @@ mod adversary;
 mod clocks;
 mod edge;
 mod orders;
+mod planned_states;
 mod program;
+mod states;
 mod timed;
+mod trained;
 
 use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};

@@ -4,11 +4,22 @@ use std::sync::Arc;
 
 use girih_runtime::TimeStamp;
 
-use super::step::Policy;
+use super::policy::Policy;
 use super::tuning::Tuning;
 
 /// The number of no policy.
 pub(super) const NO_POLICY: u32 = 0;
+
+/// How long the operators of a step took, and what came behind the last. Microseconds.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The operators at which the time was taken.
+    pub(super) at: Vec<u32>,
+    /// Without what was waited for.
+    pub(super) us: Vec<f64>,
+    /// And with it.
+    pub(super) waited: Vec<f64>,
+}
 
 /// How long the operators of a sequence take.
 #[derive(Debug, Default)]
@@ -29,6 +40,8 @@ pub(super) struct Times {
     best: Tried,
     /// The policy that is tried now.
     last: Option<Tried>,
+    /// Steps in a row, up to the last, that had room for everything.
+    fitting: u32,
 }
 
 /// A policy that steps have followed, or none.
@@ -54,8 +67,9 @@ impl Tried {
 }
 
 impl Times {
-    /// A step was seen: where the time was taken, and microseconds of each operator without waits and with them.
-    pub(super) fn see(&mut self, taken_at: Vec<u32>, us: Vec<f64>, waited: Vec<f64>) {
+    /// A step was seen.
+    pub(super) fn see(&mut self, taken: Taken) {
+        let Taken { at: taken_at, us, waited } = taken;
         if self.taken_at == taken_at {
             self.us.iter_mut().zip(&us).for_each(|(least, us)| *least = least.min(*us));
         } else {
@@ -65,8 +79,15 @@ impl Times {
         self.waited = waited;
     }
 
-    /// So many bytes were in use or away during each operator.
+    /// A step had room for everything. How many had, one after another.
+    pub(super) fn see_fitting(&mut self) -> u32 {
+        self.fitting += 1;
+        self.fitting
+    }
+
+    /// So many bytes were in use or away during each operator, more than there is room for.
     pub(super) fn see_load(&mut self, load: &[u64]) {
+        self.fitting = 0;
         self.load.resize(load.len(), 0);
         self.load.iter_mut().zip(load).for_each(|(most, load)| *most = (*most).max(*load));
     }

@@ -28,6 +28,8 @@ pub(crate) struct Tuning {
     pub(crate) better: f64,
     /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
     pub(crate) steps_judged: u32,
+    /// Steps whose needs are remembered: once so many in a row had room for everything nothing goes any more.
+    pub(crate) remembered: u32,
 }
 
 impl Default for Tuning {
@@ -42,6 +44,7 @@ impl Default for Tuning {
             in_vain_max: 2,
             better: 0.005,
             steps_judged: 3,
+            remembered: 16,
         }
     }
 }

@@ -76,6 +76,7 @@ pub(crate) enum Way {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     way: Way,
+    is_state: bool,
     saved_at: u32,
     size: u64,
     shape: Shape,
@@ -85,6 +86,8 @@ struct Key {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct WaitedFor {
     way: Way,
+    /// It is a state of an optimizer: no operator has saved it.
+    is_state: bool,
     /// Bytes of its storage.
     size: u64,
     shape: Shape,
@@ -132,6 +135,8 @@ pub(super) struct Waits {
     beyond: usize,
     pub(super) count: u64,
     pub(super) us: f64,
+    /// The same of states of optimizers alone.
+    pub(super) of_states: (u64, f64),
 }
 
 impl Waits {
@@ -160,12 +165,14 @@ impl Waits {
 
     fn count(&mut self, key: Key, module: Option<Arc<str>>, waited_at: u32) {
         self.count += 1;
+        self.of_states.0 += u64::from(key.is_state);
         if !self.by_tensor.contains_key(&key) && self.by_tensor.len() >= TENSORS_MAX {
             self.forget_half();
         }
-        let Key { way, saved_at, size, shape } = key;
+        let Key { way, is_state, saved_at, size, shape } = key;
         let waited = self.by_tensor.entry(key).or_insert_with(|| WaitedFor {
             way,
+            is_state,
             size,
             shape,
             module: None,
@@ -192,6 +199,7 @@ impl Waits {
     fn read(&mut self, unread: &Unread, copies: &mut dyn Copies) -> Option<f64> {
         let us = copies.time_between(unread.from, unread.to).ok().flatten()?.max(0.0);
         self.us += us;
+        self.of_states.1 += if unread.key.is_state { us } else { 0.0 };
         if let Some(waited) = self.by_tensor.get_mut(&unread.key) {
             waited.us += us;
             waited.measured += 1;
@@ -253,7 +261,8 @@ impl Swap {
             return device.wait_event(stream, end);
         };
         let Entry { size, shape, saved_at, .. } = *entry;
-        let (key, module) = (Key { way, saved_at, size, shape }, entry.module.clone());
+        let is_state = entry.is_state();
+        let (key, module) = (Key { way, is_state, saved_at, size, shape }, entry.module.clone());
         let at = self.steps.moment();
         self.waits.count(key, module, at.operator);
         // A device that does not tell the time costs the time.
@@ -282,7 +291,7 @@ mod tests {
     use super::*;
 
     fn key(saved_at: u32) -> Key {
-        Key { way: Way::In, saved_at, size: 1 << 20, shape: Shape::of(&[2, 3]) }
+        Key { way: Way::In, is_state: false, saved_at, size: 1 << 20, shape: Shape::of(&[2, 3]) }
     }
 
     #[test]

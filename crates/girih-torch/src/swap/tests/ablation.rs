@@ -1,8 +1,6 @@
 //! What the numbers of [`Tuning`] are worth: steps of recordings, run by the executor on streams with clocks.
 //!
-//! Each operator of a step is a kernel of its time. A tensor that lies idle is saved when its use ends and used where it
-//! is used again; what is alive besides is one block that stays and one for each operator. The first step is run by an
-//! executor that knows nothing, the later ones as it has planned.
+//! The first step is run by an executor that knows nothing, the later ones as it has planned.
 //!
 //! ```text
 //! cargo test --release -p girih-torch --lib -- --ignored --nocapture ablation
@@ -10,19 +8,13 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
-use girih_runtime::Address;
-use girih_swap::{Gap, Step, Steps};
+use girih_swap::{Step, Steps};
 use girih_trace::compress::Limits;
-use girih_trace::{Iterations, Lifetimes, MarkKind, marks, open};
+use girih_trace::{Iterations, Lifetimes, marks, open};
 
-use super::program::{NEXT, Program, with};
-use super::timed::{Clock, Timed};
-use crate::heap::{Heap, Saved};
-use crate::swap::storages::StorageId;
+use super::trained::Run;
 use crate::swap::tuning::Tuning;
-use crate::swap::{Shape, SwapReport};
 
 /// Where recordings lie: those of the repository, and more beside it.
 const FOLDERS: [&str; 2] = [
@@ -44,9 +36,6 @@ const HELD_OUT: [(&str, f64); 4] = [
     ("llama2b_R_vary.pickle.gz", 0.8),
     ("megatron_llama7b-V_r0.pickle.gz", 0.8),
 ];
-/// The stream of the program.
-const STREAM: u64 = 1;
-
 /// The step of a recording that stands for all.
 fn step_of(name: &str) -> Option<Step> {
     let path = FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|it| it.is_file())?;
@@ -66,161 +55,9 @@ fn step_of(name: &str) -> Option<Step> {
     Some(steps.list.swap_remove(steps.model))
 }
 
-/// A tensor of the step while it lives.
-#[derive(Clone, Copy)]
-struct Alive {
-    storage: u64,
-    size: u64,
-    /// Its record; none before it is saved, 0 without one.
-    record: Option<u64>,
-}
-
-struct Run {
-    heap: Heap,
-    clock: Clock,
-    step: Step,
-    /// For each operator, the tensors that are born and that end there, the gaps that begin and end there, and the bytes
-    /// besides.
-    born: Vec<Vec<u32>>,
-    ends: Vec<Vec<u32>>,
-    after: Vec<Vec<Gap>>,
-    before: Vec<Vec<Gap>>,
-    besides: Vec<u64>,
-    alive: Vec<Option<Alive>>,
-    refused: u32,
-}
-
-impl Run {
-    fn new(step: &Step, share: f64, tuning: Tuning) -> Run {
-        Program::prepare();
-        let peak = step.peak();
-        let (device, clock) = Timed::new(4 * peak);
-        let json = format!(
-            r#"{{"mode": "stitch", "gpu_budget": {}, "host_budget": {}}}"#,
-            (peak as f64 * share) as u64,
-            2 * peak
-        );
-        let settings = crate::Settings::parse(&json).expect("right settings");
-        let heap = Heap::over(Box::new(device), 0, &settings);
-        let tuned = heap.with(|state| {
-            state.with_swap(|swap, _| {
-                swap.tune(tuning);
-                Ok(())
-            })
-        });
-        assert_eq!(tuned.expect("it works"), Some(()), "it swaps");
-        let count = step.ops.len();
-        let (mut born, mut ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        let mut held = vec![0_i64; count + 1];
-        for (tensor, number) in step.tensors.iter().zip(0..) {
-            born[tensor.born as usize].push(number);
-            ends[tensor.last as usize].push(number);
-            held[tensor.born as usize] += tensor.bytes as i64;
-            held[tensor.last as usize + 1] -= tensor.bytes as i64;
-        }
-        let (mut after, mut before) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        for gap in &step.gaps {
-            after[gap.after as usize].push(*gap);
-            before[gap.before as usize].push(*gap);
-        }
-        let held = held.iter().scan(0, |sum, change| {
-            *sum += change;
-            Some(*sum as u64)
-        });
-        let besides = step.load.iter().zip(held).map(|(load, held)| load.saturating_sub(held));
-        let besides: Vec<u64> = besides.collect();
-        let alive = vec![None; step.tensors.len()];
-        let step = step.clone();
-        let mut run =
-            Run { heap, clock, step, born, ends, after, before, besides, alive, refused: 0 };
-        let stays = run.besides.iter().copied().min().unwrap_or(0);
-        if stays > 0 {
-            run.allocate(stays);
-            run.besides.iter_mut().for_each(|bytes| *bytes -= stays);
-        }
-        run
-    }
-
-    fn allocate(&mut self, size: u64) -> Option<Address> {
-        let given = self.heap.allocate(size, STREAM, (0, 0)).ok();
-        self.refused += u32::from(given.is_none());
-        given
-    }
-
-    /// One step. Microseconds that it took.
-    fn step(&mut self) -> f64 {
-        let _ = self.heap.mark(MarkKind::Step, "");
-        let begin = self.clock.now(STREAM);
-        for op in 0..self.step.ops.len() {
-            for gap in self.before[op].clone() {
-                if let Some(Alive { record: Some(id), .. }) = self.alive[gap.tensor as usize]
-                    && id != 0
-                    && self.heap.use_saved(id, STREAM).is_err()
-                {
-                    self.refused += 1;
-                }
-            }
-            for number in self.born[op].clone() {
-                let size = self.step.tensors[number as usize].bytes;
-                if let Some(address) = self.allocate(size) {
-                    let storage = NEXT.fetch_add(1, Ordering::Relaxed);
-                    with(|all| all.insert(storage, (1, address)));
-                    self.alive[number as usize] = Some(Alive { storage, size, record: None });
-                }
-            }
-            let besides = match self.besides[op] {
-                0 => None,
-                bytes => self.allocate(bytes),
-            };
-            self.clock.run(STREAM, self.step.ops[op].us);
-            if let Some(address) = besides {
-                assert_eq!(self.heap.free(address).ok(), Some(true));
-            }
-            for gap in self.after[op].clone() {
-                self.save(gap.tensor as usize);
-            }
-            for number in self.ends[op].clone() {
-                self.end(number as usize);
-            }
-        }
-        self.clock.now(STREAM) - begin
-    }
-
-    /// From now on autograd alone has the tensor.
-    fn save(&mut self, number: usize) {
-        let Some(tensor) = &mut self.alive[number] else { return };
-        if tensor.record.is_none() {
-            let address = with(|all| all[&tensor.storage].1);
-            let (storage, size) = (StorageId(tensor.storage), tensor.size);
-            let saved = Saved { storage, address, size, kind: size, shape: Shape::default() };
-            tensor.record = Some(self.heap.save(saved, STREAM).unwrap_or(0));
-        }
-    }
-
-    fn end(&mut self, number: usize) {
-        let Some(tensor) = self.alive[number].take() else { return };
-        if let Some(id) = tensor.record.filter(|&id| id != 0) {
-            assert!(self.heap.drop_saved(id).is_ok());
-        }
-        let (_, address) = with(|all| all.remove(&tensor.storage)).expect("it lives");
-        if address != 0 {
-            assert_eq!(self.heap.free(address).ok(), Some(true));
-        }
-    }
-
-    fn finish_planning(&self) {
-        let finished = self.heap.with(|state| {
-            state.with_swap(|swap, _| {
-                swap.steps.finish_planning();
-                Ok(())
-            })
-        });
-        finished.expect("it works");
-    }
-
-    fn report(&self) -> SwapReport {
-        self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
-    }
+/// So much of what a step needs.
+fn share_of(step: &Step, share: f64) -> u64 {
+    (step.peak() as f64 * share) as u64
 }
 
 /// How a setting did on one recording: the first step and the settled ones over the step without swapping, and what was
@@ -235,7 +72,7 @@ struct Outcome {
 }
 
 fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
-    let mut run = Run::new(step, share, tuning);
+    let mut run = Run::new(step, share_of(step, share), tuning);
     let alone = step.us();
     let first = run.step() / alone;
     let report = run.report();
@@ -378,6 +215,48 @@ fn ablation() {
     }
 }
 
+/// Steps that have room for everything, but for one in so many: what is remembered of it.
+fn with_larger_steps(step: &Step, period: usize, remembered: u32) -> (f64, u64, f64) {
+    let tuning = Tuning { remembered, ..Tuning::default() };
+    let mut run = Run::new(step, share_of(step, 1.1), tuning);
+    let usual = step.load.iter().copied().enumerate().max_by_key(|(_, load)| *load);
+    let (op, peak) = usual.expect("it has operators");
+    let before = run.load_besides(op);
+    let (mut us, mut count) = (0.0, 0);
+    for number in 0..192 {
+        let is_larger = number % period == period - 1;
+        run.change_load(op, if is_larger { before + peak * 3 / 10 } else { before });
+        let step = run.step();
+        run.finish_planning();
+        if number >= 64 {
+            (us, count) = (us + step, count + 1);
+        }
+    }
+    let report = serde_json::to_value(run.report()).expect("numbers and texts");
+    let moved = report["bytes_out"].as_u64().unwrap_or(0);
+    (us / f64::from(count) / step.us(), moved, run.report().planning_seconds())
+}
+
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_what_is_remembered() {
+    println!("| recording | one larger step in | remembered | step | GB out | planning, s |");
+    println!("| :-- | --: | --: | --: | --: | --: |");
+    for (name, _) in RUNS.iter().chain(&HELD_OUT) {
+        let Some(step) = step_of(name) else { continue };
+        for period in [3, 8, 24, 64] {
+            for remembered in [1, 4, 16, 64] {
+                let (us, bytes, planning) = with_larger_steps(&step, period, remembered);
+                let bytes = bytes as f64 / 1e9;
+                println!(
+                    "| {name} | {period} | {remembered} | {us:.4} | {bytes:.1} | {planning:.1} |"
+                );
+            }
+        }
+    }
+}
+
 /// The table is made by hand; that what makes it works is seen each time.
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
@@ -401,7 +280,7 @@ fn a_wait_for_a_copy_is_no_work_and_the_plan_with_the_shortest_step_stays() {
     let Some(step) = step_of("llama2b_vary.girih") else {
         return eprintln!("SKIPPED: the recordings are not there");
     };
-    let mut run = Run::new(&step, 0.8, Tuning::default());
+    let mut run = Run::new(&step, share_of(&step, 0.8), Tuning::default());
     let (mut times, mut planned, mut settled_at) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..26 {
         times.push(run.step() / step.us());

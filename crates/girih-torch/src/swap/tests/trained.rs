@@ -1,0 +1,239 @@
+//! Steps of a training run, done by the executor on streams with clocks.
+//!
+//! Each operator of a step is a kernel of its time. A tensor that lies idle is saved when its use ends and used where it
+//! is used again; what is alive besides is one block that stays and one for each operator.
+
+use std::sync::atomic::Ordering;
+
+use girih_runtime::Address;
+use girih_swap::{Gap, Step};
+use girih_trace::MarkKind;
+
+use super::program::{NEXT, Program, with};
+use super::timed::{Clock, Timed};
+use crate::heap::{Heap, Saved};
+use crate::swap::states::OtherStates;
+use crate::swap::storages::StorageId;
+use crate::swap::tuning::Tuning;
+use crate::swap::{Shape, SwapReport};
+
+/// The stream of the program.
+const STREAM: u64 = 1;
+
+fn saved(storage: u64, size: u64) -> Saved {
+    let address = with(|all| all[&storage].1);
+    Saved { storage: StorageId(storage), address, size, kind: size, shape: Shape::default() }
+}
+
+/// A tensor of the step while it lives.
+#[derive(Clone, Copy)]
+struct Alive {
+    storage: u64,
+    size: u64,
+    /// Its record; none before it is saved, 0 without one.
+    record: Option<u64>,
+}
+
+/// A program that does such steps, one after another.
+pub(super) struct Run {
+    heap: Heap,
+    clock: Clock,
+    step: Step,
+    /// For each operator, the tensors that are born and that end there, the gaps that begin and end there, and the bytes
+    /// besides.
+    born: Vec<Vec<u32>>,
+    ends: Vec<Vec<u32>>,
+    after: Vec<Vec<Gap>>,
+    before: Vec<Vec<Gap>>,
+    besides: Vec<u64>,
+    alive: Vec<Option<Alive>>,
+    /// States of an optimizer, which steps behind the last operator.
+    states: Vec<Alive>,
+    optimizer_us: f64,
+    pub(super) refused: u32,
+}
+
+impl Run {
+    /// Within a budget of bytes.
+    pub(super) fn new(step: &Step, budget: u64, tuning: Tuning) -> Run {
+        Program::prepare();
+        let peak = step.peak().max(budget);
+        let (device, clock) = Timed::new(4 * peak);
+        let host = 4 * peak;
+        let json =
+            format!(r#"{{"mode": "stitch", "gpu_budget": {budget}, "host_budget": {host}}}"#);
+        let settings = crate::Settings::parse(&json).expect("right settings");
+        let heap = Heap::over(Box::new(device), 0, &settings);
+        let tuned = heap.with(|state| {
+            state.with_swap(|swap, _| {
+                swap.tune(tuning);
+                Ok(())
+            })
+        });
+        assert_eq!(tuned.expect("it works"), Some(()), "it swaps");
+        let count = step.ops.len();
+        let (mut born, mut ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        let mut held = vec![0_i64; count + 1];
+        for (tensor, number) in step.tensors.iter().zip(0..) {
+            born[tensor.born as usize].push(number);
+            ends[tensor.last as usize].push(number);
+            held[tensor.born as usize] += tensor.bytes as i64;
+            held[tensor.last as usize + 1] -= tensor.bytes as i64;
+        }
+        let (mut after, mut before) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        for gap in &step.gaps {
+            after[gap.after as usize].push(*gap);
+            before[gap.before as usize].push(*gap);
+        }
+        let held = held.iter().scan(0, |sum, change| {
+            *sum += change;
+            Some(*sum as u64)
+        });
+        let besides = step.load.iter().zip(held).map(|(load, held)| load.saturating_sub(held));
+        let besides: Vec<u64> = besides.collect();
+        let alive = vec![None; step.tensors.len()];
+        let step = step.clone();
+        let (states, optimizer_us, refused) = (Vec::new(), 0.0, 0);
+        let mut run = Run {
+            heap,
+            clock,
+            step,
+            born,
+            ends,
+            after,
+            before,
+            besides,
+            alive,
+            states,
+            optimizer_us,
+            refused,
+        };
+        let stays = run.besides.iter().copied().min().unwrap_or(0);
+        if stays > 0 {
+            run.allocate(stays);
+            run.besides.iter_mut().for_each(|bytes| *bytes -= stays);
+        }
+        run
+    }
+
+    fn allocate(&mut self, size: u64) -> Option<Address> {
+        let given = self.heap.allocate(size, STREAM, (0, 0)).ok();
+        self.refused += u32::from(given.is_none());
+        given
+    }
+
+    /// An optimizer whose states have these sizes and whose step takes so long. To be called once, at the beginning.
+    pub(super) fn optimize(&mut self, sizes: &[u64], us: f64) {
+        self.optimizer_us = us;
+        for &size in sizes {
+            if let Some(address) = self.allocate(size) {
+                let storage = NEXT.fetch_add(1, Ordering::Relaxed);
+                with(|all| all.insert(storage, (1, address)));
+                self.states.push(Alive { storage, size, record: None });
+            }
+        }
+    }
+
+    /// Bytes that are alive besides in one operator.
+    pub(super) fn load_besides(&self, op: usize) -> u64 {
+        self.besides[op]
+    }
+
+    /// More or less is alive besides from the next step on, in one operator.
+    pub(super) fn change_load(&mut self, op: usize, bytes: u64) {
+        self.besides[op] = bytes;
+    }
+
+    fn offer(&mut self) {
+        let described = |state: &Alive| saved(state.storage, state.size);
+        let offered: Vec<Saved> = self.states.iter().map(described).collect();
+        let ids = self.heap.offer_states(&offered, OtherStates::default(), STREAM);
+        for (state, id) in self.states.iter_mut().zip(ids.expect("nothing fails")) {
+            state.record = Some(id).filter(|id| *id != 0);
+        }
+    }
+
+    fn step_optimizer(&mut self) {
+        let ids: Vec<u64> =
+            self.states.iter_mut().filter_map(|state| state.record.take()).collect();
+        if !ids.is_empty() && self.heap.use_states(&ids, STREAM, true).is_err() {
+            self.refused += 1;
+        }
+        self.clock.run(STREAM, self.optimizer_us);
+    }
+
+    /// One step. Microseconds that it took.
+    pub(super) fn step(&mut self) -> f64 {
+        let _ = self.heap.mark(MarkKind::Step, "");
+        let begin = self.clock.now(STREAM);
+        self.offer();
+        for op in 0..self.step.ops.len() {
+            for gap in self.before[op].clone() {
+                if let Some(Alive { record: Some(id), .. }) = self.alive[gap.tensor as usize]
+                    && id != 0
+                    && self.heap.use_saved(id, STREAM).is_err()
+                {
+                    self.refused += 1;
+                }
+            }
+            for number in self.born[op].clone() {
+                let size = self.step.tensors[number as usize].bytes;
+                if let Some(address) = self.allocate(size) {
+                    let storage = NEXT.fetch_add(1, Ordering::Relaxed);
+                    with(|all| all.insert(storage, (1, address)));
+                    self.alive[number as usize] = Some(Alive { storage, size, record: None });
+                }
+            }
+            let besides = match self.besides[op] {
+                0 => None,
+                bytes => self.allocate(bytes),
+            };
+            self.clock.run(STREAM, self.step.ops[op].us);
+            if let Some(address) = besides {
+                assert_eq!(self.heap.free(address).ok(), Some(true));
+            }
+            for gap in self.after[op].clone() {
+                self.save(gap.tensor as usize);
+            }
+            for number in self.ends[op].clone() {
+                self.end(number as usize);
+            }
+        }
+        self.step_optimizer();
+        self.clock.now(STREAM) - begin
+    }
+
+    /// From now on autograd alone has the tensor.
+    fn save(&mut self, number: usize) {
+        let Some(tensor) = &mut self.alive[number] else { return };
+        if tensor.record.is_none() {
+            let saved = saved(tensor.storage, tensor.size);
+            tensor.record = Some(self.heap.save(saved, STREAM).unwrap_or(0));
+        }
+    }
+
+    fn end(&mut self, number: usize) {
+        let Some(tensor) = self.alive[number].take() else { return };
+        if let Some(id) = tensor.record.filter(|&id| id != 0) {
+            assert!(self.heap.drop_saved(id).is_ok());
+        }
+        let (_, address) = with(|all| all.remove(&tensor.storage)).expect("it lives");
+        if address != 0 {
+            assert_eq!(self.heap.free(address).ok(), Some(true));
+        }
+    }
+
+    pub(super) fn finish_planning(&self) {
+        let finished = self.heap.with(|state| {
+            state.with_swap(|swap, _| {
+                swap.steps.finish_planning();
+                Ok(())
+            })
+        });
+        finished.expect("it works");
+    }
+
+    pub(super) fn report(&self) -> SwapReport {
+        self.heap.with(|state| Ok(state.swap_report())).expect("it works").expect("it swaps")
+    }
+}
