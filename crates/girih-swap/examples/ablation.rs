@@ -151,6 +151,7 @@ fn trials() -> Vec<Trial> {
     each(all, "searches_max", vec![1, 3, 6, 12], |it, value| it.searches_max = value);
     let work = vec![6_000_000, 12_000_000, 24_000_000];
     each(all, "work_max", work, |it, value| it.work_max = value);
+    each(all, "firsts_part", vec![1, 2, 4, 8], |it, value| it.firsts_part = value);
     each(all, "prune_part", vec![1, 2, 4, 8, 16], |it, value| it.prune_part = value);
     each(all, "level", vec![1.0, 1.00005, 1.0001, 1.0002], |it, value| it.level = value);
     each(all, "rounds", vec![1, 2, 4], |it, value| it.rounds = value);
@@ -179,6 +180,7 @@ fn trials() -> Vec<Trial> {
     ];
     each(all, "hastes", hastes, |it, value| it.hastes = value);
     each(all, "put_off_parts", vec![0, 32, 64, 128], |it, value| it.put_off_parts = value);
+    each(all, "put_off_part", vec![2, 4, 8], |it, value| it.put_off_part = value);
     trials
 }
 

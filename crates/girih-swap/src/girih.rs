@@ -116,7 +116,8 @@ impl<'a> Search<'a> {
         let tries = settings.tries_max.min(settings.work_max / work);
         let searches = settings.work_max / (work * tries).max(1);
         let firsts = settings.headrooms.len() * By::ALL.len() * settings.hastes.len();
-        let apart = (4 * work * firsts as u64).div_ceil(settings.work_max.max(1)).max(1);
+        let first_max = (settings.work_max / settings.firsts_part.max(1)).max(1);
+        let apart = (work * firsts as u64).div_ceil(first_max).max(1);
         Search {
             step,
             links,
@@ -171,8 +172,9 @@ impl<'a> Search<'a> {
         Some(match us <= self.bound_us * self.settings.close {
             true => schedule,
             false => {
-                // Twice as many runs as parts, which are no more than half of the tries.
-                let parts = (self.settings.put_off_parts as u64).min(self.tries / 4);
+                // Each part takes two runs.
+                let parts_max = self.tries / self.settings.put_off_part.max(1);
+                let parts = (self.settings.put_off_parts as u64).min(parts_max);
                 defer(self.step, self.links, schedule, parts as usize)
             }
         })
