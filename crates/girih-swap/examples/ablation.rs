@@ -145,27 +145,42 @@ fn trials() -> Vec<Trial> {
         }
     }
     let all = &mut trials;
-    each(all, "close", vec![1.0003, 1.001, 1.003], |it, value| it.close = value);
+    // As it is, at half and at twice; of those that are near 1, what is above it.
+    each(all, "close", vec![1.0005, 1.001, 1.002], |it, value| it.close = value);
     each(all, "tries_max", vec![750, 1500, 3000], |it, value| it.tries_max = value);
-    each(all, "searches_max", vec![1, 3, 6], |it, value| it.searches_max = value);
+    each(all, "searches_max", vec![1, 3, 6, 12], |it, value| it.searches_max = value);
     let work = vec![6_000_000, 12_000_000, 24_000_000];
     each(all, "work_max", work, |it, value| it.work_max = value);
-    each(all, "prune_part", vec![1, 4, 16], |it, value| it.prune_part = value);
-    each(all, "level", vec![1.0, 1.0001, 1.001], |it, value| it.level = value);
-    each(all, "rounds", vec![1, 2, 3], |it, value| it.rounds = value);
-    let headrooms = vec![vec![0], vec![0, 2, 4, 8], vec![0, 1, 2, 3, 4], vec![0, 1, 2, 3, 4, 6, 8]];
+    each(all, "firsts_part", vec![1, 2, 4, 8], |it, value| it.firsts_part = value);
+    each(all, "prune_part", vec![1, 2, 4, 8, 16], |it, value| it.prune_part = value);
+    each(all, "level", vec![1.0, 1.00005, 1.0001, 1.0002], |it, value| it.level = value);
+    each(all, "rounds", vec![1, 2, 4], |it, value| it.rounds = value);
+    let headrooms = vec![
+        vec![0],
+        vec![0, 2, 4, 8],
+        vec![0, 1, 2, 3, 4],
+        vec![0, 1, 2, 3, 4, 6, 8],
+        vec![0, 1, 2, 3, 4, 5, 6, 7, 8],
+    ];
     each(all, "headrooms", headrooms, |it, value| it.headrooms = value);
-    let noises = vec![vec![0.0], vec![0.0, 0.1], vec![0.0, 0.02, 0.1, 0.4]];
+    let noises = vec![
+        vec![0.0],
+        vec![0.0, 0.1],
+        vec![0.0, 0.01, 0.05, 0.2],
+        vec![0.0, 0.02, 0.1, 0.4],
+        vec![0.0, 0.04, 0.2, 0.8],
+    ];
     each(all, "noises", noises, |it, value| it.noises = value);
     let hastes = vec![
         vec![1.0],
         vec![1.0, 2.5],
-        vec![1.0, 1.5, 2.5],
+        vec![1.0, 1.25, 1.75, 3.0],
         vec![1.0, 1.5, 2.5, 5.0],
-        vec![1.0, 1.5, 2.5, 5.0, 10.0],
+        vec![1.0, 2.0, 4.0, 9.0],
     ];
     each(all, "hastes", hastes, |it, value| it.hastes = value);
-    each(all, "put_off_parts", vec![0, 8, 64, 512], |it, value| it.put_off_parts = value);
+    each(all, "put_off_parts", vec![0, 32, 64, 128], |it, value| it.put_off_parts = value);
+    each(all, "put_off_part", vec![2, 4, 8], |it, value| it.put_off_part = value);
     trials
 }
 

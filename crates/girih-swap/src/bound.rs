@@ -12,8 +12,11 @@
 //!
 //! So a window has bytes that must go out in it and bytes that must come in, and takes at least as long as the links
 //! need for them. What is neither idle before `l` nor used after `r` must go out before `i` or come in after it: the
-//! two do not run at once, and the window takes at least as long as one link needs for both. Windows side by side need
-//! their times one after the other: the best chain of them is the bound.
+//! two do not run at once, and the window takes at least as long as one link needs for both: of windows of any width,
+//! all of them (`reach`). Of narrow windows, and of those between some of the operators, more is known: how much goes
+//! out and how much comes in at least. Both directions at once are slower than each alone, so a byte that comes in takes
+//! from those that go out (`slows`). Windows side by side need their times one after the other: the best chain of them is the
+//! bound.
 //!
 //! A window from operator `l` to operator `r` begins where `l` has ended, with what is waited for before the next, and ends
 //! where `r` begins:
@@ -36,6 +39,7 @@
 use crate::coarse::Coarse;
 use crate::flow::Flow;
 use crate::links::Links;
+use crate::reach::Reach;
 use crate::step::Step;
 use crate::whole::{Sums, away_at_least};
 
@@ -44,8 +48,11 @@ use crate::whole::{Sums, away_at_least};
 const WIDE_MAX: usize = 600;
 /// Tensors of less than this part of the peak are small.
 const SMALL_PART: u64 = 4096;
-/// Windows of up to so many operators are all tried.
+/// Windows of up to so many operators are narrow.
 const NARROW: usize = 64;
+/// Steps of up to so many operators have as many narrow and wide windows as there may be. Longer ones have fewer, so that they
+/// take no more time.
+const FULL_MAX: usize = 8_000;
 /// Units in which sums of tensors are counted in a narrow window, at most.
 const NARROW_UNITS_MAX: u64 = 1 << 12;
 
@@ -73,33 +80,53 @@ fn chain(fine: &Step, links: &Links, budget: u64, least: u64) -> f64 {
     let spare = spare(&large, &coarse, &needs, budget);
     let of_rate = |rate: f64| Copied::of(&large, &coarse, &spare, rate);
     let (outward, inward, both) = (links.outward, links.inward, links.both);
-    let [outward, inward, both, one] = [outward, inward, both, outward.max(inward)].map(of_rate);
+    let one = outward.max(inward);
+    // Copies one after another may be faster than both directions at once.
+    let [outward, inward, both, one] = [outward, inward, both.max(one), one].map(of_rate);
+    let [slows_out, slows_in] = slows(links);
     let lag = |from: u32, to: u32, must: Must| {
-        let Must { out: out_bytes, inward: in_bytes, through } = must;
-        let alone = outward.wait_us(from, to, out_bytes).max(inward.wait_us(from, to, in_bytes));
-        let together = both.wait_us(from, to, out_bytes + in_bytes);
-        alone.max(together).max(one.wait_us(from, to, through))
+        let Must { out: out_bytes, inward: in_bytes } = must;
+        let out = outward.wait_us(from, to, out_bytes + slows_out * in_bytes);
+        let own = inward.wait_us(from, to, in_bytes + slows_in * out_bytes);
+        out.max(own).max(both.wait_us(from, to, out_bytes + in_bytes))
     };
-    let narrow = narrow(step, &needs);
-    let ends = ends(step, links, &needs);
+    let narrow = narrow(step, &needs, narrow_max(step.ops.len()));
+    let ends = ends(step, links, &needs, wide_max(step.ops.len()));
     let wide = wide(step, &needs, &ends);
     let count = step.ops.len();
     let mut wide_at: Vec<Option<usize>> = vec![None; count + 1];
     ends.iter().enumerate().for_each(|(at, &end)| wide_at[end as usize] = Some(at));
     let mut best = vec![0.0f64; count + 1];
-    for to in 1..=count {
-        best[to] = best[to - 1];
+    let mut reach = Reach::new(step, &needs, &one.until, one.rate);
+    for to in 0..=count {
+        best[to] = reach.until(to as u32).max(best[to.saturating_sub(1)]);
         for (width, &must) in (1..).zip(&narrow[to]) {
             let from = to - width;
             best[to] = best[to].max(best[from] + lag(from as u32, to as u32, must));
         }
-        let Some(end) = wide_at[to] else { continue };
-        for (at, &from) in ends[..end].iter().enumerate() {
-            let lag = lag(from, to as u32, wide[at][end]);
+        let wide_end = wide_at[to].map_or(&[][..], |end| &ends[..end]);
+        for (at, &from) in wide_end.iter().enumerate() {
+            let lag = lag(from, to as u32, wide[at][wide_end.len()]);
             best[to] = best[to].max(best[from as usize] + lag);
+        }
+        if to < count {
+            reach.begin(to as u32, best[to]);
         }
     }
     fine.us() + best[count]
+}
+
+/// What a byte that comes in takes from those that go out meanwhile, in bytes, and the other way round: while both links are
+/// busy each has a share of its bandwidth alone. No more than it would take by itself, or as one of the others.
+fn slows(links: &Links) -> [f64; 2] {
+    let (outward, inward) = links.rates(true, true);
+    let of = |alone: f64, shared: f64, other: f64, other_alone: f64| {
+        ((alone - shared) / other).min(alone / other_alone).min(1.0)
+    };
+    [
+        of(links.outward, outward, inward, links.inward),
+        of(links.inward, inward, outward, links.outward),
+    ]
 }
 
 /// For each operator, the bytes that can be copied while it runs: those that lie idle during it and need not be away.
@@ -146,12 +173,21 @@ struct Must {
     out: f64,
     /// In.
     inward: f64,
-    /// Out before some operator, or in after it.
-    through: f64,
 }
 
-/// For each operator `to`, of the windows of 1, 2, ... operators before it: what must be copied.
-fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
+/// The most operators of a narrow window. What they take grows with its square.
+fn narrow_max(count: usize) -> usize {
+    let part = (FULL_MAX as f64 / count.max(FULL_MAX) as f64).sqrt();
+    (NARROW as f64 * part) as usize
+}
+
+/// The most operators between which wide windows begin and end.
+fn wide_max(count: usize) -> usize {
+    WIDE_MAX * FULL_MAX / count.max(FULL_MAX)
+}
+
+/// For each operator `to`, of the windows of 1, 2, ... operators before it, up to `widest`: what must be copied.
+fn narrow(step: &Step, needs: &[u64], widest: usize) -> Vec<Vec<Must>> {
     let count = step.ops.len();
     let idle = step.idle();
     let need = |op: usize| needs[op] as i64;
@@ -162,22 +198,18 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
     }
     // By the first operator and the width less one.
     let mut sums = Sums::default();
-    let mut out = vec![[0i64; NARROW]; count];
-    let mut inward = vec![[0i64; NARROW]; count];
-    let mut through = vec![[0i64; NARROW]; count];
+    let mut out = vec![vec![0i64; widest]; count];
+    let mut inward = vec![vec![0i64; widest]; count];
     for from in (0..count).rev() {
         let (mut early, mut back) = (idle[from] as i64, 0);
         let (mut late, mut soon): (Vec<(u32, i64)>, Vec<i64>) = Default::default();
-        let mut most = 0;
-        for width in 1..=NARROW.min(count - from) {
+        for width in 1..=widest.min(count - from) {
             let to = from + width;
             for &(_, bytes) in ends[to].iter().filter(|end| (end.0 as usize) < from) {
                 early -= bytes;
                 back += bytes;
                 soon.push(bytes);
             }
-            most = most.max(need(to - 1));
-            through[from][width - 1] = most - early;
             let before = if width > 1 { out[from][width - 2] } else { 0 };
             let mut own = 0;
             if to < count {
@@ -191,13 +223,13 @@ fn narrow(step: &Step, needs: &[u64]) -> Vec<Vec<Must>> {
             inward[from][width - 1] = own.max(later);
         }
     }
-    add_up_narrow(&mut out, count);
-    add_up_narrow(&mut inward, count);
+    add_up_narrow(&mut out, widest);
+    add_up_narrow(&mut inward, widest);
     let of = |to: usize| {
-        let widths = 1..=NARROW.min(to);
+        let widths = 1..=widest.min(to);
         let bytes = |width: usize| {
-            let of = |bytes: &[[i64; NARROW]]| bytes[to - width][width - 1] as f64;
-            Must { out: of(&out), inward: of(&inward), through: of(&through) }
+            let of = |bytes: &[Vec<i64>]| bytes[to - width][width - 1] as f64;
+            Must { out: of(&out), inward: of(&inward) }
         };
         widths.map(bytes).collect()
     };
@@ -216,8 +248,9 @@ fn whole(sums: &mut Sums, bytes: i64, tensors: impl FnOnce() -> Vec<i64>) -> i64
 }
 
 /// Bytes of windows side by side add up.
-fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
-    for width in 2..=NARROW.min(count) {
+fn add_up_narrow(bytes: &mut [Vec<i64>], widest: usize) {
+    let count = bytes.len();
+    for width in 2..=widest.min(count) {
         for from in 0..=count - width {
             let own = bytes[from][width - 1];
             let parts = (1..width)
@@ -230,8 +263,6 @@ fn add_up_narrow(bytes: &mut [[i64; NARROW]], count: usize) {
 /// What must be copied between two of `ends`, `[from][to]`.
 fn wide(step: &Step, needs: &[u64], ends: &[u32]) -> Vec<Vec<Must>> {
     let (count, ops) = (ends.len(), step.ops.len() as u32);
-    let through: Vec<Vec<f64>> =
-        ends.iter().map(|&from| through(step, needs, from, ends)).collect();
     // What is away during the operator at the end of the window has gone by then.
     let flow = Flow::outward(step, needs);
     let until: Vec<u32> = ends.iter().map(|&end| end + 1).collect();
@@ -243,22 +274,26 @@ fn wide(step: &Step, needs: &[u64], ends: &[u32]) -> Vec<Vec<Must>> {
     let must = |from: usize, to: usize| Must {
         out: out[from][to] as f64,
         inward: inward[to][count - 1 - from] as f64,
-        through: through[from][to],
     };
     (0..count).map(|from| (0..count).map(|to| must(from, to)).collect()).collect()
 }
 
 /// Where wide windows begin and end: around the operators for which most must be waited, and else evenly.
-fn ends(step: &Step, links: &Links, needs: &[u64]) -> Vec<u32> {
+fn ends(step: &Step, links: &Links, needs: &[u64], ends_max: usize) -> Vec<u32> {
     let count = step.ops.len() as u32;
-    if count as usize <= WIDE_MAX {
+    if count as usize <= ends_max {
         return (0..=count).collect();
     }
     let starts = step.starts();
-    let mut lags: Vec<(f64, [u32; 3])> = (1..count - 1)
+    let highest: Vec<u32> = (1..count - 1)
         .filter(|&op| needs[op as usize] > 0)
         .filter(|&op| step.load[op as usize] >= step.load[op as usize - 1])
         .filter(|&op| step.load[op as usize] >= step.load[op as usize + 1])
+        .collect();
+    // Of many neighbours the one that needs the most.
+    let neighbours = highest.chunks(highest.len().div_ceil(4 * ends_max.max(1)).max(1));
+    let mut lags: Vec<(f64, [u32; 3])> = neighbours
+        .filter_map(|ops| ops.iter().copied().max_by_key(|&op| (needs[op as usize], op)))
         .map(|op| {
             let (out, from) = longest(step, links.outward, needs, &starts, op, true);
             let (inward, to) = longest(step, links.inward, needs, &starts, op, false);
@@ -266,8 +301,8 @@ fn ends(step: &Step, links: &Links, needs: &[u64]) -> Vec<u32> {
         })
         .collect();
     lags.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut ends: Vec<u32> = lags.iter().take(WIDE_MAX / 4).flat_map(|(_, ends)| *ends).collect();
-    let even = (WIDE_MAX / 4) as u32;
+    let mut ends: Vec<u32> = lags.iter().take(ends_max / 4).flat_map(|(_, ends)| *ends).collect();
+    let even = (ends_max / 4).max(1) as u32;
     ends.extend(
         (0..=even).map(|part| (u64::from(count) * u64::from(part) / u64::from(even)) as u32),
     );
@@ -307,21 +342,4 @@ fn longest(
         need -= bytes as f64;
     }
     best
-}
-
-/// For each end, the bytes that must go out before some operator in between or come in after it: what it needs away and
-/// is not idle all the while.
-fn through(step: &Step, needs: &[u64], from: u32, ends: &[u32]) -> Vec<f64> {
-    let early = step.idle_of_gaps(|gap| step.gaps[gap as usize].after < from);
-    let mut most = 0u64;
-    let mut op = from;
-    let until = |&end: &u32| {
-        while op < end {
-            most = most.max(needs[op as usize]);
-            op += 1;
-        }
-        let spanning = early.get(end as usize).copied().unwrap_or(0);
-        if end > from { most.saturating_sub(spanning) as f64 } else { 0.0 }
-    };
-    ends.iter().map(until).collect()
 }

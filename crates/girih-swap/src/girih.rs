@@ -29,15 +29,26 @@ pub fn plan(step: &Step, links: &Links, budgets: &Budgets) -> Schedule {
 
 /// Likewise, by other numbers than the default ones.
 pub fn plan_with(step: &Step, links: &Links, budgets: &Budgets, settings: &Settings) -> Schedule {
+    plan_and_bound(step, links, budgets, settings).0
+}
+
+/// Likewise, with what [`bound`] says of the budget, or of the least that can be kept: a search asks for it.
+pub(crate) fn plan_and_bound(
+    step: &Step,
+    links: &Links,
+    budgets: &Budgets,
+    settings: &Settings,
+) -> (Schedule, f64) {
     let gpu = budgets.gpu.max(step.least_budget().0);
     if step.peak() <= gpu {
-        return Schedule::default();
+        return (Schedule::default(), step.us());
     }
     let budgets = Budgets { gpu, host: budgets.host };
     let bound_us = bound(step, links, gpu);
     let coarse = Coarse::of(step, |_| true);
     let planned = Search::new(&coarse.step, links, &budgets, settings, bound_us).run();
-    planned.map_or_else(Schedule::default, |planned| coarse.refine(step, gpu, &planned))
+    let refine = |planned| coarse.refine(step, gpu, &planned);
+    (planned.map_or_else(Schedule::default, refine), bound_us)
 }
 
 /// One choice of gaps, and what it costs.
@@ -79,6 +90,8 @@ struct Search<'a> {
     cover: Cover<'a>,
     /// Bytes that are kept free for what comes back: from none to all that could be free.
     headrooms: Vec<u64>,
+    /// Of these every so many is tried at first: of long steps fewer, so that they are a part of the work.
+    headrooms_apart: usize,
     rng: Rng,
     tries: u64,
     /// How often the first choice is gone on from.
@@ -102,6 +115,9 @@ impl<'a> Search<'a> {
         by_use.sort_by_key(|&gap| step.gaps[gap as usize].before);
         let tries = settings.tries_max.min(settings.work_max / work);
         let searches = settings.work_max / (work * tries).max(1);
+        let firsts = settings.headrooms.len() * By::ALL.len() * settings.hastes.len();
+        let first_max = (settings.work_max / settings.firsts_part.max(1)).max(1);
+        let apart = (work * firsts as u64).div_ceil(first_max).max(1);
         Search {
             step,
             links,
@@ -112,6 +128,7 @@ impl<'a> Search<'a> {
             by_use,
             cover: Cover::new(step, links, budgets.gpu),
             headrooms: settings.headrooms.iter().map(|eighths| free / 8 * eighths).collect(),
+            headrooms_apart: apart as usize,
             rng: Rng::new(1),
             tries,
             searches: searches.min(settings.searches_max),
@@ -120,7 +137,7 @@ impl<'a> Search<'a> {
 
     fn run(mut self) -> Option<Schedule> {
         let mut best: Option<Choice> = None;
-        for &headroom in &self.headrooms {
+        for &headroom in self.headrooms.iter().step_by(self.headrooms_apart) {
             for by in By::ALL {
                 let mut gaps = vec![false; self.step.gaps.len()];
                 self.cover.complete(&mut gaps, by, headroom, || 0.0);
@@ -154,7 +171,12 @@ impl<'a> Search<'a> {
         let us = simulate(self.step, self.links, &schedule).step_us;
         Some(match us <= self.bound_us * self.settings.close {
             true => schedule,
-            false => defer(self.step, self.links, schedule, self.settings.put_off_parts),
+            false => {
+                // Each part takes two runs.
+                let parts_max = self.tries / self.settings.put_off_part.max(1);
+                let parts = (self.settings.put_off_parts as u64).min(parts_max);
+                defer(self.step, self.links, schedule, parts as usize)
+            }
         })
     }
 

@@ -23,6 +23,7 @@ pub mod later;
 pub mod links;
 pub mod method;
 pub mod policies;
+mod reach;
 pub mod record;
 mod room;
 pub mod schedule;

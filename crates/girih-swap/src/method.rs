@@ -4,6 +4,7 @@ use crate::bound::bound;
 use crate::check::{Fault, check};
 use crate::links::Links;
 use crate::schedule::Schedule;
+use crate::settings::Settings;
 use crate::simulate::{Run, simulate};
 use crate::step::Step;
 use crate::{capuchin, chameleon, girih};
@@ -60,8 +61,11 @@ impl Method {
     /// # Errors
     /// If the checker refuses the schedule: an error of this crate.
     pub fn answer(self, step: &Step, links: &Links, budgets: &Budgets) -> Result<Answer, Fault> {
-        let schedule = self.schedule(step, links, budgets);
-        Answer::of(step, links, budgets, schedule)
+        if self != Method::Girih {
+            return Answer::of(step, links, budgets, self.schedule(step, links, budgets));
+        }
+        let (schedule, us) = girih::plan_and_bound(step, links, budgets, &Settings::default());
+        Answer::with(step, links, budgets, schedule, Some((budgets.gpu, us)))
     }
 }
 
@@ -95,6 +99,17 @@ impl Answer {
         budgets: &Budgets,
         schedule: Schedule,
     ) -> Result<Answer, Fault> {
+        Answer::with(step, links, budgets, schedule, None)
+    }
+
+    /// Likewise; `known` is a budget and the bound of it.
+    fn with(
+        step: &Step,
+        links: &Links,
+        budgets: &Budgets,
+        schedule: Schedule,
+        known: Option<(u64, f64)>,
+    ) -> Result<Answer, Fault> {
         let run = simulate(step, links, &schedule);
         let (gpu_peak, host_peak) = (schedule.gpu_peak(step), schedule.host_peak(step));
         let fits = gpu_peak <= budgets.gpu && budgets.host.is_none_or(|host| host_peak <= host);
@@ -104,7 +119,9 @@ impl Answer {
         };
         check(step, links, &taken, &schedule, &run)?;
         // Who keeps a larger budget than was asked for is held against the bound of that.
-        let bound_us = bound(step, links, taken.gpu);
+        let of = |gpu: u64| gpu.max(step.least_budget().0);
+        let known = known.filter(|known| of(known.0) == of(taken.gpu));
+        let bound_us = known.map_or_else(|| bound(step, links, taken.gpu), |known| known.1);
         let bytes = schedule.bytes(step);
         Ok(Answer { schedule, run, fits, gpu_peak, host_peak, bytes, bound_us })
     }

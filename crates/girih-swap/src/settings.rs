@@ -11,6 +11,9 @@ pub struct Settings {
     pub searches_max: u64,
     /// Operators and gaps of all of them together, at most.
     pub work_max: u64,
+    /// The first choices are no more than this part of `work_max`: where all would be more, every so many of `headrooms` is
+    /// tried. With 1 they may take as much as one search.
+    pub firsts_part: u64,
     /// At the end so many times fewer tensors are tried to stay, the largest first.
     pub prune_part: u64,
     /// Steps within so much of each other are as long, and the one that copies less is better.
@@ -26,6 +29,8 @@ pub struct Settings {
     pub hastes: Vec<f64>,
     /// Copies out are put off in so many parts at most, each where that makes the step shorter. None with 0.
     pub put_off_parts: usize,
+    /// And in so many times fewer parts than choices are tried, each part being two runs. Only steps of which few are tried feel it.
+    pub put_off_part: u64,
 }
 
 impl Default for Settings {
@@ -35,6 +40,7 @@ impl Default for Settings {
             tries_max: 1500,
             searches_max: 6,
             work_max: 12_000_000,
+            firsts_part: 4,
             prune_part: 4,
             level: 1.0001,
             rounds: 2,
@@ -42,6 +48,7 @@ impl Default for Settings {
             noises: vec![0.0, 0.02, 0.1, 0.4],
             hastes: vec![1.0, 1.5, 2.5, 5.0],
             put_off_parts: 64,
+            put_off_part: 4,
         }
     }
 }

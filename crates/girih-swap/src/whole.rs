@@ -82,6 +82,9 @@ impl Sums {
         units_max: u64,
     ) -> u64 {
         let common = sizes.clone().fold(0, |common, (size, _)| common_divisor(common, size));
+        if let Some(least) = multiple(sizes.clone(), need, common) {
+            return least;
+        }
         // Where all sums can be told apart none is cut.
         let is_fine = need > common.saturating_mul(units_max);
         let small_max = if is_fine { need / SMALL_MIN } else { 0 };
@@ -151,6 +154,22 @@ impl Sums {
             self.words[at] |= low | high;
         }
     }
+}
+
+/// The least sum if every multiple of what divides all sizes is one, up to what is needed: where no size leaves a gap behind the
+/// sums of smaller ones. `sizes` ascending.
+fn multiple(sizes: impl Iterator<Item = (u64, u64)>, need: u64, common: u64) -> Option<u64> {
+    let mut whole = 0u64;
+    for (size, count) in sizes {
+        if size > whole + common {
+            return None;
+        }
+        whole += size * count;
+        if whole >= need {
+            return Some(need.next_multiple_of(common.max(1)));
+        }
+    }
+    None
 }
 
 fn common_divisor(mut one: u64, mut other: u64) -> u64 {

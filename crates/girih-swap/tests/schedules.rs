@@ -51,6 +51,31 @@ fn the_bound_is_below_the_optimum_and_the_optimum_below_every_method() {
 }
 
 #[test]
+fn the_bound_is_below_the_optimum_on_links_that_differ_and_that_slow_each_other_down() {
+    let (mut steps, mut close) = (0, 0);
+    arbtest(|u| {
+        // Both together may be slower than one alone.
+        let [outward, inward] = [u.int_in_range(1..=6)?, u.int_in_range(1..=6)?].map(f64::from);
+        let both = (outward + inward) * f64::from(u.int_in_range(1..=8)?) / 8.0;
+        let links = Links { outward, inward, both };
+        let step = small_step(u, 9, 4)?;
+        let gpu = budget_of(&step, u.int_in_range(0..=3)?);
+        let least = bound(&step, &links, gpu);
+        let budgets = Budgets { gpu, host: None };
+        let (_, us) = exact(&step, &links, &budgets).expect("all that is idle may go");
+        assert!(least <= us + 1e-6, "bound {least}, optimum {us}: {step:?}, {gpu}, {links:?}");
+        steps += 1;
+        close += u32::from(us <= least * 1.03 + 1e-6);
+        Ok(())
+    })
+    .budget_ms(3000);
+    assert!(
+        close * 10 >= steps * 6,
+        "the bound is within 3 % of the optimum in {close} of {steps}"
+    );
+}
+
+#[test]
 fn a_host_budget_is_kept_where_it_can_be() {
     arbtest(|u| {
         let step = small_step(u, 9, 4)?;
