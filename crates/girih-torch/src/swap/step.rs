@@ -87,8 +87,8 @@ pub(crate) struct Steps {
     /// Saved ones that somebody else still had when it was looked last.
     pub(super) shared: Vec<RecordId>,
     pinned: BTreeSet<RecordId>,
-    /// What is planned now: the hash of its keys, and where the plan will come from.
-    job: Option<(u64, Receiver<(Vec<u64>, Policy, f64)>)>,
+    /// Where what is planned now will come from.
+    job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
@@ -408,6 +408,9 @@ impl Steps {
 
     /// A policy is followed for this sequence from now on, or none.
     fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>) {
+        if let Some(policy) = &policy {
+            self.last_us = policy.us;
+        }
         if let Some(number) = self.sequences.find(keys)
             && let Some(followed) = self.policies.get_mut(number)
         {
@@ -429,12 +432,12 @@ impl Steps {
         // Without a thread the run goes on without a plan.
         let thread = thread::Builder::new().name("girih-swap".to_owned());
         if thread.spawn(work).is_ok() {
-            self.job = Some((hash_of(&seen.keys), receiver));
+            self.job = Some(receiver);
         }
     }
 
     fn collect(&mut self) {
-        let Some((_, job)) = &self.job else { return };
+        let Some(job) = &self.job else { return };
         match job.try_recv() {
             Ok(planned) => self.take_up(planned),
             Err(std::sync::mpsc::TryRecvError::Empty) => return,
@@ -468,7 +471,7 @@ impl Steps {
     /// Waits for the thread that plans.
     #[cfg(test)]
     pub(super) fn finish_planning(&mut self) {
-        if let Some(planned) = self.job.take().and_then(|(_, job)| job.recv().ok()) {
+        if let Some(planned) = self.job.take().and_then(|job| job.recv().ok()) {
             self.take_up(planned);
         }
     }
@@ -486,7 +489,7 @@ impl Steps {
         self.is_settled
     }
 
-    /// Microseconds of the step that was planned last: see [`Policy::us`].
+    /// Microseconds of the step whose policy was taken up last: see [`Policy::us`].
     pub(super) fn planned_us(&self) -> [f64; 3] {
         self.last_us
     }

@@ -71,29 +71,28 @@ struct Outcome {
     plans: f64,
 }
 
-fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
-    outcome_of(Run::new(step, share_of(step, share), tuning), settles)
+/// Steps until a plan stays. Microseconds of the last.
+fn settle(run: &mut Run) -> f64 {
+    // What is read is a step old, and the plan that stays is taken up after that.
+    let (mut left, mut us) = (4, f64::NAN);
+    for _ in 0..200 {
+        us = run.step();
+        run.finish_planning();
+        left -= u32::from(run.report().is_settled());
+        if left == 0 {
+            break;
+        }
+    }
+    us
 }
 
-fn outcome_of(mut run: Run, settles: bool) -> Outcome {
-    let step = run.of();
+fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
+    let mut run = Run::new(step, share_of(step, share), tuning);
     let alone = step.us();
     let first = run.step() / alone;
     let report = run.report();
     let demanded = report.demanded();
-    let mut settled = f64::NAN;
-    if settles {
-        // What is read is a step old, and the plan that stays is taken up after that.
-        let mut left = 4;
-        for _ in 0..200 {
-            settled = run.step() / alone;
-            run.finish_planning();
-            left -= u32::from(run.report().is_settled());
-            if left == 0 {
-                break;
-            }
-        }
-    }
+    let settled = if settles { settle(&mut run) / alone } else { f64::NAN };
     let (refused, plans) = (run.refused, run.report().planning_seconds());
     Outcome { first, settled, demanded, refused, plans }
 }
@@ -261,36 +260,25 @@ fn ablation_of_what_is_remembered() {
     }
 }
 
-/// What it is worth to measure links, and how much of a class must be seen.
+/// What it is worth to measure links: settled steps of some recordings on others than the usual ones, with and without.
 #[test]
 #[ignore = "it takes minutes and prints a table"]
 #[expect(clippy::print_stdout, reason = "it prints a table")]
 fn ablation_of_links() {
-    println!("| links, GB/s | links_least | links_plans_max | settled | held out | planning, s |");
-    println!("| :-- | --: | --: | --: | --: | --: |");
+    println!("| recording | links, GB/s | links_least | settled | as planned last |");
+    println!("| :-- | --: | --: | --: | --: |");
     let usual = Tuning::default();
-    for rates in [[12e3, 12e3], [25e3, 25e3], [41e3, 41e3]] {
-        for (shown, least, plans) in
-            [("64 MiB", 64 << 20, 2), ("64 MiB", 64 << 20, 0), ("0", 0, 2), ("none", u64::MAX, 2)]
-        {
-            let tuning = Tuning { links_least: least, links_plans_max: plans, ..usual };
-            let mean = |runs: &[(&str, f64)]| {
-                let steps = runs.iter().filter_map(|&(name, share)| Some((step_of(name)?, share)));
-                let all: Vec<Outcome> = steps
-                    .map(|(step, share)| {
-                        outcome_of(Run::on(rates, &step, share_of(&step, share), tuning), true)
-                    })
-                    .collect();
-                let count = all.len().max(1) as f64;
-                let settled = all.iter().map(|it| it.settled).sum::<f64>() / count;
-                (settled, all.iter().map(|it| it.plans).sum::<f64>())
-            };
-            let ((own, plans_own), (others, plans_others)) = (mean(&RUNS), mean(&HELD_OUT));
-            println!(
-                "| {} | {shown} | {plans} | {own:.4} | {others:.4} | {:.1} |",
-                rates[0] / 1e3,
-                plans_own + plans_others
-            );
+    for (name, share) in [RUNS[0], HELD_OUT[0], HELD_OUT[1]] {
+        let Some(step) = step_of(name) else { continue };
+        for rate in [12e3, 25e3, 41e3] {
+            for (shown, least) in [("64 MiB", usual.links_least), ("none", u64::MAX)] {
+                let tuning = Tuning { links_least: least, ..usual };
+                let mut run = Run::on([rate; 2], &step, share_of(&step, share), tuning);
+                let settled = settle(&mut run) / step.us();
+                let report = serde_json::to_value(run.report()).expect("numbers");
+                let planned = report["step_us_swapped"].as_f64().unwrap_or(0.0) / step.us();
+                println!("| {name} | {} | {shown} | {settled:.4} | {planned:.4} |", rate / 1e3);
+            }
         }
     }
 }

@@ -150,11 +150,6 @@ impl Run {
         }
     }
 
-    /// The step that it does.
-    pub(super) fn of(&self) -> Step {
-        self.step.clone()
-    }
-
     /// Copies of the step that runs whose time was taken.
     pub(super) fn timed_copies(&self) -> usize {
         let timed = self.heap.with(|state| state.with_swap(|swap, _| Ok(swap.links.timed())));
