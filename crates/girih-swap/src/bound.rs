@@ -33,6 +33,25 @@
 //! between operators. So no more is copied meanwhile than what lies idle then and need not be away (`spare`). That may be
 //! much less than what the links could do in a long operator: the pause of a pipeline.
 //!
+//! # Why no schedule is shorter
+//!
+//! Take any schedule within the budget, and a chain of windows. No two of these share a moment, so the waits in them add up, and
+//! the step takes its operators' times and at least those. In one window let `O` and `I` be the bytes that the schedule copies out
+//! and in, each of which may be more than the least that is known of it. At any moment the link out has a rate `o` and the link in
+//! a rate `i`, of which holds:
+//!
+//! - `o + slows * i <= outward`: with equality at most when both are busy, by the choice of `slows`, which is no more than `outward /
+//!   inward` either, for the moments in which only the link in is. Likewise the other way round.
+//! - `o + i <= both`, or no more than the faster link alone.
+//! - Of the bytes that must go out before an operator or come in after it, at most `one`: the former are over when the latter begin,
+//!   so only one of the links moves any of them at a time.
+//!
+//! During an operator each gap's tensor is copied in one direction at most (to come back it must have been let go of, and that is
+//! between operators), so `O + I`, and with it each of those sums, is at most what is spare: no weight is above 1. What is left when
+//! the operators of the window have copied the most they can is copied while operators wait, at no more than the rate. All weights are
+//! at least 0, so the least bytes may stand for `O` and `I`. That needs links that are together no faster than the sum of both
+//! alone, as [`Links`] has it.
+//!
 //! Within a wide window tensors may be cut into bytes (`flow`), in a narrow one those that go out by its end, or are away
 //! at its beginning, go whole.
 
