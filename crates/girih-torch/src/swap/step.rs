@@ -393,7 +393,8 @@ impl Steps {
         let Some(times) = self.times.get_mut(&hash) else { return };
         let load = times.load.clone();
         let step = seen.step(&load, times.next(&self.tuning, &self.links));
-        self.plan(seen, step);
+        let us = times.us().to_vec();
+        self.plan(seen, step, us);
     }
 
     /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
@@ -418,13 +419,15 @@ impl Steps {
         }
     }
 
-    /// Plans a step on a thread of its own.
-    fn plan(&mut self, seen: &Observation, step: (Step, Vec<Whose>)) {
+    /// Plans a step on a thread of its own. What it promises is by `us`, the times of its operators without waits.
+    fn plan(&mut self, seen: &Observation, mut step: (Step, Vec<Whose>), us: Vec<f64>) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
         let links = self.links;
         let work = move || {
             let planned = timed(|| girih::plan(&step.0, &links, &budgets));
+            // The first operator is the beginning of the step.
+            step.0.ops.iter_mut().skip(1).zip(us).for_each(|(op, us)| op.us = us);
             let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.
             let _ = sender.send((keys, policy, planned.1));

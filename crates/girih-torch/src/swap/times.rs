@@ -110,6 +110,11 @@ impl Times {
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
     }
 
+    /// The shortest times of the operators without waits, and of what comes behind them. Microseconds.
+    pub(super) fn us(&self) -> &[f64] {
+        &self.us
+    }
+
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
         self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
