@@ -69,10 +69,14 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     if after.get("swap") and before.get("swap"):
         before = before | {f"swap.{name}": value for name, value in before["swap"].items()}
         after = after | {f"swap.{name}": value for name, value in after["swap"].items()}
+    # What was not known before has not grown.
     changes = {
         name: value - before[name]
         for name, value in after.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name in before
+        if all(
+            isinstance(number, int | float) and not isinstance(number, bool)
+            for number in (value, before.get(name))
+        )
     }
     # A driver call of a kind that was never made is not listed.
     calls = {name: value - before["calls"].get(name, 0) for name, value in after["calls"].items()}

@@ -58,8 +58,17 @@ def rows(device: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (swap := device.get("swap")) and swap["copies_out"]:
         yield "swapped", f"{size(swap['bytes_out'])} out, {size(swap['bytes_in'])} in"
         yield "waited", f"{swap['waited_us'] / 1000:.1f} ms in {count(swap['waits'])} uses"
+        if found := links(swap):
+            yield "links", found
     if device["ooms"] > 0:
         yield "out of memory", f"{count(device['ooms'])} requests"
+
+
+def links(swap: Mapping[str, Any]) -> str:
+    """What the links of this machine were measured to carry; empty where nothing was."""
+    ways = {"links_out": "out", "links_in": "in", "links_both": "both at once"}
+    found = [f"{swap[name]:.1f} {way}" for name, way in ways.items() if swap[name] is not None]
+    return f"{', '.join(found)} GB/s" if found else ""
 
 
 def _plan(device: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from girih import _paths, _process, _ranks
+from girih import _paths, _process, _ranks, _stats
 from girih._settings import Settings
 
 
@@ -56,6 +56,8 @@ def line(device: dict[str, Any]) -> str:
             )
         if swap["waited_for"]:
             parts.append(line_of_waits(swap))
+        if links := _stats.links(swap):
+            parts.append(f"links of {links}")
     if device["ooms"] > 0:
         parts.append(f"{device['ooms']} requests out of memory")
     return f"girih {device['mode']}, cuda:{device['device']}: " + ", ".join(parts)

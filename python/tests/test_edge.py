@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("girih._native", reason="the extension is not built")
 
-from girih import _summary
+from girih import _stats, _summary
 
 BEGIN = """
 import contextlib, gc, json, sys, time, warnings
@@ -243,6 +243,14 @@ def test_who_was_waited_for_is_named_first_in_the_summary():
     )
 
 
+def test_the_summary_says_what_links_were_measured_to_carry_and_nothing_of_others():
+    none = {"links_out": None, "links_in": None, "links_both": None}
+    assert _stats.links(none) == ""
+    assert _stats.links(none | {"links_in": 41.26}) == "41.3 in GB/s"
+    every = {"links_out": 55.04, "links_in": 41.26, "links_both": 80.0}
+    assert _stats.links(every) == "55.0 out, 41.3 in, 80.0 both at once GB/s"
+
+
 def test_a_device_on_which_all_copies_are_over_at_once_is_waited_for_by_nobody(run):
     """And what swapping says of itself is in the summary and in the printed statistics."""
     found, _ = run(
@@ -258,6 +266,9 @@ def test_a_device_on_which_all_copies_are_over_at_once_is_waited_for_by_nobody(r
     )
     swap, line, rows = found
     assert (swap["waits"], swap["waited_us"], swap["waited_for"]) == (0, 0, [])
+    # It does not tell the time, so that nothing is measured.
+    assert (swap["links_out"], swap["links_in"], swap["links_both"]) == (None, None, None)
+    assert "links" not in rows
     assert "swapped " in line
     assert "the GPU was full" not in line
     assert rows["swapped"].endswith("MiB in")

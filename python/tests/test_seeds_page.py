@@ -162,6 +162,13 @@ DERIVED: dict[str, dict[str, Callable[[], float]]] = {
             / times_of_native("stweaver-fig11-quick.json", "Qwen MoE R")[-1]
         ),
     },
+    "stweaver-fig8.json": {
+        "0.2": lambda: max(
+            rows["stweaver"] - rows["auto"]
+            for (where, _), rows in recordings().items()
+            if where == "stweaver-fig8"
+        ),
+    },
     "gmlake-fig6.json": {
         "203.7": lambda: chunks("2 MiB"),
         "3.8": lambda: chunks("128 MiB"),
@@ -211,6 +218,7 @@ BESIDE = {
     "stweaver-table2-quick.json": {"1", "3"},
     "gmlake-fig10-quick.json": {"5", "0"},
     "gmlake-fig11.json": {"4", "5"},
+    "stweaver-fig8.json": {"4", "20"},
     "gmlake-fig13-quick.json": {"4", "6"},
     "gmlake-fig14-quick.json": {"9"},
     "gmlake-native.json": {"11"},

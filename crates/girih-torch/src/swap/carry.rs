@@ -184,9 +184,13 @@ impl Swap {
                     None => *entry.ready.insert(device.record_event(entry.last_on)?),
                 };
                 device.wait_event(out, ready)?;
-                copy_parts(device, out, entry, |copies, at, host, bytes| {
+                let begun = self.links.begin(device, out);
+                let queued = copy_parts(device, out, entry, |copies, at, host, bytes| {
                     copies.copy_out(out, at, host, bytes)
-                })?;
+                });
+                let bytes = queued.is_ok().then_some(entry.size);
+                self.links.end(device, (out, Way::Out), bytes, begun);
+                queued?;
                 let end = end_of(device, out)?;
                 replace(device, &mut entry.out, Some(end))?;
                 self.counts.copies_out += 1;
@@ -229,9 +233,13 @@ impl Swap {
                 let waited = device.wait_event(inward, now);
                 device.destroy_event(now)?;
                 waited?;
-                copy_parts(device, inward, entry, |copies, at, host, bytes| {
+                let begun = self.links.begin(device, inward);
+                let queued = copy_parts(device, inward, entry, |copies, at, host, bytes| {
                     copies.copy_in(inward, host, at, bytes)
-                })?;
+                });
+                let bytes = queued.is_ok().then_some(entry.size);
+                self.links.end(device, (inward, Way::In), bytes, begun);
+                queued?;
                 let end = end_of(device, inward)?;
                 replace(device, &mut entry.back, Some(end))?;
                 self.counts.copies_in += 1;

@@ -18,7 +18,7 @@
 //!
 //! `table` has the records, `host` their bytes on the host (`ranges` of free ones, `pins` for the threads), `carry` makes the calls that a record's change of state
 //! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
-//! follows what was planned for it. Without a budget, `edge` says when all this begins, and `attention` calls for the
+//! follows what was planned for it (`policy`) with links that carry what they were measured to (`links`). Without a budget, `edge` says when all this begins, and `attention` calls for the
 //! hooks that it needs.
 
 mod ahead;
@@ -26,6 +26,7 @@ pub(crate) mod attention;
 mod carry;
 pub(crate) mod edge;
 mod host;
+mod links;
 mod observed;
 mod pins;
 mod policy;
@@ -56,6 +57,7 @@ use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
 use self::host::{Host, Slot};
+use self::links::Measured;
 pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
@@ -144,6 +146,7 @@ pub(crate) struct Swap {
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
     steps: Steps,
+    links: Measured,
     states: States,
     waits: Waits,
     tuning: Tuning,
@@ -222,6 +225,7 @@ impl Swap {
             in_hand: [None; THREADS],
             is_backward: false,
             steps: Steps::new(room, budget),
+            links: Measured::new(&Tuning::default()),
             states: States::open(),
             waits: Waits::default(),
             tuning: Tuning::default(),
@@ -535,6 +539,7 @@ impl Swap {
     fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning;
         self.steps.tune(tuning);
+        self.links.tune(&tuning);
     }
 
     /// The program has come to a point.

@@ -10,6 +10,7 @@ impl Swap {
     pub(crate) fn report(&self) -> SwapReport {
         let (saved, states) = (self.table.bytes_saved(), self.table.bytes_of_states());
         let (host, host_peak) = self.host.used();
+        let [links_out, links_in, links_both] = self.links.gigabytes();
         SwapReport {
             at_the_edge: self.is_edge,
             gpu_room: (self.room != u64::MAX).then_some(self.room),
@@ -41,6 +42,9 @@ impl Swap {
             step_us: self.steps.planned_us()[0],
             step_us_swapped: self.steps.planned_us()[1],
             step_us_bound: self.steps.planned_us()[2],
+            links_out,
+            links_in,
+            links_both,
         }
     }
 }
@@ -91,6 +95,11 @@ pub(crate) struct SwapReport {
     step_us: f64,
     step_us_swapped: f64,
     step_us_bound: f64,
+    /// What the links were measured to carry: alone each way, and both ways together. GB/s (10^9 bytes a second); none
+    /// where too little was copied so.
+    links_out: Option<f64>,
+    links_in: Option<f64>,
+    links_both: Option<f64>,
 }
 
 #[cfg(test)]

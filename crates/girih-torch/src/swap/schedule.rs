@@ -28,8 +28,10 @@ impl Swap {
         if self.steps.begin(key, self.load(state))
             && let Some(copies) = state.device.copies()
         {
-            let stamp = copies.take_time(stream)?;
-            self.steps.note_time(stamp);
+            // A device that does not tell the time costs the plan, not the program.
+            if let Ok(stamp) = copies.take_time(stream) {
+                self.steps.note_time(stamp);
+            }
         }
         let others = state.bytes_in_use().saturating_sub(self.table.bytes_of_states().on_gpu());
         self.states.begin(key, others);
@@ -114,9 +116,12 @@ impl Swap {
         let mut forgotten = Vec::new();
         let Some(copies) = state.device.copies() else { return };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
+        self.links.end_step(copies);
+        self.steps.set_links(self.links.links());
         // What the device does not tell costs the plan of a step.
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
+        self.links.watch(!self.steps.is_settled());
     }
 }

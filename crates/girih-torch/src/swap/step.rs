@@ -57,6 +57,8 @@ pub(crate) struct Steps {
     tuning: Tuning,
     room: u64,
     host: u64,
+    /// What the links carry, as far as it is known.
+    links: Links,
     /// The number of the step that runs, and what is seen of it.
     number: u64,
     now: Observation,
@@ -85,8 +87,8 @@ pub(crate) struct Steps {
     /// Saved ones that somebody else still had when it was looked last.
     pub(super) shared: Vec<RecordId>,
     pinned: BTreeSet<RecordId>,
-    /// What is planned now: the hash of its keys, and where the plan will come from.
-    job: Option<(u64, Receiver<(Vec<u64>, Policy, f64)>)>,
+    /// Where what is planned now will come from.
+    job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
@@ -100,6 +102,7 @@ impl Steps {
             tuning: Tuning::default(),
             room,
             host,
+            links: Links::default(),
             number: 0,
             now: Observation::default(),
             before: None,
@@ -135,6 +138,11 @@ impl Steps {
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
+    }
+
+    /// What the links were measured to carry. The next plan is made with it.
+    pub(super) fn set_links(&mut self, links: Links) {
+        self.links = links;
     }
 
     /// So many bytes are in use or away.
@@ -375,40 +383,38 @@ impl Steps {
         }
         times.see(taken);
         times.see_load(loads);
-        self.is_settled = false;
-        if self.job.is_some() || !times.judge(&self.tuning) {
+        let is_judged = self.job.is_none() && times.judge(&self.tuning);
+        self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
+        let policy = times.policy().map(Arc::clone);
+        self.follow(&seen.keys, policy);
+        if !is_judged || self.is_settled {
             return;
         }
-        self.is_settled = times.is_settled(&self.tuning);
-        if self.is_settled {
-            if let Some(number) = self.sequences.find(&seen.keys)
-                && let Some(policy) = self.policies.get_mut(number)
-            {
-                *policy = times.best().map(Arc::clone);
-            }
-            return;
-        }
+        let Some(times) = self.times.get_mut(&hash) else { return };
         let load = times.load.clone();
-        let step = seen.step(&load, times.next());
+        let step = seen.step(&load, times.next(&self.tuning, &self.links));
         self.plan(seen, step);
     }
 
-    /// A step had room for everything. What was planned for larger ones like it is forgotten after some of them.
+    /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
+    /// another.
     fn saw_fitting(&mut self, seen: &Observation) {
-        if self.times.is_empty() {
-            return;
+        let Some(times) = self.times.get_mut(&hash_of(&seen.keys)) else { return };
+        times.see_fitting();
+        if times.rests(&self.tuning) {
+            self.follow(&seen.keys, None);
         }
-        let hash = hash_of(&seen.keys);
-        let fitting = self.times.get_mut(&hash).map_or(0, Times::see_fitting);
-        if fitting < self.tuning.remembered {
-            return;
+    }
+
+    /// A policy is followed for this sequence from now on, or none.
+    fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>) {
+        if let Some(policy) = &policy {
+            self.last_us = policy.us;
         }
-        self.times.remove(&hash);
-        self.job.take_if(|(planned, _)| *planned == hash);
-        if let Some(number) = self.sequences.find(&seen.keys)
-            && let Some(policy) = self.policies.get_mut(number)
+        if let Some(number) = self.sequences.find(keys)
+            && let Some(followed) = self.policies.get_mut(number)
         {
-            *policy = None;
+            *followed = policy;
         }
     }
 
@@ -416,8 +422,8 @@ impl Steps {
     fn plan(&mut self, seen: &Observation, step: (Step, Vec<Whose>)) {
         let budgets = Budgets { gpu: self.room, host: Some(self.host) };
         let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
+        let links = self.links;
         let work = move || {
-            let links = Links::default();
             let planned = timed(|| girih::plan(&step.0, &links, &budgets));
             let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
             // Nobody waits for it if the process ends.
@@ -426,12 +432,12 @@ impl Steps {
         // Without a thread the run goes on without a plan.
         let thread = thread::Builder::new().name("girih-swap".to_owned());
         if thread.spawn(work).is_ok() {
-            self.job = Some((hash_of(&seen.keys), receiver));
+            self.job = Some(receiver);
         }
     }
 
     fn collect(&mut self) {
-        let Some((_, job)) = &self.job else { return };
+        let Some(job) = &self.job else { return };
         match job.try_recv() {
             Ok(planned) => self.take_up(planned),
             Err(std::sync::mpsc::TryRecvError::Empty) => return,
@@ -445,13 +451,15 @@ impl Steps {
         self.last_us = policy.us;
         self.planned += 1;
         let policy = Arc::new(Policy { number: self.planned, ..policy });
+        let mut rests = false;
         if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
             times.tries(&policy);
+            rests = times.rests(&self.tuning);
         }
         let number = self.sequences.learn(&keys);
         let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
         self.policies.resize_with(count, || None);
-        self.policies[number] = Some(policy);
+        self.policies[number] = Some(policy).filter(|_| !rests);
     }
 
     /// Other numbers than the usual ones.
@@ -463,7 +471,7 @@ impl Steps {
     /// Waits for the thread that plans.
     #[cfg(test)]
     pub(super) fn finish_planning(&mut self) {
-        if let Some(planned) = self.job.take().and_then(|(_, job)| job.recv().ok()) {
+        if let Some(planned) = self.job.take().and_then(|job| job.recv().ok()) {
             self.take_up(planned);
         }
     }
@@ -481,7 +489,7 @@ impl Steps {
         self.is_settled
     }
 
-    /// Microseconds of the step that was planned last: see [`Policy::us`].
+    /// Microseconds of the step whose policy was taken up last: see [`Policy::us`].
     pub(super) fn planned_us(&self) -> [f64; 3] {
         self.last_us
     }

@@ -48,6 +48,7 @@ mod ablation;
 mod adversary;
 mod clocks;
 mod edge;
+mod links;
 mod orders;
 mod planned_states;
 mod program;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use girih_runtime::TimeStamp;
+use girih_swap::Links;
 
+use super::links::difference;
 use super::policy::Policy;
 use super::tuning::Tuning;
 
@@ -36,6 +38,9 @@ pub(super) struct Times {
     plans: u32,
     /// Plans in a row, up to the last, that made the step no shorter.
     in_vain: u32,
+    /// The links that the last plan was made with, and plans that were made for other links alone.
+    links: Option<Links>,
+    for_links: u32,
     /// What had the shortest step so far: no policy at first.
     best: Tried,
     /// The policy that is tried now.
@@ -79,10 +84,14 @@ impl Times {
         self.waited = waited;
     }
 
-    /// A step had room for everything. How many had, one after another.
-    pub(super) fn see_fitting(&mut self) -> u32 {
-        self.fitting += 1;
-        self.fitting
+    /// A step had room for everything.
+    pub(super) fn see_fitting(&mut self) {
+        self.fitting = self.fitting.saturating_add(1);
+    }
+
+    /// True if no policy is followed: the last steps had room for everything.
+    pub(super) fn rests(&self, tuning: &Tuning) -> bool {
+        self.fitting >= tuning.remembered
     }
 
     /// So many bytes were in use or away during each operator, more than there is room for.
@@ -94,7 +103,9 @@ impl Times {
 
     /// The times that the next plan is made of. Every other one takes the waits of the last for work: copies begin
     /// earlier then. That lanes wait for each other, or a host falls behind, is in no plan's times.
-    pub(super) fn next(&mut self) -> &[f64] {
+    pub(super) fn next(&mut self, tuning: &Tuning, links: &Links) -> &[f64] {
+        self.for_links += u32::from(self.is_exhausted(tuning));
+        self.links = Some(*links);
         self.plans += 1;
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
     }
@@ -129,15 +140,24 @@ impl Times {
         true
     }
 
-    /// True if it is not planned again.
-    pub(super) fn is_settled(&self, tuning: &Tuning) -> bool {
+    /// True if it is not planned again. Where the links turned out to be others than those of the last plan it is, some
+    /// times at most: what is measured may go up and down for ever.
+    pub(super) fn is_settled(&self, tuning: &Tuning, links: &Links) -> bool {
+        let is_for_others = |own: &Links| difference(links, own) > tuning.links_differ;
+        let again = self.links.as_ref().is_some_and(is_for_others);
         self.last.is_none()
-            && (self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max)
+            && self.is_exhausted(tuning)
+            && !(again && self.for_links < tuning.links_plans_max)
     }
 
-    /// The policy with the shortest step; none if steps without one are shorter.
-    pub(super) fn best(&self) -> Option<&Arc<Policy>> {
-        self.best.policy.as_ref()
+    /// Further plans are no use, if the links are what they were.
+    fn is_exhausted(&self, tuning: &Tuning) -> bool {
+        self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max
+    }
+
+    /// The policy that is tried, or else the one with the shortest step; none if steps without one are shorter.
+    pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
+        self.last.as_ref().unwrap_or(&self.best).policy.as_ref()
     }
 }
 
@@ -162,4 +182,36 @@ pub(super) fn times_of(
     let mean = us.iter().sum::<f64>() / f64::from(last.max(1));
     us[last as usize..].fill(mean);
     Some(us)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Links that go up and down for ever, while no plan makes the step shorter.
+    #[test]
+    fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
+        let tuning = Tuning::default();
+        let links = [55.0, 30.0].map(|each| Links::of_gigabytes(each, each, 2.0 * each));
+        let (mut times, mut plans) = (Times::default(), 0);
+        let mut policy = Policy::default();
+        // The first step of a policy does not count, nor that of none.
+        times.note(NO_POLICY, 100.0);
+        for step in 0..1000 {
+            let links = links[step / 20 % 2];
+            times.note(plans, 100.0);
+            if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
+                let _ = times.next(&tuning, &links);
+                plans += 1;
+                policy.number = plans;
+                times.tries(&Arc::new(std::mem::take(&mut policy)));
+            }
+        }
+        assert_eq!(plans, tuning.in_vain_max + tuning.links_plans_max);
+        let same = Links::of_gigabytes(55.0, 55.0, 110.0 * 0.96);
+        times.links = Some(same);
+        times.for_links = 0;
+        assert!(times.is_settled(&tuning, &links[0]), "that is as good as the same");
+        assert!(!times.is_settled(&tuning, &links[1]));
+    }
 }

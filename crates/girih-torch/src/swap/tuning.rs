@@ -28,8 +28,16 @@ pub(crate) struct Tuning {
     pub(crate) better: f64,
     /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
     pub(crate) steps_judged: u32,
-    /// Steps whose needs are remembered: once so many in a row had room for everything nothing goes any more.
+    /// Steps whose needs are remembered: once so many in a row had room for everything nothing goes any more. That one
+    /// larger step in three goes without its plan costs less than that the two others follow it.
     pub(crate) remembered: u32,
+    /// Bytes of copies of a kind in a step (out or in, alone or beside others) from which on they say what a link
+    /// carries. Fewer are one or two tensors, and say what happened to these.
+    pub(crate) links_least: u64,
+    /// By what part of themselves links must differ from those that the last plan was made with for a step to be planned
+    /// once more on their account, and how often it is at most.
+    pub(crate) links_differ: f64,
+    pub(crate) links_plans_max: u32,
 }
 
 impl Default for Tuning {
@@ -44,7 +52,10 @@ impl Default for Tuning {
             in_vain_max: 2,
             better: 0.005,
             steps_judged: 3,
-            remembered: 16,
+            remembered: 2,
+            links_least: 64 << 20,
+            links_differ: 0.05,
+            links_plans_max: 2,
         }
     }
 }

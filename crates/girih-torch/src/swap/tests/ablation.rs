@@ -37,7 +37,7 @@ const HELD_OUT: [(&str, f64); 4] = [
     ("megatron_llama7b-V_r0.pickle.gz", 0.8),
 ];
 /// The step of a recording that stands for all.
-fn step_of(name: &str) -> Option<Step> {
+pub(super) fn step_of(name: &str) -> Option<Step> {
     let path = FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|it| it.is_file())?;
     let file = File::open(&path).expect("it was there just now");
     let recording = open::detect_and_read(file, Limits::default()).expect("it is a recording");
@@ -71,25 +71,28 @@ struct Outcome {
     plans: f64,
 }
 
+/// Steps until a plan stays. Microseconds of the last.
+fn settle(run: &mut Run) -> f64 {
+    // What is read is a step old, and the plan that stays is taken up after that.
+    let (mut left, mut us) = (4, f64::NAN);
+    for _ in 0..200 {
+        us = run.step();
+        run.finish_planning();
+        left -= u32::from(run.report().is_settled());
+        if left == 0 {
+            break;
+        }
+    }
+    us
+}
+
 fn outcome(step: &Step, share: f64, tuning: Tuning, settles: bool) -> Outcome {
     let mut run = Run::new(step, share_of(step, share), tuning);
     let alone = step.us();
     let first = run.step() / alone;
     let report = run.report();
     let demanded = report.demanded();
-    let mut settled = f64::NAN;
-    if settles {
-        // What is read is a step old, and the plan that stays is taken up after that.
-        let mut left = 4;
-        for _ in 0..200 {
-            settled = run.step() / alone;
-            run.finish_planning();
-            left -= u32::from(run.report().is_settled());
-            if left == 0 {
-                break;
-            }
-        }
-    }
+    let settled = if settles { settle(&mut run) / alone } else { f64::NAN };
     let (refused, plans) = (run.refused, run.report().planning_seconds());
     Outcome { first, settled, demanded, refused, plans }
 }
@@ -245,13 +248,36 @@ fn ablation_of_what_is_remembered() {
     println!("| :-- | --: | --: | --: | --: | --: |");
     for (name, _) in RUNS.iter().chain(&HELD_OUT) {
         let Some(step) = step_of(name) else { continue };
-        for period in [3, 8, 24, 64] {
-            for remembered in [1, 4, 16, 64] {
+        for period in [2, 3, 8, 24] {
+            for remembered in [1, 2, 4, 16] {
                 let (us, bytes, planning) = with_larger_steps(&step, period, remembered);
                 let bytes = bytes as f64 / 1e9;
                 println!(
                     "| {name} | {period} | {remembered} | {us:.4} | {bytes:.1} | {planning:.1} |"
                 );
+            }
+        }
+    }
+}
+
+/// What it is worth to measure links: settled steps of some recordings on others than the usual ones, with and without.
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_links() {
+    println!("| recording | links, GB/s | links_least | settled | as planned last |");
+    println!("| :-- | --: | --: | --: | --: |");
+    let usual = Tuning::default();
+    for (name, share) in [RUNS[0], HELD_OUT[0], HELD_OUT[1]] {
+        let Some(step) = step_of(name) else { continue };
+        for rate in [12e3, 25e3, 41e3] {
+            for (shown, least) in [("64 MiB", usual.links_least), ("none", u64::MAX)] {
+                let tuning = Tuning { links_least: least, ..usual };
+                let mut run = Run::on([rate; 2], &step, share_of(&step, share), tuning);
+                let settled = settle(&mut run) / step.us();
+                let report = serde_json::to_value(run.report()).expect("numbers");
+                let planned = report["step_us_swapped"].as_f64().unwrap_or(0.0) / step.us();
+                println!("| {name} | {} | {shown} | {settled:.4} | {planned:.4} |", rate / 1e3);
             }
         }
     }

@@ -67,8 +67,7 @@ fn states_go_where_a_plan_is_better_off_for_it() {
     assert!(with < 0.97 * without, "{with:.0} us with states that go, {without:.0} without");
     assert!(report["states_out"].as_u64().expect("a number") > 0, "{report}");
     let planned = report["step_us_swapped"].as_f64().expect("a number");
-    // The links of the device are slower by a tenth, alone, than those of the plan.
-    assert!((planned / with - 1.0).abs() < 0.1, "{planned:.0} us were planned, {with:.0} seen");
+    assert!((planned / with - 1.0).abs() < 0.05, "{planned:.0} us were planned, {with:.0} seen");
 }
 
 #[test]

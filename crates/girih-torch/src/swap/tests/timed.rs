@@ -3,7 +3,7 @@
 //! The host is taken to be ahead of the device all the time, so that the order in which work is queued is all that counts.
 //! A stream's clock is where its work ends that was queued so far; an event is a time; a wait moves a clock forward.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use girih_cuda::StreamHandle;
@@ -16,8 +16,11 @@ use girih_trace::StreamId;
 use crate::device::{AddressesAlone, HeapDevice, Simulated};
 use crate::settings;
 
-/// Bytes a microsecond in each direction while the other is busy too: half of what an H200 does both ways.
-const RATE: f64 = 50_500.0;
+/// Bytes a microsecond out and in, whatever goes the other way: half of what an H200 does both ways.
+pub(super) const RATES: [f64; 2] = [50_500.0; 2];
+
+/// The handles of lanes are beyond this one.
+const LANES: u64 = 1000;
 
 /// The clocks of the streams, by handle. Microseconds.
 #[derive(Clone, Default)]
@@ -40,29 +43,65 @@ impl Clock {
     }
 }
 
+/// What the device refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    Nothing,
+    /// The time on a lane, the call of that number from 0.
+    Time(u64),
+    /// Whether work is over: it never says so.
+    Answers,
+}
+
 pub(super) struct Timed {
     memory: Simulated,
+    refused: Refused,
+    /// Copies, points in time that were asked for on lanes, and those that were not given back.
+    copied: u64,
+    asked: u64,
+    points: HashSet<u64>,
     clock: Clock,
     streams: HashMap<StreamId, u64>,
     lanes: u64,
+    rates: [f64; 2],
     /// Events and points in time.
     times: HashMap<u64, f64>,
     next: u64,
 }
 
 impl Timed {
-    pub(super) fn new(capacity: u64) -> (Timed, Clock) {
+    /// Of so many bytes, with links of these rates: out and in.
+    pub(super) fn new(capacity: u64, rates: [f64; 2]) -> (Timed, Clock) {
         let settings = settings::Simulated { capacity, virtual_memory: true };
         let clock = Clock::default();
         let device = Timed {
             memory: Simulated::new(0, settings),
+            refused: Refused::Nothing,
+            copied: 0,
+            asked: 0,
+            points: HashSet::new(),
             clock: clock.clone(),
             streams: HashMap::new(),
             lanes: 0,
+            rates,
             times: HashMap::new(),
             next: 0,
         };
         (device, clock)
+    }
+
+    /// From now on it refuses this.
+    pub(super) fn refuse(&mut self, refused: Refused) {
+        self.refused = refused;
+    }
+
+    pub(super) fn copied(&self) -> u64 {
+        self.copied
+    }
+
+    /// Points in time that were not given back.
+    pub(super) fn points(&self) -> usize {
+        self.points.len()
     }
 
     fn handle(&self, stream: StreamId) -> u64 {
@@ -75,8 +114,9 @@ impl Timed {
         self.next
     }
 
-    fn copy(&mut self, lane: StreamId, size: u64) {
-        self.clock.run(self.handle(lane), size as f64 / RATE);
+    fn copy(&mut self, lane: StreamId, size: u64, rate: f64) {
+        self.copied += 1;
+        self.clock.run(self.handle(lane), size as f64 / rate);
     }
 }
 
@@ -160,7 +200,7 @@ impl Device for Timed {
 impl Copies for Timed {
     fn open_lane(&mut self) -> Result<u64, DeviceError> {
         self.lanes += 1;
-        Ok(1000 + self.lanes)
+        Ok(LANES + self.lanes)
     }
 
     fn copy_out(
@@ -170,7 +210,7 @@ impl Copies for Timed {
         _to: HostAddress,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.copy(lane, size);
+        self.copy(lane, size, self.rates[0]);
         Ok(())
     }
 
@@ -181,7 +221,7 @@ impl Copies for Timed {
         _to: Address,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.copy(lane, size);
+        self.copy(lane, size, self.rates[1]);
         Ok(())
     }
 
@@ -190,16 +230,28 @@ impl Copies for Timed {
     }
 
     fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {
-        let now = self.clock.now(self.handle(stream));
-        Ok(TimeStamp(self.note(now)))
+        let handle = self.handle(stream);
+        let call = self.asked;
+        self.asked += u64::from(handle > LANES);
+        if handle > LANES && self.refused == Refused::Time(call) {
+            return Err(DeviceError::Injected { call, name: "take_time" });
+        }
+        let now = self.clock.now(handle);
+        let point = self.note(now);
+        self.points.insert(point);
+        Ok(TimeStamp(point))
     }
 
     fn time_between(&mut self, from: TimeStamp, to: TimeStamp) -> Result<Option<f64>, DeviceError> {
+        if self.refused == Refused::Answers {
+            return Ok(None);
+        }
         Ok(self.times.get(&from.0).zip(self.times.get(&to.0)).map(|(from, to)| to - from))
     }
 
     fn forget_time(&mut self, stamp: TimeStamp) {
         self.times.remove(&stamp.0);
+        assert!(self.points.remove(&stamp.0), "it was given back before");
     }
 }
 

@@ -10,7 +10,7 @@ use girih_swap::{Gap, Step};
 use girih_trace::MarkKind;
 
 use super::program::{NEXT, Program, with};
-use super::timed::{Clock, Timed};
+use super::timed::{Clock, RATES, Refused, Timed};
 use crate::heap::{Heap, Saved};
 use crate::swap::states::OtherStates;
 use crate::swap::storages::StorageId;
@@ -56,9 +56,25 @@ pub(super) struct Run {
 impl Run {
     /// Within a budget of bytes.
     pub(super) fn new(step: &Step, budget: u64, tuning: Tuning) -> Run {
+        Run::on(RATES, step, budget, tuning)
+    }
+
+    /// On links of these rates: out and in.
+    pub(super) fn on(rates: [f64; 2], step: &Step, budget: u64, tuning: Tuning) -> Run {
+        let (device, clock) = Timed::new(4 * step.peak().max(budget), rates);
+        Run::over(device, clock, step, budget, tuning)
+    }
+
+    /// On a device that refuses something.
+    pub(super) fn refusing(refused: Refused, step: &Step, budget: u64) -> Run {
+        let (mut device, clock) = Timed::new(4 * step.peak().max(budget), RATES);
+        device.refuse(refused);
+        Run::over(device, clock, step, budget, Tuning::default())
+    }
+
+    fn over(device: Timed, clock: Clock, step: &Step, budget: u64, tuning: Tuning) -> Run {
         Program::prepare();
         let peak = step.peak().max(budget);
-        let (device, clock) = Timed::new(4 * peak);
         let host = 4 * peak;
         let json =
             format!(r#"{{"mode": "stitch", "gpu_budget": {budget}, "host_budget": {host}}}"#);
@@ -132,6 +148,12 @@ impl Run {
                 self.states.push(Alive { storage, size, record: None });
             }
         }
+    }
+
+    /// Copies of the step that runs whose time was taken.
+    pub(super) fn timed_copies(&self) -> usize {
+        let timed = self.heap.with(|state| state.with_swap(|swap, _| Ok(swap.links.timed())));
+        timed.expect("it works").expect("it swaps")
     }
 
     /// Bytes that are alive besides in one operator.
