@@ -32,6 +32,7 @@ mod events;
 #[cfg(test)]
 mod fake;
 mod host;
+mod idle;
 pub mod ipc;
 mod near;
 mod order;

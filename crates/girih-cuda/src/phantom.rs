@@ -25,6 +25,7 @@ use rustc_hash::FxHashMap;
 
 use crate::books::Books;
 use crate::device::CudaDevice;
+use crate::idle::Idle;
 
 /// Bytes of the handles that back everything, besides one of the granularity. A handle maps whole or
 /// not at all, so that a large range is made of large ones, of which each costs one call.
@@ -64,10 +65,15 @@ pub struct Phantom<D = CudaDevice> {
     books: Books,
     /// Handles ever created.
     handles: u64,
+    /// Freed ranges over the rungs.
+    idle: Idle,
     /// Bytes that may be solid, and those that are, allocation by allocation.
     solid_most: u64,
     solid: FxHashMap<Address, u64>,
     solid_used: u64,
+    /// Freed solid ones, of [`Phantom::solid_used`] too: those that kernels may still use, and those that none does.
+    solid_freed: Idle,
+    solid_idle: Idle,
 }
 
 impl<D: Backing> Phantom<D> {
@@ -98,7 +104,20 @@ impl<D: Backing> Phantom<D> {
         let books = Books::new(granularity);
         let solid = FxHashMap::default();
         let (used, handles, solid_most, solid_used) = (0, 0, 0, 0);
-        Ok(Phantom { device, capacity, used, rungs, books, handles, solid_most, solid, solid_used })
+        Ok(Phantom {
+            device,
+            capacity,
+            used,
+            rungs,
+            books,
+            handles,
+            idle: Idle::default(),
+            solid_most,
+            solid,
+            solid_used,
+            solid_freed: Idle::default(),
+            solid_idle: Idle::default(),
+        })
     }
 
     /// Gives allocations memory of their own as long as `bytes` last, and as the device has them.
@@ -131,14 +150,62 @@ impl<D: Backing> Phantom<D> {
     fn solid(&mut self, size: u64) -> Option<Address> {
         let kept = if size <= SMALL { 0 } else { self.solid_most / SMALL_PART };
         let backed = size.checked_next_multiple_of(self.granularity())?;
+        if let Some(address) = self.solid_again(backed) {
+            self.solid.insert(address, backed);
+            return Some(address);
+        }
+        if self.solid_used.checked_add(backed)? > self.solid_most - kept && size <= SMALL {
+            // Freed ones of other sizes are in the way. Of large ones it does not matter whether they are solid.
+            self.let_go_of_solid().ok()?;
+        }
         if self.solid_used.checked_add(backed)? > self.solid_most - kept {
             return None;
         }
-        // What the device refuses, the phantom gives.
-        let address = self.device.alloc(size).ok()?;
+        // What the device refuses, the phantom gives. All of the unit, for whoever gets it next.
+        let address = self.device.alloc(backed).ok()?;
         self.solid.insert(address, backed);
         self.solid_used += backed;
         Some(address)
+    }
+
+    /// A freed solid one of that size, which no kernel uses any more.
+    fn solid_again(&mut self, backed: u64) -> Option<Address> {
+        if let Some(address) = self.solid_idle.take(backed) {
+            return Some(address);
+        }
+        // Who captures cannot wait, and gets what is not solid.
+        if !self.solid_freed.has(backed) || self.device.finish().is_err() {
+            return None;
+        }
+        self.solid_idle.append(&mut self.solid_freed);
+        self.solid_idle.take(backed)
+    }
+
+    /// Gives the device what is solid and freed. What it refuses to take back stays.
+    fn let_go_of_solid(&mut self) -> Result<(), DeviceError> {
+        self.solid_idle.append(&mut self.solid_freed);
+        while let Some((backed, address)) = self.solid_idle.any() {
+            self.device.free(address)?;
+            self.solid_idle.take(backed);
+            self.solid_used -= backed;
+        }
+        Ok(())
+    }
+
+    /// Gives back what was freed and is kept for the next allocation of its size.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`]: what was not given back yet is kept.
+    pub fn trim(&mut self) -> Result<(), DeviceError> {
+        self.let_go_of_solid()?;
+        self.device.finish()?;
+        while let Some((backed, address)) = self.idle.any() {
+            self.device.unmap(address, backed)?;
+            self.idle.take(backed);
+            // Addresses without memory cost nothing: if they stay, they stay.
+            let _ = self.device.unreserve(address, backed);
+        }
+        Ok(())
     }
 
     /// Maps the rungs over `size` bytes at `address`: all of it or, on an error, nothing.
@@ -198,22 +265,27 @@ impl<D: Backing> Device for Phantom<D> {
         let backed = size.next_multiple_of(self.granularity());
         let address = match self.solid(size) {
             Some(address) => address,
-            None => self.back_anew(backed)?,
+            None => match self.idle.take(backed) {
+                Some(address) => address,
+                None => self.back_anew(backed)?,
+            },
         };
         self.books.add_allocation(address, size);
         self.used += size;
         Ok(address)
     }
 
-    /// Waits for running kernels, as freeing does: unmapping alone would not.
+    /// Waits for nothing: what is freed stays mapped. Beyond what is kept it waits for running kernels, as freeing does.
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
         let size = self.books.check_free(address)?;
         let backed = size.next_multiple_of(self.granularity());
         if let Some(&solid) = self.solid.get(&address) {
-            self.device.free(address)?;
+            if !self.solid_freed.keep(solid, address) {
+                self.device.free(address)?;
+                self.solid_used -= solid;
+            }
             self.solid.remove(&address);
-            self.solid_used -= solid;
-        } else {
+        } else if !self.idle.keep(backed, address) {
             self.device.finish()?;
             self.device.unmap(address, backed)?;
             // From here on the memory is gone. Addresses without memory cost nothing: if they stay,

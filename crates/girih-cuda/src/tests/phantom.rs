@@ -49,6 +49,8 @@ fn some_memory_is_solid_and_a_part_of_it_is_left_to_small_allocations() {
         assert!(fake::usable(0, address, MIB));
         phantom.free(address).expect("it was allocated");
     }
+    assert_eq!(free(&mut phantom), begun - 256 * MIB, "it is kept");
+    phantom.trim().expect("nothing fails");
     assert_eq!((free(&mut phantom), phantom.memory_info().free), (begun, 64 * GIB));
 }
 
@@ -109,11 +111,81 @@ fn a_call_that_fails_leaves_no_trace() {
         if let Ok(address) = result {
             assert!(!came, "call {call} failed, and nobody noticed");
             phantom.free(address).expect("it was allocated");
+            phantom.trim().expect("nothing fails any more");
             assert_eq!((fake::picture(), phantom.memory_info()), before);
             return;
         }
         assert!(came, "{result:?}");
         assert_eq!((fake::picture(), phantom.memory_info()), before, "call {call}");
+    }
+    panic!("it never succeeds");
+}
+
+/// A step of a training run: the same sizes in the same order, and all of them freed.
+fn step(phantom: &mut Phantom, sizes: &[u64]) {
+    let given: Vec<_> = sizes.iter().map(|&size| phantom.alloc(size).expect("room")).collect();
+    for address in given.into_iter().rev() {
+        assert!(fake::usable(0, address, 512));
+        phantom.free(address).expect("it was allocated");
+    }
+}
+
+#[test]
+fn what_was_freed_serves_again_without_the_driver() {
+    let sizes: Vec<u64> = (0..200).map(|at| MIB << (at % 8)).collect();
+    for solid in [0, 256 * MIB] {
+        let mut phantom = phantom().with_solid(solid);
+        step(&mut phantom, &sizes);
+        let before = phantom.device().calls();
+        (0..3).for_each(|_| step(&mut phantom, &sizes));
+        let after = phantom.device().calls();
+        let mapped =
+            |calls: &crate::Calls| (calls.map, calls.unmap, calls.set_access, calls.reserve);
+        assert_eq!(mapped(&after), mapped(&before), "{solid} solid");
+        assert_eq!((after.alloc, after.free), (before.alloc, before.free), "{solid} solid");
+    }
+}
+
+#[test]
+fn freed_solid_bytes_are_waited_for_before_they_serve_again_and_once_for_all() {
+    let mut phantom = phantom().with_solid(256 * MIB);
+    let sizes = [2 * MIB; 16];
+    step(&mut phantom, &sizes);
+    let before = phantom.device().calls().synchronize;
+    step(&mut phantom, &sizes);
+    assert_eq!(phantom.device().calls().synchronize - before, 1);
+}
+
+#[test]
+fn small_allocations_of_another_size_get_the_solid_bytes_of_freed_ones() {
+    let mut phantom = phantom().with_solid(64 * MIB);
+    step(&mut phantom, &[4 * MIB; 16]);
+    let free = phantom.device_mut().memory_info().free;
+    let before = phantom.device().calls();
+    let address = phantom.alloc(6 * MIB).expect("room");
+    let after = phantom.device().calls();
+    assert_eq!((after.free - before.free, after.map), (16, before.map), "they were in the way");
+    assert_eq!(phantom.device_mut().memory_info().free, free + 64 * MIB - 6 * MIB);
+    phantom.free(address).expect("it was allocated");
+}
+
+#[test]
+fn trimming_that_fails_keeps_what_is_left_and_is_done_the_next_time() {
+    for call in 1..50 {
+        let mut phantom = phantom().with_solid(8 * MIB);
+        let before = fake::picture();
+        step(&mut phantom, &[2 * MIB, 4 * MIB, 32 * MIB, 32 * MIB]);
+        fake::fail(call, CuResult(999));
+        let trimmed = phantom.trim();
+        if !fake::fault_came() {
+            trimmed.expect("nothing fails");
+            assert_eq!(fake::picture(), before);
+            return;
+        }
+        // Addresses may stay reserved, which is no error.
+        phantom.trim().expect("nothing fails any more");
+        assert_eq!(phantom.memory_info().free, 512 * GIB);
+        step(&mut phantom, &[2 * MIB, 32 * MIB]);
     }
     panic!("it never succeeds");
 }
