@@ -294,6 +294,8 @@ TEST("with the cache switched off memory comes from cudaMalloc") {
     const c10::DataPtr block = get()->allocate(64);
     EXPECT(block.get() != nullptr);
     get()->raw_deallocate(get()->raw_allocate(64));
+    get()->raw_delete(get()->raw_alloc(64));
+    get()->raw_delete(get()->raw_alloc_with_stream(64, nullptr));
   }
   get()->enable(true);
   EXPECT(get()->isEnabled());
