@@ -456,10 +456,7 @@ mod tests {
             assert!(settings.changed("").warnings.is_empty(), "it was said already");
         }
         assert!(
-            !of("native")
-                .changed(&text.replace("True", "False"))
-                .config
-                .release_lock_on_cudamalloc
+            !of("native").changed(&text.replace("True", "False")).config.release_lock_on_cudamalloc
         );
     }
 
@@ -489,7 +486,9 @@ mod tests {
             let text = format!("expandable_segments:{other},max_split_size_mb:64");
             let kept = now.changed(&text);
             assert_eq!(kept.config.expandable_segments, now.config.expandable_segments, "{mode}");
-            let says = format!("expandable_segments stays {word}, which Girih decides in the mode `{mode}`");
+            let says = format!(
+                "expandable_segments stays {word}, which Girih decides in the mode `{mode}`"
+            );
             assert!(kept.warnings.len() == 1 && kept.warnings[0].contains(&says), "{kept:?}");
             assert_eq!((kept.config.max_split_size, kept.conf), (64 << 20, text), "{mode}");
         }
