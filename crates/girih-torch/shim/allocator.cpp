@@ -255,7 +255,7 @@ void* GirihAllocator::after_failure(girih_status status, const Request& request)
     text = girih_last_error();
   }
   if (status != GIRIH_OUT_OF_MEMORY) {
-    TORCH_CHECK(false, text);
+    throw_failure(text);
   }
   PoolSource::rethrow();
   girih_oom oom{};
