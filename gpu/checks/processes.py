@@ -103,6 +103,82 @@ def ipc_both_ways() -> None:
     equal(process.exitcode, 0, "the exit status of the other process")
 
 
+def _ipc_sums(queue: Any, answers: Any) -> None:
+    """The other process: the sums of what it was sent, and then lets go of all."""
+    tensors = queue.get()
+    answers.put([tensor.sum().item() for tensor in tensors])
+    del tensors
+    torch.cuda.ipc_collect()
+    answers.put("let go")
+    queue.get()  # lives until it is let go
+
+
+@alone
+def ipc_of_many() -> None:
+    """Many tensors, small ones of one segment among them, arrive; what was sent is memory again."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_ipc_sums, args=(queue, answers))
+    process.start()
+    try:
+        before = torch.cuda.memory_allocated()
+        sizes = [*range(1, 40), 1000, 300_000, 5 * MIB, 0]
+        tensors = [torch.full((size,), 1.0, device="cuda") for size in sizes]
+        queue.put(tensors)
+        equal(answers.get(timeout=120), [float(size) for size in sizes], "the sums")
+        equal(answers.get(timeout=120), "let go", "what the other process says")
+        del tensors
+        torch.cuda.ipc_collect()
+        equal(torch.cuda.memory_allocated(), before, "bytes in use when both have let go")
+    finally:
+        queue.put(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+    equal(process.exitcode, 0, "the exit status of the other process")
+
+
+def _ipc_waits(queue: Any, answers: Any) -> None:
+    """The other process: reads a tensor behind an event of the process that writes it."""
+    event, tensor = queue.get()
+    answers.put("has it")
+    queue.get()
+    torch.cuda.current_stream().wait_event(event)
+    answers.put(tensor.unique().tolist())
+    queue.get()  # lives until it is let go
+    del tensor
+
+
+@alone
+def ipc_event() -> None:
+    """A process waits for an event of another one, and reads what was written before it."""
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_ipc_waits, args=(queue, answers))
+    process.start()
+    try:
+        event = torch.cuda.Event(interprocess=True)
+        tensor = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
+        event.record()
+        queue.put((event, tensor))
+        equal(answers.get(timeout=120), "has it", "what the other process says")
+        torch.cuda._sleep(500_000_000)
+        tensor.fill_(7)
+        event.record()
+        queue.put(None)
+        equal(answers.get(timeout=120), [7], "what the other process reads")
+    finally:
+        queue.put(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+    equal(process.exitcode, 0, "the exit status of the other process")
+
+
 @alone
 def fork_and_workers() -> None:
     """A DataLoader forks workers before and after CUDA has started."""

@@ -60,8 +60,8 @@ fn check_settings(py: Python<'_>, options: &str) -> PyResult<()> {
     py.detach(|| control::check_settings(options)).map_err(PyValueError::new_err)
 }
 
-/// Changes the settings of the caching allocator while the program runs. What the mode does not let
-/// it change is a ValueError.
+/// Changes the settings of the caching allocator while the program runs. What a heap cannot do is a
+/// ValueError.
 #[pyfunction]
 fn change_settings(py: Python<'_>, text: &str) -> PyResult<()> {
     py.detach(|| control::change_settings(text)).map_err(PyValueError::new_err)

@@ -237,8 +237,8 @@ impl CudaDevice {
         self.checked(Scope::relaxed(self.driver, self.context))
     }
 
-    /// The error of a refusal by a call that takes memory: of the device itself, or for the page
-    /// tables of a mapping.
+    /// The error of a refusal by a call that takes memory: of the device itself, for the page tables of a
+    /// mapping, or addresses.
     pub(crate) fn refused(&mut self, failure: Failure, requested: u64) -> DeviceError {
         if failure.code != CuResult::OUT_OF_MEMORY {
             return self.driver.error(failure);
@@ -357,7 +357,7 @@ impl Device for CudaDevice {
         self.calls.reserve += 1;
         let driver = self.driver;
         let reserved = self.times.measure(Work::Other, || driver.reserve_addresses(size as usize));
-        let address = self.checked(reserved)?;
+        let address = reserved.map_err(|failure| self.refused(failure, size))?;
         self.books.add_reservation(address, size);
         Ok(address)
     }

@@ -111,7 +111,8 @@ girih_status girih_enable_peer(int32_t device, int32_t peer);
 /* Changes the settings of the caching allocator, of all heaps present and future. `text` is in the
  * words of PYTORCH_CUDA_ALLOC_CONF: splitting, rounding and garbage collection return to their
  * defaults first, what else it does not name stays, and what is not known is left out. Memory that is
- * held stays as it is. GIRIH_UNSUPPORTED if the mode has no such setting: then nothing has changed. */
+ * held stays as it is. Whether segments are expandable stays too where the mode decides on it: the user is
+ * told, and the call has done the rest. */
 girih_status girih_change_settings(const char *text);
 
 typedef struct girih_settings {

@@ -37,6 +37,14 @@ void trace_allocation(void* address) {
   }
 }
 
+// Memory that the cache does not know, for as long as the program has switched it off.
+void* take_uncached(size_t size) {
+  void* address = nullptr;
+  C10_CUDA_CHECK(cudaMalloc(&address, size));
+  trace_allocation(address);
+  return address;
+}
+
 void trace_deallocation(void* address) {
   if (const auto* interpreter = c10::impl::GPUTrace::get_trace()) {
     (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
@@ -116,9 +124,7 @@ c10::DataPtr GirihAllocator::allocate(size_t size) {
     return {nullptr, nullptr, raw_deleter(), where};
   }
   if (C10_UNLIKELY((flags() & kUncached) != 0)) {
-    void* address = nullptr;
-    C10_CUDA_CHECK(cudaMalloc(&address, size));
-    trace_allocation(address);
+    void* address = take_uncached(size);
     return {address, address, &release_uncached, where};
   }
   void* address = take(device, size, current_stream(device));
@@ -129,6 +135,9 @@ void* GirihAllocator::raw_alloc(size_t size) {
   if (size == 0) {
     return nullptr;
   }
+  if (C10_UNLIKELY((flags() & kUncached) != 0)) {
+    return take_uncached(size);
+  }
   const c10::DeviceIndex device = current_device();
   return take(device, size, current_stream(device));
 }
@@ -136,6 +145,9 @@ void* GirihAllocator::raw_alloc(size_t size) {
 void* GirihAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
   if (size == 0) {
     return nullptr;
+  }
+  if (C10_UNLIKELY((flags() & kUncached) != 0)) {
+    return take_uncached(size);
   }
   // Nobody says whose stream it is.
   const c10::DeviceIndex device = current_device();
@@ -243,7 +255,7 @@ void* GirihAllocator::after_failure(girih_status status, const Request& request)
     text = girih_last_error();
   }
   if (status != GIRIH_OUT_OF_MEMORY) {
-    TORCH_CHECK(false, text);
+    throw_failure(text);
   }
   PoolSource::rethrow();
   girih_oom oom{};
@@ -299,6 +311,13 @@ c10::DeleterFnPtr GirihAllocator::raw_deleter() const {
 
 void GirihAllocator::raw_delete(void* address) {
   if (address == nullptr || (flags() & kExiting) != 0) {
+    return;
+  }
+  // While the cache is off, what no heap has given is taken for memory of cudaMalloc, as in PyTorch.
+  int32_t device = 0;
+  if (C10_UNLIKELY((flags() & kUncached) != 0) &&
+      girih_device_of(address, &device) == GIRIH_UNKNOWN) {
+    release_uncached(address);
     return;
   }
   const girih_status status = instance().give_back(address);

@@ -13,6 +13,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -56,7 +57,9 @@ void note_exit() {
 
 void install() {
   GirihAllocator& allocator = GirihAllocator::instance();
-  if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
+  // As in PyTorch, any other value leaves the cache on.
+  const char* without_cache = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  if (without_cache != nullptr && std::strcmp(without_cache, "1") == 0) {
     allocator.enable(false);
   }
   std::atexit(&note_exit);

@@ -48,7 +48,7 @@ pub fn check_settings(options_json: &str) -> Result<(), String> {
 /// `PYTORCH_CUDA_ALLOC_CONF`: see [`Settings::changed`].
 ///
 /// # Errors
-/// If the mode has no such setting; then nothing has changed.
+/// After a panic inside a heap.
 pub fn change_settings(text: &str) -> Result<(), String> {
     heaps::change_settings(text).map_err(|error| error.to_string())
 }

@@ -22,8 +22,8 @@ use girih_trace::MarkKind;
 
 use crate::abi::Sink;
 use crate::early::EarlyMarks;
-use crate::error::{Outcome, unknown, unsupported};
-use crate::heap::{Heap, check_fraction};
+use crate::error::{Outcome, unknown};
+use crate::heap::{Heap, add_warning, check_fraction};
 use crate::settings::Settings;
 use crate::swap;
 
@@ -89,11 +89,14 @@ pub(crate) fn configure(settings: Settings) -> Result<(), String> {
 /// see [`Settings::changed`].
 ///
 /// # Errors
-/// If the mode has no such setting: then nothing has changed. Or after a panic inside a heap.
+/// After a panic inside a heap.
 pub(crate) fn change_settings(text: &str) -> Outcome<()> {
     let mut early = early();
-    let changed = early.settings().changed(text).map_err(unsupported)?;
-    early.warnings.extend(changed.warnings.iter().cloned());
+    let changed = early.settings().changed(text);
+    for warning in &changed.warnings {
+        // Some programs change them in every step.
+        add_warning(&mut early.warnings, warning.clone());
+    }
     let config = changed.config.clone();
     early.changed = Some(changed);
     each(|heap| heap.configure(&config))

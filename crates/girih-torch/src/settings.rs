@@ -294,26 +294,26 @@ impl Settings {
     /// The settings after a program has set `text` at run time, in the words of
     /// `PYTORCH_CUDA_ALLOC_CONF`, with warnings for this text alone. Splitting, rounding and garbage
     /// collection return to their defaults first, as in PyTorch; the memory fraction is of the
-    /// beginning alone.
-    ///
-    /// # Errors
-    /// If it would turn expandable segments on or off in a mode in which Girih decides that.
-    pub fn changed(&self, text: &str) -> Result<Settings, String> {
+    /// beginning alone. Expandable segments stay as they are where Girih decides on them.
+    pub fn changed(&self, text: &str) -> Settings {
         let mut config = self.config.clone();
         let said = config.apply_known(text);
         config.memory_fraction = self.config.memory_fraction;
         let is_expandable = self.config.expandable_segments;
-        if config.expandable_segments != is_expandable
-            && !self.mode.leaves_segments_to_the_program()
-        {
+        let is_kept = config.expandable_segments != is_expandable
+            && !self.mode.leaves_segments_to_the_program();
+        if is_kept {
+            config.expandable_segments = is_expandable;
+        }
+        let mut warnings = warnings(self.mode, &self.config, &config, &said);
+        if is_kept {
             let (mode, word) = (self.mode.name(), if is_expandable { "True" } else { "False" });
-            return Err(format!(
-                "use Girih's mode `native` or `expandable`, nothing was changed: expandable_segments is \
-                 {word} in Girih's mode `{mode}` and cannot change while the program runs"
+            warnings.push(format!(
+                "allocator settings: expandable_segments stays {word}, which Girih decides in the mode \
+                 `{mode}`; in the modes `native` and `expandable` the program does."
             ));
         }
-        let warnings = warnings(self.mode, &self.config, &config, &said);
-        Ok(Settings { config, conf: text.to_owned(), warnings, ..self.clone() })
+        Settings { config, conf: text.to_owned(), warnings, ..self.clone() }
     }
 }
 
@@ -453,48 +453,45 @@ mod tests {
             let settings = of(mode);
             let says = format!("release_lock_on_cudamalloc has no effect in the mode `{mode}`");
             assert!(settings.warnings[0].contains(&says), "{:?}", settings.warnings);
-            assert!(settings.changed("").unwrap().warnings.is_empty(), "it was said already");
+            assert!(settings.changed("").warnings.is_empty(), "it was said already");
         }
         assert!(
-            !of("native")
-                .changed(&text.replace("True", "False"))
-                .unwrap()
-                .config
-                .release_lock_on_cudamalloc
+            !of("native").changed(&text.replace("True", "False")).config.release_lock_on_cudamalloc
         );
     }
 
     #[test]
     fn a_program_changes_what_its_mode_leaves_to_it() {
         let of = |mode: &str| Settings::parse(&format!(r#"{{"mode": "{mode}"}}"#)).unwrap();
-        let on = of("native").changed("expandable_segments:True").unwrap();
+        let on = of("native").changed("expandable_segments:True");
         assert!(on.config.expandable_segments && on.conf == "expandable_segments:True");
-        assert!(on.changed("").unwrap().config.expandable_segments, "what is not named stays");
-        assert!(
-            !of("expandable")
-                .changed("expandable_segments:False")
-                .unwrap()
-                .config
-                .expandable_segments
-        );
+        assert!(on.warnings.is_empty());
+        assert!(on.changed("").config.expandable_segments, "what is not named stays");
+        assert!(!of("expandable").changed("expandable_segments:False").config.expandable_segments);
+        let share = of("native").changed("per_process_memory_fraction:0.5,later:1");
+        assert_eq!(share.config.memory_fraction, 1.0);
+        assert_eq!(share.warnings.len(), 1);
+    }
+
+    #[test]
+    fn what_girih_decides_stays_and_a_program_that_sets_it_goes_on() {
         for (mode, word, other) in [
             ("auto", "True", "False"),
             ("stitch", "True", "False"),
             ("profile", "False", "True"),
             ("gmlake", "False", "True"),
         ] {
-            let now = of(mode);
-            let set = |word: &str| now.changed(&format!("expandable_segments:{word}"));
-            assert!(set(word).is_ok(), "{mode}");
-            let refused = set(other).unwrap_err();
-            let says = format!("is {word} in Girih's mode `{mode}` and cannot change");
-            assert!(refused.contains(&says), "{refused}");
-            let limit = now.changed("max_split_size_mb:64").unwrap().config.max_split_size;
-            assert_eq!(limit, 64 << 20, "{mode}");
+            let now = Settings::parse(&format!(r#"{{"mode": "{mode}"}}"#)).unwrap();
+            assert!(now.changed(&format!("expandable_segments:{word}")).warnings.is_empty());
+            let text = format!("expandable_segments:{other},max_split_size_mb:64");
+            let kept = now.changed(&text);
+            assert_eq!(kept.config.expandable_segments, now.config.expandable_segments, "{mode}");
+            let says = format!(
+                "expandable_segments stays {word}, which Girih decides in the mode `{mode}`"
+            );
+            assert!(kept.warnings.len() == 1 && kept.warnings[0].contains(&says), "{kept:?}");
+            assert_eq!((kept.config.max_split_size, kept.conf), (64 << 20, text), "{mode}");
         }
-        let share = of("native").changed("per_process_memory_fraction:0.5,later:1").unwrap();
-        assert_eq!(share.config.memory_fraction, 1.0);
-        assert_eq!(share.warnings.len(), 1);
     }
 
     #[test]

@@ -140,6 +140,18 @@ fn page_tables_without_room_are_out_of_memory_too() {
 }
 
 #[test]
+fn addresses_that_are_short_are_out_of_memory_too() {
+    let mut device = device_of(64 * MIB);
+    for (code, is_short) in [(CuResult::OUT_OF_MEMORY, true), (CuResult::INVALID_VALUE, false)] {
+        fake::fail(4, code);
+        let result = device.reserve(UNIT);
+        assert!(fake::fault_came());
+        assert_eq!(matches!(result, Err(DeviceError::OutOfMemory { .. })), is_short, "{result:?}");
+    }
+    assert!(fake::is_empty());
+}
+
+#[test]
 fn memory_is_created_mapped_unmapped_and_released() {
     let mut device = device_of(64 * MIB);
     let base = device.reserve(8 * UNIT).expect("there are addresses");

@@ -183,7 +183,8 @@ impl Lake {
         Ok(at)
     }
 
-    /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had.
+    /// Reserves addresses for a home, 9/8 of the device. None if they cannot be had, or if the request is larger
+    /// than the device: there would be no pages for them, and a driver may refuse such a size as none at all.
     fn reserve_segment(
         &mut self,
         env: &mut Env<'_>,
@@ -192,6 +193,10 @@ impl Lake {
         let total = env.device.memory_info().total;
         let most = total.saturating_add(total / 8);
         let least = search.size.next_multiple_of(self.granule);
+        // 0 if the driver does not say.
+        if total > 0 && least > total {
+            return Ok(None);
+        }
         let most = most.checked_next_multiple_of(self.granule).unwrap_or(total).max(least);
         // Where addresses are short, those of the request may be left.
         for size in [most, least] {

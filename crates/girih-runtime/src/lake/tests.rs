@@ -261,6 +261,17 @@ fn pages_grow_with_what_is_in_use_and_nothing_is_mapped_that_is_not_asked_for() 
 }
 
 #[test]
+fn a_request_larger_than_the_device_is_refused_without_asking_for_addresses_or_pages() {
+    let mut machine = stitching(64 * GIB);
+    for size in [65 * GIB, 800_000_000 * GIB] {
+        let refused = machine.ask(size, MAIN, 0);
+        assert!(matches!(refused, Err(AllocError::OutOfMemory { .. })), "{refused:?}");
+    }
+    assert_eq!((machine.calls(Call::Reserve), machine.calls(Call::Create)), (0, 0));
+    machine.alloc(60 * GIB);
+}
+
+#[test]
 fn a_hole_that_lacks_a_few_pages_is_better_than_new_ones() {
     let mut machine = stitching(64 * GIB);
     let kept = machine.alloc(100 * MIB);

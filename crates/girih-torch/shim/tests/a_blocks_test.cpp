@@ -286,6 +286,30 @@ TEST("the base of an address inside a block is that of its segment") {
   EXPECT_THROWS(c10::Error, "invalid device pointer", get()->getBaseAllocation(&foreign, nullptr));
 }
 
+TEST("a kernel that failed is told as any call of CUDA tells it, and other refusals as they are") {
+  fake::heap().failure = GIRIH_DRIVER;
+  fake::heap().failures = 1;
+  fake::heap().text =
+      "the driver refused cuMemCreate: CUDA_ERROR_ASSERT (710), device-side assert triggered";
+#if GIRIH_TORCH_FROM(2, 9)
+  int32_t number = 0;
+  try {
+    get()->allocate(64);
+  } catch (const c10::AcceleratorError& error) {
+    number = error.get_error_code();
+    EXPECT(std::string(error.what()).find("device-side assert triggered") != std::string::npos);
+  }
+  EXPECT_EQ(number, int32_t{710});
+#else
+  EXPECT_THROWS(c10::Error, "device-side assert triggered", get()->allocate(64));
+#endif
+  fake::heap().failures = 1;
+  fake::heap().text = "the driver refused cuMemCreate: CUDA_ERROR_NOT_PERMITTED (800)";
+  EXPECT_THROWS(c10::Error, "refused cuMemCreate: CUDA_ERROR_NOT_PERMITTED", get()->allocate(64));
+  fake::heap().failure = GIRIH_OUT_OF_MEMORY;
+  fake::heap().text = "the fake heap is full";
+}
+
 TEST("with the cache switched off memory comes from cudaMalloc") {
   const size_t asked = fake::heap().requests.size();
   get()->enable(false);
@@ -294,6 +318,8 @@ TEST("with the cache switched off memory comes from cudaMalloc") {
     const c10::DataPtr block = get()->allocate(64);
     EXPECT(block.get() != nullptr);
     get()->raw_deallocate(get()->raw_allocate(64));
+    get()->raw_delete(get()->raw_alloc(64));
+    get()->raw_delete(get()->raw_alloc_with_stream(64, nullptr));
   }
   get()->enable(true);
   EXPECT(get()->isEnabled());

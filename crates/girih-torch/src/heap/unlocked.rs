@@ -114,7 +114,7 @@ mod tests {
         assert!(!is_left());
         for (word, expected) in [("True", true), ("False", false)] {
             let changed = settings.changed(&format!("release_lock_on_cudamalloc:{word}"));
-            heap.configure(&changed.expect("right settings").config).expect("nothing refuses");
+            heap.configure(&changed.config).expect("nothing refuses");
             assert_eq!(is_left(), expected);
             heap.allocate(40 << 20, 0, (0, 0)).expect("there is room");
         }
