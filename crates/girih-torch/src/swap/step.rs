@@ -5,7 +5,7 @@
 //! becomes a [`girih_swap::Step`], which is planned on a thread of its own ([`plan`]); the schedule holds for every
 //! step that does the same (`schedule`).
 //!
-//! The time is taken on the GPU, at [`Tuning::stamps`] points of a step, and read a step later, when the work is done:
+//! The time is taken on the GPU, at some points of a step ([`Tuning::stamps`]), and read a step later, when the work is done:
 //! nobody waits for it. What was waited for copies in between is taken off: to a plan that took it for work, every step
 //! would have to wait there. What a plan is worth is seen when steps have followed it, since not all is known that makes
 //! them wait (a lane may hold up another, a host fall behind). So a sequence is planned again with what the last plan has
@@ -64,7 +64,8 @@ pub(crate) struct Steps {
     now: Observation,
     /// The step before, whose times are not read yet.
     before: Option<Observation>,
-    /// The time is taken at every operator with a number that this divides: twice as many once there are too many.
+    /// The time is taken at every operator with a number that this divides, and so often in a step that is as long as the
+    /// last: [`Steps::points`]. Of a step with too many operators every other one is let go of.
     stride: usize,
     /// Points in time that are not needed any more.
     spare: Vec<TimeStamp>,
@@ -244,11 +245,17 @@ impl Steps {
         self.now.begin_stepping();
     }
 
+    /// Points of a step at which the time is taken. A plan is as good as the times that it is made of; once none is made
+    /// any more, times say no more than that the step is what it was.
+    fn points(&self) -> usize {
+        if self.is_settled { self.tuning.stamps_settled } else { self.tuning.stamps }
+    }
+
     /// The time was taken where the last operator begins.
     pub(super) fn note_time(&mut self, stamp: TimeStamp) {
         let at = self.now.keys.len().saturating_sub(1) as u32;
         self.now.stamps.push((at, stamp));
-        if self.now.stamps.len() < 2 * self.tuning.stamps {
+        if self.now.stamps.len() < 2 * self.points() {
             return;
         }
         self.stride *= 2;
@@ -355,7 +362,7 @@ impl Steps {
         let next = self.now.next();
         let now = std::mem::replace(&mut self.now, next);
         self.number += 1;
-        self.stride = (now.keys.len() / self.tuning.stamps).max(1);
+        self.stride = (now.keys.len() / self.points()).max(1);
         forgotten.append(&mut self.spare);
         if !now.keys.is_empty() && now.keys.len() < OPERATORS_MAX {
             self.before = Some(now);
@@ -509,6 +516,34 @@ fn hash_of(keys: &[u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A step of so many operators that save tensors, of which the last needs `peak` bytes. How often the time was taken.
+    fn step_of(steps: &mut Steps, operators: u64, peak: u64) -> usize {
+        let mut taken = 0;
+        for number in 0..operators {
+            if steps.begin(of_save(number), peak) {
+                steps.note_time(TimeStamp(number));
+                taken += 1;
+            }
+        }
+        steps.end(|from, to| Some((to.0 - from.0) as f64), &mut Vec::new());
+        taken
+    }
+
+    #[test]
+    fn the_time_is_taken_at_each_operator_while_a_step_is_planned_and_at_few_where_none_is() {
+        let mut steps = Steps::new(1 << 30, 1 << 30);
+        let Tuning { stamps, stamps_settled, .. } = steps.tuning;
+        let operators = 2048;
+        assert!(operators < stamps && operators > 4 * stamps_settled);
+        let mut of = |peak| step_of(&mut steps, operators as u64, peak);
+        // What is read is a step old.
+        assert_eq!([of(1), of(1)], [operators; 2], "nobody knows yet whether it fits");
+        assert!((1..2 * stamps_settled).contains(&of(1)), "it has room");
+        let _ = of(2 << 30);
+        let _ = of(2 << 30);
+        assert_eq!(of(2 << 30), operators, "and now it has none");
+    }
 
     #[test]
     fn a_program_without_steps_is_not_watched_for_ever() {

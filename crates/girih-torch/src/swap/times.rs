@@ -72,9 +72,12 @@ impl Tried {
 }
 
 impl Times {
-    /// A step was seen.
+    /// A step was seen. One at fewer points says less than what is known.
     pub(super) fn see(&mut self, taken: Taken) {
         let Taken { at: taken_at, us, waited } = taken;
+        if taken_at.len() < self.taken_at.len() {
+            return;
+        }
         if self.taken_at == taken_at {
             self.us.iter_mut().zip(&us).for_each(|(least, us)| *least = least.min(*us));
         } else {
@@ -174,14 +177,24 @@ pub(super) fn times_of(
     waits: &[(u32, f64)],
     between: &mut dyn FnMut(TimeStamp, TimeStamp) -> Option<f64>,
 ) -> Option<Vec<f64>> {
-    let mut us = vec![0.0; count];
     let (last, _) = *stamps.last()?;
+    // Up to each operator.
+    let mut waited = vec![0.0; count + 1];
+    for &(at, us) in waits {
+        waited[(at as usize + 1).min(count)] += us;
+    }
+    let mut sum = 0.0;
+    for waited in &mut waited {
+        sum += *waited;
+        *waited = sum;
+    }
+    let mut us = vec![0.0; count];
     for pair in stamps.windows(2) {
         let [(from, begin), (to, end)] = *pair else { continue };
-        let waits = waits.iter().filter(|(at, _)| (from..to).contains(at));
-        let waited: f64 = waits.map(|(_, us)| us).sum();
+        let (first, last) = (from as usize, to as usize);
+        let waited = waited[last] - waited[first];
         let each = (between(begin, end)? - waited).max(0.0) / f64::from((to - from).max(1));
-        us[from as usize..to as usize].fill(each);
+        us[first..last].fill(each);
     }
     // What comes after the last point takes as long as an operator did in the mean.
     let mean = us.iter().sum::<f64>() / f64::from(last.max(1));
@@ -192,6 +205,31 @@ pub(super) fn times_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_at_fewer_points_do_not_replace_those_that_are_known() {
+        let taken = |at: &[u32], us: f64| Taken {
+            at: at.to_vec(),
+            us: vec![us; 5],
+            waited: vec![2.0 * us; 5],
+        };
+        let mut times = Times::default();
+        times.see(taken(&[0, 2], 9.0));
+        times.see(taken(&[0, 1, 2, 3], 8.0));
+        times.see(taken(&[0, 3], 1.0));
+        assert_eq!((times.us(), &*times.waited), (&[8.0; 5][..], &[16.0; 5][..]));
+        times.see(taken(&[0, 1, 2, 3], 7.0));
+        assert_eq!(times.us(), [7.0; 5]);
+    }
+
+    #[test]
+    fn what_an_operator_waited_for_is_taken_off_where_it_waited() {
+        let stamps: Vec<_> = [0, 2, 3, 5].map(|at| (at, TimeStamp(u64::from(at)))).into();
+        let waits = [(0, 4.0), (1, 2.0), (4, 6.0), (2, 1.0), (9, 50.0)];
+        let mut between = |from: TimeStamp, to: TimeStamp| Some(10.0 * (to.0 - from.0) as f64);
+        let us = times_of(6, &stamps, &waits, &mut between).expect("it is known");
+        assert_eq!(us[..5], [7.0, 7.0, 9.0, 7.0, 7.0]);
+    }
 
     /// Links that go up and down for ever, while no plan makes the step shorter.
     #[test]

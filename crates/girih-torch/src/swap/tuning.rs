@@ -17,8 +17,11 @@ pub(crate) struct Tuning {
     pub(crate) free_part: u64,
     /// Records that are looked at together for one that may go: they are put in order, and asked for their owners.
     pub(crate) looked_at: usize,
-    /// Points of a step at which the time is taken. Each is an event of the device.
+    /// Points of a step at which the time is taken while it is planned. Each is an event of the device; few steps have more
+    /// operators. Where an operator has the mean of its neighbours' times, copies are planned to be over before they are.
     pub(crate) stamps: usize,
+    /// And once it is planned no more, or has room for everything.
+    pub(crate) stamps_settled: usize,
     /// How often a sequence is planned at most. A plan takes a core for some seconds, and steps to be judged.
     pub(crate) plans_max: u32,
     /// Plans in a row that make its step no shorter: then it is planned no more. Every other plan takes waits for work,
@@ -47,7 +50,8 @@ impl Default for Tuning {
             coming_part: 8,
             free_part: 8,
             looked_at: 256,
-            stamps: 128,
+            stamps: 4096,
+            stamps_settled: 128,
             plans_max: 16,
             in_vain_max: 2,
             better: 0.005,
