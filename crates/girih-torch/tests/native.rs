@@ -102,8 +102,14 @@ fn statistics_are_those_of_pytorch_and_reset_as_there() {
     assert_eq!(seen.requested_bytes[1].current, 1000);
     assert_eq!((seen.max_split_size, seen.num_device_alloc), (-1, 2));
     free(large);
+    assert_eq!(memory::girih_empty_cache(DEFAULT), Status::Ok);
+    let counts = |of: &abi::Stats| {
+        [of.num_sync_all_streams, of.num_device_alloc, of.num_device_free, of.num_ooms]
+    };
+    assert_eq!(counts(&stats(7)), [1, 2, 1, 0]);
     assert_eq!(view::girih_reset_peak_stats(7), Status::Ok);
     assert_eq!(view::girih_reset_accumulated_stats(7), Status::Ok);
+    assert_eq!(counts(&stats(7)), [0; 4]);
     free(small);
     let after = stats(7).allocation[0];
     assert_eq!((after.current, after.peak, after.allocated, after.freed), (0, 1, 0, 1));

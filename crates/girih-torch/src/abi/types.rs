@@ -196,6 +196,7 @@ impl Stats {
         max_split_size: u64,
     ) -> Stats {
         let three = Stat::all_of;
+        let since = |now: u64, before: u64| now.saturating_sub(before) as i64;
         Stats {
             allocation: three(&now.allocation, &baseline.allocation),
             segment: three(&now.segment, &baseline.segment),
@@ -211,14 +212,12 @@ impl Stats {
                 &baseline.oversize_allocations,
             ),
             oversize_segments: Stat::of(&now.oversize_segments, &baseline.oversize_segments),
-            num_alloc_retries: now.num_alloc_retries.saturating_sub(baseline.num_alloc_retries)
-                as i64,
-            num_ooms: now.num_ooms.saturating_sub(baseline.num_ooms) as i64,
-            num_sync_all_streams: now.num_sync_all_streams as i64,
-            num_device_alloc: now.num_device_alloc as i64,
-            num_device_free: now.num_device_free as i64,
-            num_oom_rejections: now.num_oom_rejections.saturating_sub(baseline.num_oom_rejections)
-                as i64,
+            num_alloc_retries: since(now.num_alloc_retries, baseline.num_alloc_retries),
+            num_ooms: since(now.num_ooms, baseline.num_ooms),
+            num_sync_all_streams: since(now.num_sync_all_streams, baseline.num_sync_all_streams),
+            num_device_alloc: since(now.num_device_alloc, baseline.num_device_alloc),
+            num_device_free: since(now.num_device_free, baseline.num_device_free),
+            num_oom_rejections: since(now.num_oom_rejections, baseline.num_oom_rejections),
             max_split_size: max_split_size as i64,
         }
     }
