@@ -1,9 +1,7 @@
 //! The checker refuses what is wrong, says which law was broken, and agrees with its definition.
 
-mod common;
-
+use crate::common::{AnyProblem, planners};
 use arbitrary::{Arbitrary, Unstructured};
-use common::{AnyProblem, planners};
 use girih_plan::check::{Violation, check, check_pairs};
 use girih_plan::{Buffer, Problem, Solution};
 

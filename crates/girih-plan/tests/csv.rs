@@ -1,9 +1,7 @@
 //! Tables: what is written can be read, and what cannot be read is named by its line.
 
-mod common;
-
+use crate::common::AnyProblem;
 use arbitrary::Arbitrary;
-use common::AnyProblem;
 use girih_plan::csv::{Table, read};
 use girih_plan::{Budget, Buffer, solve};
 

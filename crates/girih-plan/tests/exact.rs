@@ -1,15 +1,13 @@
 //! The exact solver: never wrong, and optimal wherever optimality can be tried out.
 
-mod common;
-
 use std::fs::File;
 use std::io::BufReader;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::common::AnyProblem;
+use crate::common::jigsaw::Jigsaw;
 use arbitrary::Arbitrary;
-use common::AnyProblem;
-use common::jigsaw::Jigsaw;
 use flate2::read::GzDecoder;
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};

@@ -1,9 +1,7 @@
 //! Folding: what repeats is planned once, and the plan is right and as low as can be.
 
-mod common;
-
+use crate::common::pipeline::Pipeline;
 use arbitrary::Unstructured;
-use common::pipeline::Pipeline;
 use girih_plan::bound::max_load;
 use girih_plan::check::check;
 use girih_plan::portfolio::{schedule, schedule_for, solve_among};

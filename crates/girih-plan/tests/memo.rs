@@ -1,13 +1,11 @@
 //! Memo's planner, whole: right on everything, as low as can be where its rectangles cost nothing,
 //! and as high as they make it where they do.
 
-mod common;
-
 use std::ops::{ControlFlow, Range};
 
+use crate::common::pipeline::Pipeline;
+use crate::common::{AnyProblem, recorded};
 use arbitrary::Arbitrary;
-use common::pipeline::Pipeline;
-use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::exact::{self, Search};

@@ -3,13 +3,11 @@
 //! Right is what the definitions here say: every pair, every tick, with nothing of the library in
 //! them. A damage is drawn by chance, and each test counts how often it made something wrong.
 
-mod common;
-
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use crate::common::{AnyProblem, planners};
 use arbitrary::{Arbitrary, Result, Unstructured};
-use common::{AnyProblem, planners};
 use girih_plan::check::{check, check_pairs};
 use girih_plan::{
     Budget, Buffer, Entry, Place, Plan, Problem, Role, Room, Sequence, Solution, file, profile,

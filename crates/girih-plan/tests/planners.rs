@@ -1,10 +1,8 @@
 //! The planners: right on everything, and as good as can be on what can be tried out whole.
 
-mod common;
-
+use crate::common::pipeline::Pipeline;
+use crate::common::{AnyProblem, planners};
 use arbitrary::Arbitrary;
-use common::pipeline::Pipeline;
-use common::{AnyProblem, planners};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::portfolio::{schedule, solve_with};
@@ -365,8 +363,13 @@ fn the_largest_times_and_sizes_are_planned() {
 #[test]
 fn the_schedule_of_a_pipeline_is_planned_at_the_bound() {
     for ring in [false, true] {
-        let pipeline =
-            common::pipeline::Pipeline { microbatches: 24, layers: 4, ahead: 3, ring, jitter: 0 };
+        let pipeline = crate::common::pipeline::Pipeline {
+            microbatches: 24,
+            layers: 4,
+            ahead: 3,
+            ring,
+            jitter: 0,
+        };
         let problem = pipeline.problem();
         let outcome = solve(&problem, Budget::interactive(problem.buffers.len())).expect("valid");
         check(&problem, &outcome.solution).expect("valid");

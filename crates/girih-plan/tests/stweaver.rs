@@ -1,11 +1,9 @@
 //! STWeaver's planner, whole: right on everything, the same every time, and as good as its paper
 //! says where the phases are known.
 
-mod common;
-
+use crate::common::pipeline::Pipeline;
+use crate::common::{AnyProblem, recorded};
 use arbitrary::Arbitrary;
-use common::pipeline::Pipeline;
-use common::{AnyProblem, recorded};
 use girih_plan::bound::max_load;
 use girih_plan::check::{check, check_pairs};
 use girih_plan::stweaver::{

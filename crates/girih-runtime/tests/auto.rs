@@ -12,13 +12,9 @@ use girih_runtime::suite;
 use girih_runtime::{Auto, BlockId, Env, Lake, Policy, Request};
 use girih_trace::{Event, Lifetimes, Mark, MarkKind, PoolId, StreamId, Trace};
 
-mod common;
-#[path = "common/corpus.rs"]
-mod corpus;
-
 /// A recording of the corpus whose steady iteration goes on for longer.
 fn recording(name: &str, times: usize) -> Trace {
-    common::repeated(&corpus::recording(name), times)
+    crate::common::repeated(&crate::corpus::recording(name), times)
 }
 
 /// The most that is held.

@@ -13,10 +13,7 @@ use girih_runtime::{Following, Lake, Policy};
 use girih_trace::generate::{Training, training};
 use girih_trace::{Action, Event, Iterations, Lifetimes, PoolId, StackId, StreamId, Tick, Trace};
 
-#[path = "common/corpus.rs"]
-mod corpus;
-
-use corpus::recording;
+use crate::corpus::recording;
 
 const MIB: u64 = 1 << 20;
 

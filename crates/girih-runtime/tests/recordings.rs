@@ -1,8 +1,5 @@
 //! What the allocators that stitch and plan make of every recording of the corpus.
 
-#[path = "common/corpus.rs"]
-mod corpus;
-
 use std::sync::Arc;
 
 use girih_plan::{Budget, profile, solve};
@@ -59,7 +56,7 @@ fn reserved(simulation: &Simulation) -> u64 {
 #[test]
 fn stitch_holds_little_more_than_is_in_use_and_no_more_than_other_allocators() {
     for (name, least) in RECORDINGS.into_iter().chain(KINDS) {
-        let trace = corpus::recording(name);
+        let trace = crate::corpus::recording(name);
         let stitch = run(&trace, Allocator::Stitch);
         assert!(stitch.efficiency() >= least, "{name}: {:.4}", stitch.efficiency());
         for other in [Allocator::Native, Allocator::Expandable, Allocator::Gmlake] {
@@ -74,7 +71,7 @@ fn stitch_holds_little_more_than_is_in_use_and_no_more_than_other_allocators() {
 fn a_plan_holds_no_more_than_no_plan_or_than_the_slack_of_its_places_but_for_a_page() {
     let mut helped = 0;
     for (name, _) in RECORDINGS {
-        let trace = corpus::recording(name);
+        let trace = crate::corpus::recording(name);
         let [planned, stitch] = [Allocator::Planned, Allocator::Stitch].map(|of| run(&trace, of));
         let peaks = [&planned, &stitch].map(reserved);
         let in_use = stitch.stats.allocated_bytes.all().peak;
@@ -90,7 +87,7 @@ fn a_plan_holds_no_more_than_no_plan_or_than_the_slack_of_its_places_but_for_a_p
 #[test]
 fn auto_holds_at_most_a_fiftieth_more_than_is_in_use_from_its_first_request_on() {
     for (name, _) in RECORDINGS {
-        let auto = run(&corpus::recording(name), Allocator::Auto);
+        let auto = run(&crate::corpus::recording(name), Allocator::Auto);
         assert!(auto.efficiency() * 1.02 >= 1.0, "{name}: {:.4}", auto.efficiency());
     }
 }

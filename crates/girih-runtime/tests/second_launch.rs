@@ -8,10 +8,6 @@ use girih_runtime::simulate::{Allocator, Setup, Simulation, launch, simulate};
 use girih_trace::parts::first_part;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace};
 
-mod common;
-#[path = "common/corpus.rs"]
-mod corpus;
-
 /// Recordings whose iterations are alike in sizes.
 const STEADY: [&str; 5] =
     ["fsdp2_R_r0", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
@@ -68,7 +64,7 @@ impl Halves {
 fn a_plan_of_the_first_half_serves_a_rest_that_is_like_it() {
     for name in STEADY {
         // Of three or four steps, a half is too little to see that they are alike.
-        let halves = Halves::of(&common::repeated(&corpus::recording(name), 6));
+        let halves = Halves::of(&crate::common::repeated(&crate::corpus::recording(name), 6));
         assert!(halves.plan.is_reliable(), "{name}");
         let (learnt, stitch) = (&halves.learnt, &halves.stitch);
         assert!(learnt.efficiency() >= LEAST, "{name}: {:.4}", learnt.efficiency());
@@ -80,7 +76,7 @@ fn a_plan_of_the_first_half_serves_a_rest_that_is_like_it() {
 #[test]
 fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
     for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
-        let halves = Halves::of(&corpus::recording(name));
+        let halves = Halves::of(&crate::corpus::recording(name));
         let held = [&halves.learnt, &halves.stitch].map(reserved);
         assert!(held[0] <= held[1], "{name}: {held:?}");
         if !STEADY.contains(&name) {
@@ -92,7 +88,7 @@ fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
 #[test]
 fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_alike() {
     for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
-        let trace = corpus::recording(name);
+        let trace = crate::corpus::recording(name);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
         let kept = launch::first(&trace, &lives, &iterations, &Setup::default());
@@ -114,7 +110,7 @@ fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_ali
 
 #[test]
 fn a_program_that_ends_before_its_steps_are_known_leaves_nothing() {
-    let trace = corpus::recording("fsdp2_R_r0");
+    let trace = crate::corpus::recording("fsdp2_R_r0");
     let lives = Lifetimes::of(&trace);
     let iterations = Iterations::of(&trace, &lives);
     let (short, short_lives) = first_part(&trace, &lives, Tick(iterations.list[2].ticks.start));
@@ -130,7 +126,7 @@ fn a_program_that_ends_before_its_steps_are_known_leaves_nothing() {
 #[test]
 fn the_first_part_and_the_rest_are_the_whole() {
     for name in ["megatron_gpt2-R_r3", "fsdp2_R_r0", "mlp_stacks"] {
-        let trace = common::repeated(&corpus::recording(name), 4);
+        let trace = crate::common::repeated(&crate::corpus::recording(name), 4);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);
         let plan = launch::first(&trace, &lives, &iterations, &Setup::default());
@@ -159,7 +155,7 @@ fn the_first_part_and_the_rest_are_the_whole() {
 
 #[test]
 fn what_is_held_where_the_rest_begins_counts_for_it() {
-    let trace = corpus::recording("megatron_gpt2-R_r3");
+    let trace = crate::corpus::recording("megatron_gpt2-R_r3");
     let end = Tick(trace.events.len() as u32 - 1);
     let setup = Setup { rest: Some(end), ..Setup::default() };
     let rest = run(&trace, Allocator::Stitch, &setup);

@@ -9,9 +9,6 @@ use girih_trace::generate::recording as small;
 use girih_trace::generate::{Buckets, Rng, Training, buckets, training};
 use girih_trace::{Iterations, Lifetimes, Trace};
 
-#[path = "common/corpus.rs"]
-mod corpus;
-
 /// Recordings of the corpus: with experts, with lengths that vary, with segments that come and go.
 const RECORDINGS: [&str; 3] = ["moe_R", "gpt2m_R_vary", "mlp_stacks"];
 const SHAPE: Buckets =
@@ -60,7 +57,7 @@ fn spread(plan: &Plan, times: u64) -> Plan {
 fn a_plan_that_was_tried_holds_no_more_than_none_in_its_own_run() {
     let mut traces = vec![buckets(&SHAPE, 1), training(&Training::default(), 1)];
     traces.extend((0..40).map(|seed| small(&mut Rng::new(seed), 400).traces.remove(0)));
-    traces.extend(RECORDINGS.map(corpus::recording));
+    traces.extend(RECORDINGS.map(crate::corpus::recording));
     let mut helpful = 0;
     for (number, trace) in traces.iter().enumerate() {
         let plan = Arc::new(tried_in(plan_of(trace), trace));

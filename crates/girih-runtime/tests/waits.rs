@@ -1,12 +1,8 @@
 //! The waits that a plan lists, against those that are made when it is followed.
 
-mod common;
-#[path = "common/corpus.rs"]
-mod corpus;
-
 use std::sync::Arc;
 
-use common::repeated;
+use crate::common::repeated;
 
 use girih_plan::{Budget, Entry, Place, Plan, Sequence, profile, solve, waits};
 use girih_runtime::simulate::{Allocator, Setup, simulate};
@@ -14,7 +10,7 @@ use girih_trace::{Iterations, Lifetimes, StreamId, Tick, Trace};
 
 /// The recording of FSDP2 over two GPUs, which has three streams.
 fn recording() -> Trace {
-    corpus::recording("fsdp2_R_r0")
+    crate::corpus::recording("fsdp2_R_r0")
 }
 
 /// The waits that are put on the device while a run is followed.

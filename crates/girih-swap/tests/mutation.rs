@@ -1,8 +1,6 @@
 //! The checker, mutated at: every wrong run is refused, for its own reason.
 
-mod common;
-
-use common::{generated, slow, step_of};
+use crate::common::{generated, slow, step_of};
 use girih_swap::check::{Fault, check};
 use girih_swap::execute::{Director, Leave, execute};
 use girih_swap::simulate::Direction;

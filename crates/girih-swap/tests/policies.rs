@@ -1,9 +1,7 @@
 //! Policies on steps that they were not learnt from.
 
-mod common;
-
+use crate::common::{generated, slow, small_step};
 use arbtest::arbtest;
-use common::{generated, slow, small_step};
 use girih_swap::execute::{Passive, execute};
 use girih_swap::policies::Policies;
 use girih_swap::sequences::{SEQUENCES_MAX, WINDOW};

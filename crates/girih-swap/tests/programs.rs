@@ -1,9 +1,7 @@
 //! Steps of programs of other kinds than those that are generated as traces: the schedule is near the bound, and no method
 //! gets below it.
 
-mod common;
-
-use common::generated;
+use crate::common::generated;
 use girih_swap::{Answer, Budgets, Gap, Links, Method, Op, Pass, Step, Tensor};
 use girih_trace::generate::{Chance, Rng, Training};
 

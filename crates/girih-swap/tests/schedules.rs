@@ -1,9 +1,7 @@
 //! Schedules: bound <= optimum <= every method, and each passes the checker.
 
-mod common;
-
+use crate::common::{generated, slow, small_step};
 use arbtest::arbtest;
-use common::{generated, slow, small_step};
 use girih_swap::bound::bound;
 use girih_swap::check::check;
 use girih_swap::exact::exact;

@@ -1,9 +1,7 @@
 //! Decisions: bound <= optimum, bound <= girih <= everybody else, and each passes both checkers.
 
-mod common;
-
+use crate::common::{budgets, problem};
 use arbtest::arbtest;
-use common::{budgets, problem};
 use girih_tokens::decision::Pattern;
 use girih_tokens::recount::recount;
 use girih_tokens::timeline::{peaks, run};
@@ -148,8 +146,8 @@ fn more_of_a_budget_is_never_slower() {
     arbtest(|u| {
         let problem = problem(u, 6)?;
         let less = budgets(u, &problem)?;
-        let extra = common::UNIT * u.int_in_range(0..=5)?;
-        let host = less.host.map(|host| host + common::UNIT * 2).filter(|_| u.is_empty());
+        let extra = crate::common::UNIT * u.int_in_range(0..=5)?;
+        let host = less.host.map(|host| host + crate::common::UNIT * 2).filter(|_| u.is_empty());
         let more = Budgets { gpu: less.gpu + extra, host };
         let (a, b) = (Method::Girih.answer(&problem, &less), Method::Girih.answer(&problem, &more));
         let (a, b) = (a.unwrap(), b.unwrap());

@@ -1,7 +1,5 @@
 //! Steps from recordings: of generated runs, whose layers are known, and of the corpus.
 
-mod any;
-
 use std::fs::File;
 use std::path::Path;
 
@@ -116,10 +114,10 @@ fn what_a_program_computes_again_is_what_its_layers_would_keep() {
 
 #[test]
 fn whatever_is_recorded_is_decided_or_refused() {
-    let mut count = any::Count::default();
+    let mut count = crate::any::Count::default();
     arbtest::arbtest(|u| {
         let length = u.arbitrary_len::<u8>()?.min(2000);
-        let one = any::any(u.bytes(length)?);
+        let one = crate::any::any(u.bytes(length)?);
         count.decided += one.decided;
         count.refused += one.refused;
         Ok(())

@@ -69,6 +69,12 @@ impl Background {
         self.file.is_some()
     }
 
+    /// True while a thread plans, or keeps a plan.
+    pub(crate) fn is_working(&self) -> bool {
+        let left = lock(&self.slot);
+        (self.is_busy && left.plan.is_none()) || left.is_keeping
+    }
+
     /// Begins a job on a thread of its own.
     pub(crate) fn start(&mut self, job: Job) {
         let slot = Arc::clone(&self.slot);

@@ -53,6 +53,14 @@ impl Heap {
         Heap { state: Lock::new(State::new(device, ordinal, settings)) }
     }
 
+    /// True while a thread beside the run makes a plan of it, or keeps one for the next run.
+    ///
+    /// # Errors
+    /// After a panic inside the heap.
+    pub fn is_planning(&self) -> Outcome<bool> {
+        self.with(|state| Ok(state.is_planning()))
+    }
+
     /// Runs `work` with the heap to itself.
     ///
     /// # Errors

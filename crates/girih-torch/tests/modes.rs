@@ -21,6 +21,10 @@ use serde_json::Value;
 
 const CAPACITY: u64 = 1 << 40;
 
+/// How often a test looks whether a plan has come, and for how long at most.
+const LOOK: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn heap(mode: &str, more: &str) -> Heap {
     let json = format!(r#"{{"mode": "{mode}", "sim": {{"capacity": {CAPACITY}}} {more}}}"#);
     Heap::new(0, &Settings::parse(&json).unwrap()).unwrap()
@@ -76,11 +80,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Gives the planning thread the time that it would have if the steps were not only simulated.
+    /// Gives the threads beside the run the time that they would have if the steps were not only
+    /// simulated: it goes on when they have done what they have begun.
     fn slowly(&mut self, heap: &Heap) {
         for from in (0..self.trace.events.len()).step_by(100) {
             self.go(heap, from..(from + 100).min(self.trace.events.len()));
-            thread::sleep(Duration::from_millis(2));
+            let mut waited = Duration::ZERO;
+            while heap.is_planning().unwrap() {
+                assert!(waited < PATIENCE, "a plan that never comes");
+                thread::sleep(LOOK);
+                waited += LOOK;
+            }
         }
     }
 

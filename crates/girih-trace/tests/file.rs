@@ -1,9 +1,7 @@
 //! The trace file: everything comes back, and what is damaged says where.
 
-mod common;
-
+use crate::common::{arbitrary_recording, check};
 use arbtest::arbtest;
-use common::{arbitrary_recording, check};
 use girih_trace::compress::Limits;
 use girih_trace::file::{FileError, MAGIC, read, write};
 use girih_trace::generate::{Rng, Training, recording, training};

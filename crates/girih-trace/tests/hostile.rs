@@ -1,12 +1,10 @@
 //! Snapshots that are not as they should be: an error that says where, and never more.
 
-mod common;
-
 use std::rc::Rc;
 
+use crate::common::pickle::{Py, Style, dict, encode, int, snapshot_of};
+use crate::common::{arbitrary_recording, check};
 use arbtest::arbtest;
-use common::pickle::{Py, Style, dict, encode, int, snapshot_of};
-use common::{arbitrary_recording, check};
 use girih_trace::compress::Limits;
 use girih_trace::open::{OpenError, detect_and_read};
 use girih_trace::snapshot::{ReadError, ReadOptions, read, read_slice};

@@ -1,11 +1,9 @@
 //! The recorded runs: every file is read whole.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::shared;
+use crate::common::shared;
 use girih_trace::compress::Limits;
 use girih_trace::open::detect_and_read;
 use girih_trace::{Action, Trace, file, marks};

@@ -1,12 +1,10 @@
 //! Snapshots that are as they should be: everything in them arrives.
 
-mod common;
-
 use std::rc::Rc;
 
+use crate::common::pickle::{Py, Style, dict, encode, int, snapshot_of};
+use crate::common::{arbitrary_recording, pool, resolve, stack, stream};
 use arbtest::arbtest;
-use common::pickle::{Py, Style, dict, encode, int, snapshot_of};
-use common::{arbitrary_recording, pool, resolve, stack, stream};
 use girih_trace::snapshot::{ReadError, read_slice};
 use girih_trace::{Action, BlockState, MarkKind, Recording, Trace};
 

@@ -94,10 +94,15 @@ fn a_search_that_a_signal_cuts_short_leaves_its_plan_and_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let (rows, solved) = (folder.path().join("rows.csv"), folder.path().join("solved.csv"));
         problem(&rows);
-        let words = ["plan", "--csv", arg(&rows), "--budget", "60s", "-o", arg(&solved)];
-        let child = started(None, &words).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(1500));
+        let words = ["-v", "plan", "--csv", arg(&rows), "--budget", "10m", "-o", arg(&solved)];
+        let mut child = started(None, &words).spawn().unwrap();
+        // It says how far the search is, once for each look at whether it is to end.
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let is_found =
+            |line: std::io::Result<String>| line.unwrap().starts_with("girih: planning: ");
+        assert!(stderr.by_ref().lines().any(is_found), "it ends before it has found anything");
         send(name, &child);
+        stderr.read_to_end(&mut Vec::new()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(status), "SIG{name}");
         let said = String::from_utf8(output.stdout).unwrap();

@@ -292,6 +292,11 @@ impl State {
         Ok(())
     }
 
+    /// See [`Heap::is_planning`](super::Heap::is_planning).
+    pub(super) fn is_planning(&self) -> bool {
+        self.background.is_working()
+    }
+
     /// Hands the policy a plan that is ready, and begins the next job if it wants one.
     #[cold]
     fn look_after_planning(&mut self) {

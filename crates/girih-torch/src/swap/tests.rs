@@ -167,7 +167,6 @@ fn a_step_that_repeats_is_planned_and_then_nothing_is_fetched_too_late() {
     let mut program = Program::new(heap, world, Seed(1));
     for _ in 0..40 {
         program.regular_step();
-        program.finish_planning();
     }
     let planned = program.report().expect("it swaps");
     assert!(planned.policies() > 0, "{planned:?}");

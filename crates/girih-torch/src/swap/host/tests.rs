@@ -1,6 +1,6 @@
 //! Places, and the threads that pin, on a host that refuses, is slow, or is shared with others.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -19,6 +19,10 @@ struct System {
     /// Bytes that it pins at most, with whoever shares it.
     limit: Option<(u64, Arc<AtomicU64>)>,
     each_takes: Duration,
+    /// The pin from which on they take until `is_open`, counted from 1; 0 for none. Or for 10 s: whoever waits for
+    /// them is not to wait for ever.
+    held_from: u64,
+    is_open: AtomicBool,
     calls: AtomicU64,
     /// What is reserved, what is pinned now, and the most that was.
     reserved: Mutex<Vec<HostAddress>>,
@@ -42,6 +46,9 @@ impl HostMemory for System {
     fn pin(&self, address: HostAddress, size: u64) -> Result<HostBacking, DeviceError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         thread::sleep(self.each_takes);
+        if self.held_from > 0 && call >= self.held_from {
+            comes(|| self.is_open.load(Ordering::Relaxed));
+        }
         let mut is_refused = self.refuses.contains(&call);
         is_refused |= self.refuses_from > 0 && call >= self.refuses_from;
         if let Some((most, used)) = &self.limit {
@@ -71,14 +78,19 @@ fn host_over(system: System, budget: u64) -> (Host, Arc<System>) {
     (Host::new(Arc::clone(&system) as Arc<dyn HostMemory>, budget), system)
 }
 
-fn until(mut is_so: impl FnMut() -> bool) {
-    for _ in 0..10_000 {
-        if is_so() {
-            return;
+/// Waits for it, 10 s at most. Whether it came.
+fn comes(mut is_so: impl FnMut() -> bool) -> bool {
+    (0..10_000).any(|_| {
+        let is_so = is_so();
+        if !is_so {
+            thread::sleep(Duration::from_millis(1));
         }
-        thread::sleep(Duration::from_millis(1));
-    }
-    panic!("it never came to be");
+        is_so
+    })
+}
+
+fn until(is_so: impl FnMut() -> bool) {
+    assert!(comes(is_so), "it never came to be");
 }
 
 /// Takes and gives back at random: no byte is in two places, and as long as the budget has the bytes there is a place.
@@ -152,7 +164,7 @@ fn a_tensor_larger_than_any_piece_has_a_place_also_where_others_have_left_holes(
 
 #[test]
 fn the_first_pieces_serve_while_the_others_come() {
-    let slow = System { each_takes: Duration::from_millis(20), ..System::default() };
+    let slow = System { each_takes: Duration::from_millis(50), held_from: 9, ..System::default() };
     let (mut host, system) = host_over(slow, 40 * PIECE);
     host.hold_ready(u64::MAX);
     host.pin_ahead();
@@ -160,6 +172,7 @@ fn the_first_pieces_serve_while_the_others_come() {
     assert!(system.pinned() <= 12 * PIECE, "{} were waited for", system.pinned());
     assert_eq!(host.late().0, 1);
     host.give_back(&first);
+    system.is_open.store(true, Ordering::Relaxed);
     // Nobody asks for anything meanwhile.
     until(|| system.pinned() == 40 * PIECE);
     for _ in 0..40 {
@@ -253,7 +266,7 @@ fn two_ranks_share_what_the_system_pins_and_neither_has_more_than_its_budget() {
 
 #[test]
 fn an_end_in_the_midst_of_pinning_waits_for_the_pieces_under_way_and_leaves_nothing() {
-    let slow = System { each_takes: Duration::from_millis(10), ..System::default() };
+    let slow = System { each_takes: Duration::from_millis(50), ..System::default() };
     let (mut host, system) = host_over(slow, 100 * PIECE);
     host.hold_ready(u64::MAX);
     host.pin_ahead();
@@ -262,6 +275,6 @@ fn an_end_in_the_midst_of_pinning_waits_for_the_pieces_under_way_and_leaves_noth
     let calls = system.calls.load(Ordering::Relaxed);
     assert!(calls < 50, "{calls} pieces were pinned");
     assert_eq!((system.pinned(), system.reserved.lock().unwrap().len()), (0, 0));
-    thread::sleep(Duration::from_millis(30));
+    thread::sleep(Duration::from_millis(150));
     assert_eq!(system.calls.load(Ordering::Relaxed), calls, "nobody works any more");
 }

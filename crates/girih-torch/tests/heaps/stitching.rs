@@ -1,9 +1,6 @@
 //! Two threads under the mode `stitch`: no byte is used by two blocks, or too early, though it has
 //! several addresses.
 
-#[path = "common/seen.rs"]
-mod seen;
-
 use std::thread;
 
 use girih_runtime::Address;
@@ -11,7 +8,7 @@ use girih_runtime::sim::{Call, LiveObjects};
 use girih_torch::Heap;
 use girih_trace::StreamId;
 
-use seen::Seen;
+use crate::seen::Seen;
 
 const MIB: u64 = 1 << 20;
 const ROUNDS: u64 = 1500;

@@ -1,14 +1,11 @@
 //! The order of streams: no byte comes to a stream too early, whatever the program does with its streams.
 
-#[path = "common/seen.rs"]
-mod seen;
-
 use girih_runtime::sim::Call;
 use girih_runtime::{Address, Device};
 use girih_torch::Heap;
 use girih_trace::StreamId;
 
-use seen::Seen;
+use crate::seen::Seen;
 
 const MIB: u64 = 1 << 20;
 const DEFAULT: (u64, u64) = (0, 0);

@@ -1,9 +1,6 @@
 //! `graph_capture_record_stream_reuse` in a heap, in every mode that has the pools of graphs.
 
-#[path = "common/seen.rs"]
-mod seen;
-
-use seen::Seen;
+use crate::seen::Seen;
 
 const MIB: u64 = 1 << 20;
 const POOL: (u64, u64) = (7, 0);

@@ -1,0 +1,4 @@
+//! All tests of this crate's interface, in one program: each program that is linked takes time and disk.
+
+mod generated;
+mod real;
