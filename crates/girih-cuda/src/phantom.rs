@@ -150,13 +150,23 @@ impl<D: Backing> Phantom<D> {
     fn solid(&mut self, size: u64) -> Option<Address> {
         let kept = if size <= SMALL { 0 } else { self.solid_most / SMALL_PART };
         let backed = size.checked_next_multiple_of(self.granularity())?;
-        if let Some(address) = self.solid_again(backed) {
-            self.solid.insert(address, backed);
-            return Some(address);
+        let again = |phantom: &mut Phantom<D>, address| {
+            phantom.solid.insert(address, backed);
+            Some(address)
+        };
+        if let Some(address) = self.solid_idle.take(backed) {
+            return again(self, address);
         }
-        if self.solid_used.checked_add(backed)? > self.solid_most - kept && size <= SMALL {
-            // Freed ones of other sizes are in the way. Of large ones it does not matter whether they are solid.
-            self.let_go_of_solid().ok()?;
+        // To wait for the device is what takes long, above all where others record beside this one: so what there is
+        // is used up first, and then all that was freed serves again.
+        if self.solid_used.checked_add(backed)? > self.solid_most - kept {
+            if let Some(address) = self.solid_again(backed) {
+                return again(self, address);
+            }
+            if size <= SMALL {
+                // Freed ones of other sizes are in the way. Of large ones it does not matter whether they are solid.
+                self.let_go_of_solid().ok()?;
+            }
         }
         if self.solid_used.checked_add(backed)? > self.solid_most - kept {
             return None;
@@ -168,11 +178,8 @@ impl<D: Backing> Phantom<D> {
         Some(address)
     }
 
-    /// A freed solid one of that size, which no kernel uses any more.
+    /// A freed solid one of that size, once no kernel uses it any more.
     fn solid_again(&mut self, backed: u64) -> Option<Address> {
-        if let Some(address) = self.solid_idle.take(backed) {
-            return Some(address);
-        }
         // Who captures cannot wait, and gets what is not solid.
         if !self.solid_freed.has(backed) || self.device.finish().is_err() {
             return None;

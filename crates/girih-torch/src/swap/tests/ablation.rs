@@ -5,8 +5,6 @@
 //! ```text
 //! cargo test --release -p girih-torch --lib -- --ignored --nocapture ablation
 //! ```
-//!
-//! `KNOB=stamps` has the table of all numbers have that one alone.
 
 use std::fs::File;
 use std::path::Path;
@@ -172,8 +170,21 @@ const KNOBS: [Knob; 10] = [
 
 #[test]
 #[ignore = "it takes minutes and prints a table"]
-#[expect(clippy::print_stdout, reason = "it prints a table")]
 fn ablation() {
+    print_table(&KNOBS);
+}
+
+/// At how many points the time is taken, alone.
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+fn ablation_of_stamps() {
+    let of_stamps: Vec<Knob> =
+        KNOBS.into_iter().filter(|knob| knob.name.starts_with("stamps")).collect();
+    print_table(&of_stamps);
+}
+
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn print_table(knobs: &[Knob]) {
     let read = |runs: &[(&'static str, f64)]| -> Vec<(&str, f64, Step)> {
         runs.iter().filter_map(|&(name, share)| Some((name, share, step_of(name)?))).collect()
     };
@@ -187,10 +198,9 @@ fn ablation() {
             step.peak() as f64 / (1_u64 << 30) as f64
         );
     }
-    let only = std::env::var("KNOB").ok();
     println!("\n| number | value | first step | held out | late | settled | planning, s |");
     println!("| :-- | --: | --: | --: | --: | --: | --: |");
-    for knob in KNOBS.iter().filter(|knob| only.as_ref().is_none_or(|only| only == knob.name)) {
+    for knob in knobs {
         for &value in knob.values {
             let mut tuning = Tuning::default();
             let usual = tuning;
