@@ -32,8 +32,8 @@ def capture_out_of_memory() -> None:
 @alone
 def capture_of_two_streams() -> None:
     """Of a capture that forks, each stream has a segment of its own in the graph's one pool."""
-    known = {tuple(it["segment_pool_id"]) for it in torch.cuda.memory_snapshot()}
     x, y = filled(40 * MIB), filled(40 * MIB)
+    known = {tuple(it["segment_pool_id"]) for it in torch.cuda.memory_snapshot()}
     graph, first, second = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(first):
