@@ -52,7 +52,7 @@ fn the_bytes_that_are_counted_anew_are_those_that_are_said() {
 
 #[test]
 fn a_program_s_answer_takes_the_time_that_the_program_says() {
-    let mut waited = 0;
+    let (mut all, mut waited) = (0, 0);
     arbtest(|u| {
         let problem = problem(u, 5)?;
         let budgets = budgets(u, &problem)?;
@@ -66,12 +66,13 @@ fn a_program_s_answer_takes_the_time_that_the_program_says() {
                 (said - took).abs() <= CLOSE * took,
                 "{took}, {said} said: {problem:?} {pattern:?}"
             );
-            waited += u32::from(ran.stall_us > 0.1);
+            (all, waited) = (all + 1, waited + u32::from(ran.stall_us > 0.1));
         }
         Ok(())
     })
     .budget_ms(2000);
-    assert!(waited > 100, "{waited}");
+    // However slow the machine is.
+    assert!(waited > 0 && waited * 20 > all, "{waited} of {all}");
 }
 
 #[test]
