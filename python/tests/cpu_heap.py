@@ -344,9 +344,9 @@ def main(folder, gpu, mode, *names):
     warnings.simplefilter("ignore")
     library = compile_heap(Path(folder))
     heap = Heap(library, mode=mode, gpu_budget=BUDGET, host_budget=4 * BUDGET)
-    from checks import kinds_models, kinds_ways
+    from checks import kinds_models, kinds_runs, kinds_ways
 
-    known = {it.__name__: it for it in kinds_models.PROGRAMS + kinds_ways.PROGRAMS}
+    known = {it.__name__: it for of in (kinds_models, kinds_ways, kinds_runs) for it in of.PROGRAMS}
     plain = {name: run(heap, known[name]) for name in names}
     heap.swap()
     for name in names:
