@@ -71,7 +71,7 @@ namespace girih {
 namespace {
 
 // Where the simulated device has its addresses.
-constexpr uintptr_t kPlaces[][2] = {{0x1000000000, 1ull << 38}, {0x400000000000, 1ull << 42}};
+constexpr uintptr_t kPlaces[][2] = {{0x1000000000, 1ull << 38}, {0x400000000000, 1ull << 44}};
 // No number in any type of floating point.
 constexpr int kPoison = 0xff;
 // What is larger is given back to the system, for an address may never come again.
@@ -187,6 +187,7 @@ c10::DataPtr GirihAllocator::allocate(size_t size) {
     C10_THROW_ERROR(OutOfMemoryError, girih_last_error());
   }
   TORCH_CHECK(status == GIRIH_OK, girih_last_error());
+  TORCH_CHECK(is_ours(reinterpret_cast<uintptr_t>(address)), "there are no bytes at ", address);
   note(reinterpret_cast<uintptr_t>(address), size);
   return {address, address, &delete_bytes, c10::kCPU};
 }
@@ -265,7 +266,7 @@ class _Pool(ctypes.Structure):
 class Heap:
     """The heap that all tensors of this process come from, from now on."""
 
-    def __init__(self, library, *, mode="auto", capacity=1 << 40, **options):
+    def __init__(self, library, *, mode="auto", capacity=1 << 34, **options):
         from girih import _native, _settings
 
         options |= {"sim": {"capacity": capacity}}
