@@ -43,7 +43,7 @@ def found(tmp_path_factory):
         [sys.executable, str(HERE / "cpu_heap.py"), str(folder), str(GPU), "auto", *NAMES],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
