@@ -12,6 +12,7 @@ import torch
 
 from girih import _process
 from girih._errors import GirihError
+from girih._long.cache import Uncached
 from girih._long.choose import Choosing, OnGpu, host_memory
 from girih._long.find import layers_of
 from girih._long.layer import Known, Layer
@@ -26,13 +27,17 @@ _contexts: weakref.WeakKeyDictionary[Any, LongContext] = weakref.WeakKeyDictiona
 class LongContext:
     """The layers of one model that are split by tokens."""
 
-    def __init__(self, layers: list[Layer], share: Share, loss: Loss | None) -> None:
+    def __init__(
+        self, layers: list[Layer], share: Share, loss: Loss | None, uncached: Uncached
+    ) -> None:
         self.layers = layers
+        self.uncached = uncached
         self.share = share
         self.loss = loss
 
     def remove(self) -> None:
         """Gives every layer its own forward back. What was saved before is used as it was saved."""
+        self.uncached.remove()
         if self.loss is not None:
             self.loss.remove()
         for layer in reversed(self.layers):
@@ -107,7 +112,7 @@ def apply(
         for index, (name, module) in enumerate(found)
     ]
     loss = Loss(model, is_fused=loss_in_tiles == "fused") if loss_in_tiles else None
-    context = _contexts[model] = LongContext(made, share, loss)
+    context = _contexts[model] = LongContext(made, share, loss, Uncached(model))
     return context
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from girih._long import communicate, probe, tiles
+from girih._long.cache import Passing
 from girih._long.call import Call, Unplanned
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.learn import learn
@@ -29,6 +30,8 @@ log = logging.getLogger("girih")
 # What may be among the arguments of a layer besides tensors. Anything else may change while the
 # layer runs (a cache of keys and values does), and must not see it run twice.
 HARMLESS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+# At the end of the reason why a pass with a cache ran as it is.
+UNCACHED = ": use_cache=False"
 # What it saves is counted, and what is kept differs from pass to pass.
 CHECKPOINT = "torch.utils.checkpoint"
 # Of what would be saved if all of the other tokens could be computed again. What is less is not
@@ -343,16 +346,20 @@ class Layer:
         # A graph that is captured runs again without us, and nothing in it can be compared.
         is_captured = first.is_cuda and torch.cuda.is_current_stream_capturing()
         for leaf in leaves:
-            if type(leaf) not in PLAIN and not isinstance(leaf, HARMLESS):
-                self._refuse(
-                    f"it is given a {type(leaf).__name__}, which could see it run twice"
-                    + (": use_cache=False" if "ache" in type(leaf).__name__ else "")
-                )
+            if type(leaf) not in PLAIN and not isinstance(leaf, (*HARMLESS, Passing)):
+                reason = f"it is given a {type(leaf).__name__}, which could see it run twice"
+                if "ache" in type(leaf).__name__:
+                    # Of this pass. The next may go without.
+                    self._leave(reason + UNCACHED)
+                else:
+                    self._refuse(reason)
                 return None
         around = torch._C._autograd._top_saved_tensors_default_hooks(True)
         is_checkpointed = getattr(around and around[0], "__module__", "") == CHECKPOINT
         if is_checkpointed:
             self.seen.reason = "a checkpoint around it computes it again whole"
+        elif self.seen.reason.endswith(UNCACHED):
+            self.seen.reason = ""
         tokens = int(first.shape[self.token_dim])
         is_worth_it = self.share.is_worth_it(self.index, tokens)
         return tokens if is_worth_it and not is_checkpointed and not is_captured else None
@@ -532,5 +539,10 @@ class Layer:
 
     def _refuse(self, reason: str) -> None:
         self.is_refused = True
+        self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        """This pass runs as it is. Said once."""
+        if reason != self.seen.reason:
+            log.warning("%s is not split by tokens: %s", self.name, reason)
         self.seen.reason = reason
-        log.warning("%s is not split by tokens: %s", self.name, reason)
