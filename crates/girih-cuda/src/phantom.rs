@@ -190,11 +190,13 @@ impl<D: Backing> Phantom<D> {
 
     /// Gives the device what is solid and freed. What it refuses to take back stays.
     fn let_go_of_solid(&mut self) -> Result<(), DeviceError> {
-        self.solid_idle.append(&mut self.solid_freed);
-        while let Some((backed, address)) = self.solid_idle.any() {
-            self.device.free(address)?;
-            self.solid_idle.take(backed);
-            self.solid_used -= backed;
+        // Those that kernels may still use stay apart: the device may refuse after some.
+        for list in [&mut self.solid_idle, &mut self.solid_freed] {
+            while let Some((backed, address)) = list.any() {
+                self.device.free(address)?;
+                list.take(backed);
+                self.solid_used -= backed;
+            }
         }
         Ok(())
     }

@@ -176,6 +176,19 @@ fn small_allocations_of_another_size_get_the_solid_bytes_of_freed_ones() {
 }
 
 #[test]
+fn what_the_device_would_not_take_back_is_waited_for_before_it_serves_again() {
+    let mut phantom = phantom().with_solid(64 * MIB);
+    step(&mut phantom, &[4 * MIB; 16]);
+    fake::fail(2, CuResult(999));
+    assert!(phantom.trim().is_err() && fake::fault_came());
+    let before = phantom.device().calls().synchronize;
+    // What was given back is had anew first, and then what is left.
+    let given: Vec<_> = (0..16).map(|_| phantom.alloc(4 * MIB).expect("room")).collect();
+    assert_eq!(phantom.device().calls().synchronize - before, 1);
+    given.into_iter().for_each(|address| phantom.free(address).expect("it was allocated"));
+}
+
+#[test]
 fn trimming_that_fails_keeps_what_is_left_and_is_done_the_next_time() {
     for call in 1..50 {
         let mut phantom = phantom().with_solid(8 * MIB);
