@@ -6,11 +6,35 @@ of the process that starts it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from checks.registry import MIB, alone, blank, equal
+
+
+@contextlib.contextmanager
+def other_process(work: Callable[[Any, Any], None]) -> Iterator[tuple[Any, Any]]:
+    """A spawned process: what it is sent, and what it answers.
+
+    At the end it is sent None, which lets it go, and must end well.
+    """
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=work, args=(queue, answers))
+    process.start()
+    try:
+        yield queue, answers
+    finally:
+        queue.put(None)
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+    equal(process.exitcode, 0, "the exit status of the other process")
 
 
 def _ipc_reader(queue: Any, answers: Any) -> None:
@@ -25,23 +49,11 @@ def _ipc_reader(queue: Any, answers: Any) -> None:
 
 def share(tensor: torch.Tensor, expected: float) -> None:
     """Sends a tensor to another process, which must see it and write to it."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    queue, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_ipc_reader, args=(queue, answers))
-    process.start()
-    try:
+    with other_process(_ipc_reader) as (queue, answers):
         queue.put(tensor)
         equal(answers.get(timeout=120), ("cuda", expected), "what the other process sees")
         answers.get(timeout=120)
         assert bool((tensor == 3).all()), "what the other process wrote is not here"
-    finally:
-        queue.put(None)
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-    equal(process.exitcode, 0, "the exit status of the other process")
 
 
 @alone
@@ -78,13 +90,7 @@ def _ipc_partner(queue: Any, answers: Any) -> None:
 @alone
 def ipc_both_ways() -> None:
     """A large tensor goes to a spawned process, and one of that process comes back."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    queue, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_ipc_partner, args=(queue, answers))
-    process.start()
-    try:
+    with other_process(_ipc_partner) as (queue, answers):
         mine = torch.full((LARGE,), 2.0, device="cuda")
         queue.put(mine)
         theirs = answers.get(timeout=120)
@@ -95,12 +101,6 @@ def ipc_both_ways() -> None:
         del theirs  # before the process that it belongs to ends
         queue.put(None)
         equal(answers.get(timeout=120), [5.0], "what the other process sees in the end")
-    finally:
-        queue.put(None)
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-    equal(process.exitcode, 0, "the exit status of the other process")
 
 
 def _ipc_sums(queue: Any, answers: Any) -> None:
@@ -116,13 +116,7 @@ def _ipc_sums(queue: Any, answers: Any) -> None:
 @alone
 def ipc_of_many() -> None:
     """Many tensors, small ones of one segment among them, arrive; what was sent is memory again."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    queue, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_ipc_sums, args=(queue, answers))
-    process.start()
-    try:
+    with other_process(_ipc_sums) as (queue, answers):
         before = torch.cuda.memory_allocated()
         sizes = [*range(1, 40), 1000, 300_000, 5 * MIB, 0]
         tensors = [torch.full((size,), 1.0, device="cuda") for size in sizes]
@@ -132,12 +126,6 @@ def ipc_of_many() -> None:
         del tensors
         torch.cuda.ipc_collect()
         equal(torch.cuda.memory_allocated(), before, "bytes in use when both have let go")
-    finally:
-        queue.put(None)
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-    equal(process.exitcode, 0, "the exit status of the other process")
 
 
 def _ipc_waits(queue: Any, answers: Any) -> None:
@@ -154,13 +142,7 @@ def _ipc_waits(queue: Any, answers: Any) -> None:
 @alone
 def ipc_event() -> None:
     """A process waits for an event of another one, and reads what was written before it."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    queue, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_ipc_waits, args=(queue, answers))
-    process.start()
-    try:
+    with other_process(_ipc_waits) as (queue, answers):
         event = torch.cuda.Event(interprocess=True)
         tensor = torch.zeros(20 * MIB, dtype=torch.uint8, device="cuda")
         event.record()
@@ -171,12 +153,6 @@ def ipc_event() -> None:
         event.record()
         queue.put(None)
         equal(answers.get(timeout=120), [7], "what the other process reads")
-    finally:
-        queue.put(None)
-        process.join(timeout=60)
-        if process.is_alive():
-            process.terminate()
-    equal(process.exitcode, 0, "the exit status of the other process")
 
 
 @alone

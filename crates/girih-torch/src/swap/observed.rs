@@ -63,6 +63,8 @@ pub(super) struct Observation {
     pub(super) followed: u32,
     /// It ended with another.
     pub(super) is_mixed: bool,
+    /// The time is taken at few points of it.
+    pub(super) is_coarse: bool,
 }
 
 impl Observation {
@@ -166,6 +168,7 @@ impl Observation {
             at: self.stamps.iter().map(|(at, _)| *at).collect(),
             us: of(&self.waits, waits)?,
             waited: of(&[], 0.0)?,
+            is_coarse: self.is_coarse,
         })
     }
 

@@ -245,7 +245,7 @@ impl Steps {
         self.now.begin_stepping();
     }
 
-    /// Points of a step at which the time is taken. A plan is as good as the times that it is made of; once none is made
+    /// Points of the step at which the time is taken. A plan is as good as the times that it is made of; once none is made
     /// any more, times say no more than that the step is what it was.
     fn points(&self) -> usize {
         if self.is_settled { self.tuning.stamps_settled } else { self.tuning.stamps }
@@ -359,7 +359,8 @@ impl Steps {
             }
             forgotten.extend(before.stamps.iter().map(|(_, stamp)| *stamp));
         }
-        let next = self.now.next();
+        let mut next = self.now.next();
+        next.is_coarse = self.is_settled;
         let now = std::mem::replace(&mut self.now, next);
         self.number += 1;
         self.stride = (now.keys.len() / self.points()).max(1);
@@ -543,6 +544,26 @@ mod tests {
         let _ = of(2 << 30);
         let _ = of(2 << 30);
         assert_eq!(of(2 << 30), operators, "and now it has none");
+    }
+
+    /// 13,000 operators: every other one in a step whose length is not known, and every third in those after it.
+    #[test]
+    fn a_long_step_is_planned_by_later_times_though_they_are_of_fewer_points() {
+        let mut steps = Steps::new(1 << 30, 1 << 30);
+        let (operators, peak) = (13_000, 2 << 30);
+        let mut of = |us: f64| {
+            for number in 0..operators {
+                if steps.begin(of_save(number), peak) {
+                    steps.note_time(TimeStamp(number));
+                }
+            }
+            steps.end(|from, to| Some(us * (to.0 - from.0) as f64), &mut Vec::new());
+            steps.finish_planning();
+            steps.times.values().next().map_or(f64::NAN, |times| times.us()[0])
+        };
+        // What is read is a step old: the first takes ten times as long as the others.
+        assert!(of(10.0).is_nan());
+        assert_eq!([of(10.0), of(1.0), of(1.0)], [10.0, 1.0, 1.0]);
     }
 
     #[test]

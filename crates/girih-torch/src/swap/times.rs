@@ -21,13 +21,16 @@ pub(super) struct Taken {
     pub(super) us: Vec<f64>,
     /// And with it.
     pub(super) waited: Vec<f64>,
+    /// The time was taken at few points, for nothing was to be planned.
+    pub(super) is_coarse: bool,
 }
 
 /// How long the operators of a sequence take.
 #[derive(Debug, Default)]
 pub(super) struct Times {
-    /// The operators at which the time was taken.
+    /// The operators at which the time was taken, and whether these were few.
     taken_at: Vec<u32>,
+    is_coarse: bool,
     /// The shortest that was seen of each, in microseconds.
     us: Vec<f64>,
     /// The most bytes that were in use or away during each operator, in all steps.
@@ -72,12 +75,13 @@ impl Tried {
 }
 
 impl Times {
-    /// A step was seen. One at fewer points says less than what is known.
+    /// A step was seen. A coarse one says less than another that is known.
     pub(super) fn see(&mut self, taken: Taken) {
-        let Taken { at: taken_at, us, waited } = taken;
-        if taken_at.len() < self.taken_at.len() {
+        let Taken { at: taken_at, us, waited, is_coarse } = taken;
+        if is_coarse && !self.is_coarse && !self.taken_at.is_empty() {
             return;
         }
+        self.is_coarse = is_coarse;
         if self.taken_at == taken_at {
             self.us.iter_mut().zip(&us).for_each(|(least, us)| *least = least.min(*us));
         } else {
@@ -207,19 +211,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_at_fewer_points_do_not_replace_those_that_are_known() {
-        let taken = |at: &[u32], us: f64| Taken {
+    fn coarse_times_do_not_replace_others_and_are_replaced_by_them() {
+        let taken = |at: &[u32], us: f64, is_coarse| Taken {
             at: at.to_vec(),
             us: vec![us; 5],
             waited: vec![2.0 * us; 5],
+            is_coarse,
         };
         let mut times = Times::default();
-        times.see(taken(&[0, 2], 9.0));
-        times.see(taken(&[0, 1, 2, 3], 8.0));
-        times.see(taken(&[0, 3], 1.0));
+        times.see(taken(&[0, 3], 5.0, true));
+        times.see(taken(&[0, 2], 9.0, true));
+        assert_eq!(times.us(), [9.0; 5]);
+        times.see(taken(&[0, 1, 2, 3], 8.0, false));
+        times.see(taken(&[0, 3], 1.0, true));
         assert_eq!((times.us(), &*times.waited), (&[8.0; 5][..], &[16.0; 5][..]));
-        times.see(taken(&[0, 1, 2, 3], 7.0));
+        times.see(taken(&[0, 1, 2, 3], 7.0, false));
         assert_eq!(times.us(), [7.0; 5]);
+        // Of a long step the points are others once its length is known, and may be fewer.
+        times.see(taken(&[0, 2], 6.0, false));
+        assert_eq!(times.us(), [6.0; 5]);
     }
 
     #[test]
