@@ -207,7 +207,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 18] = [
+const KNOBS: [(&str, Knob); 20] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -224,13 +224,23 @@ const KNOBS: [(&str, Knob); 18] = [
     ("bought", |options| &mut options.bought),
     ("bought_in_ms", |options| &mut options.bought_in_ms),
     ("room", |options| &mut options.room),
+    ("in_vain", |options| &mut options.in_vain),
+    ("rest", |options| &mut options.rest),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
 ];
 
 /// Those of time, which matter where time passes.
-const OF_TIME: [&str; 6] =
-    ["time_share", "stall_max_us", "time_free_ms", "bought", "bought_in_ms", "room"];
+const OF_TIME: [&str; 8] = [
+    "time_share",
+    "stall_max_us",
+    "time_free_ms",
+    "bought",
+    "bought_in_ms",
+    "room",
+    "in_vain",
+    "rest",
+];
 
 /// Those that matter with a plan alone.
 const OF_PLANS: [&str; 2] = ["ahead", "strain"];

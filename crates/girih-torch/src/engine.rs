@@ -198,6 +198,15 @@ impl Engine {
         if let Engine::Auto(policy) = self { policy.take_proven() } else { None }
     }
 
+    /// What is asked for is something else from the next step on, for good.
+    pub(crate) fn repeat_anew(&mut self) {
+        match self {
+            Engine::Lake(policy) => policy.repeat_anew(),
+            Engine::Auto(policy) => policy.repeat_anew(),
+            _ => {}
+        }
+    }
+
     /// How often the policy gave up the plan that it followed.
     pub(crate) fn given_up(&self) -> u64 {
         if let Engine::Auto(policy) = self { policy.given_up() } else { 0 }

@@ -129,6 +129,11 @@ impl Auto {
         self.given_up + self.lake.given_up()
     }
 
+    /// See [`Lake::repeat_anew`].
+    pub fn repeat_anew(&mut self) {
+        self.lake.repeat_anew();
+    }
+
     /// What follows the plans.
     pub fn lake(&self) -> &Lake {
         &self.lake

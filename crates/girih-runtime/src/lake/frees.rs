@@ -77,6 +77,9 @@ impl Lake {
         let &mut Block { address, size, user, planned, .. } = block;
         let is_small = block.is_small();
         env.log(Action::FreeCompleted, address, requested, user, PoolId::DEFAULT);
+        if self.repeats.is_watching() && !is_small {
+            self.repeats.freed(address);
+        }
         if planned {
             self.leave_place(id, freed);
         } else {

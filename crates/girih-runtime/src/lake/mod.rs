@@ -44,6 +44,7 @@ mod patching;
 mod places;
 mod rehearsal;
 mod release;
+mod repeats;
 mod stitching;
 mod users;
 mod view;
@@ -63,6 +64,7 @@ pub use self::follower::{EntryId, Follower};
 use self::pace::Pace;
 use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
+use self::repeats::Repeats;
 use self::users::Stains;
 pub(crate) use self::view::Live;
 use self::views::Views;
@@ -134,6 +136,11 @@ pub struct Options {
     pub bought_in_ms: u64,
     /// Of the device, one byte in so many stays free where time is bought.
     pub room: u64,
+    /// Requests are given what they had in the step before until views took as long as without it in so many steps in a
+    /// row; 0 for never.
+    pub in_vain: u64,
+    /// For how many steps they are not, then. The next time it is twice as many.
+    pub rest: u64,
     /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
@@ -159,6 +166,8 @@ impl Default for Options {
             bought: 10,
             bought_in_ms: 100,
             room: 8,
+            in_vain: 4,
+            rest: 16,
             ahead: 4096,
             strain: 50,
         }
@@ -186,6 +195,7 @@ pub struct Lake {
     deferred: Vec<BlockId>,
     limbo: Limbo,
     views: Views,
+    repeats: Repeats,
     stains: Stains,
     order: Order,
     pace: Pace,
@@ -223,6 +233,7 @@ impl Lake {
             deferred: Vec::new(),
             limbo: Limbo::default(),
             views: Views::default(),
+            repeats: Repeats::new(&options),
             stains: Stains::default(),
             order: Order::default(),
             pace: Pace::new(&options),
@@ -333,9 +344,19 @@ impl Lake {
     ) -> Result<Granted, AllocError> {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
         let search = Search { size, home };
+        if self.repeats.is_on()
+            && !home.is_small
+            && let Some(block) = self.take_repeated(env, &search)
+        {
+            self.note_given(&search, block);
+            return Ok(self.give(env, block, &request));
+        }
         match self.heap.fit(home, size, self.near(home, size)) {
             Some((id, place)) if self.serves(env, &search, id) => {
                 let block = self.heap.take(id, place, size);
+                if self.repeats.is_watching() && !home.is_small {
+                    self.note_given(&search, block);
+                }
                 Ok(self.give(env, block, &request))
             }
             _ => self.serve_more(env, &search, request),
@@ -362,6 +383,7 @@ impl Wrapper for Lake {
         self.note_mark(mark.kind);
         if mark.kind == MarkKind::Step {
             self.views.turn(self.options.stale);
+            self.turn_repeats();
         }
         self.note_time(env, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)

@@ -37,12 +37,14 @@ pub(super) struct Pace {
     last: Option<i64>,
     /// Marks tell of time.
     is_timed: bool,
+    /// What views took of the device in all.
+    mapped: u64,
 }
 
 impl Pace {
     /// An account at the beginning of a run.
     pub(super) fn new(options: &Options) -> Pace {
-        Pace { free: free(options), credit: 0, last: None, is_timed: false }
+        Pace { free: free(options), credit: 0, last: None, is_timed: false, mapped: 0 }
     }
 
     /// A mark of the program, so many microseconds after some moment.
@@ -62,6 +64,7 @@ impl Pace {
 
     /// Views took so long.
     pub(super) fn map(&mut self, nanoseconds: u64) {
+        self.mapped = self.mapped.saturating_add(nanoseconds);
         let of_free = nanoseconds.min(self.free);
         self.free -= of_free;
         self.spend(nanoseconds - of_free);
@@ -77,6 +80,11 @@ impl Pace {
     #[inline]
     fn debt(&self) -> u64 {
         if self.is_timed { self.credit.min(0).unsigned_abs() } else { 0 }
+    }
+
+    /// What views took of the device in all.
+    pub(super) fn mapped(&self) -> u64 {
+        self.mapped
     }
 
     #[inline]

@@ -27,7 +27,7 @@ use girih_trace::StreamId;
 use super::growth::{Growth, Joins};
 use super::views::Part;
 use super::{Lake, Search, pooled};
-use crate::device::{DeviceError, Prices};
+use crate::device::{Address, DeviceError, Prices};
 use crate::policy::{AllocError, BlockId, Env, Granted, Request};
 use crate::wrapper::Wrapper;
 
@@ -47,9 +47,14 @@ pub(super) struct Hole {
     whole: u64,
 }
 
+/// By which holes come one after another: those of the request's stream first, the largest first.
+pub(super) fn in_order(hole: &Hole) -> (bool, Reverse<u64>, Address) {
+    (hole.is_foreign, Reverse(hole.whole), hole.all.address)
+}
+
 /// Parts of holes for `missing` bytes, in the order of a view, and the bytes that they lack. `holes` are
 /// taken in their order.
-fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
+pub(super) fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
     let mut parts = Vec::new();
     // One hole gives all from its first byte on, and not from a page on.
     let gains = holes.iter().map(|hole| (hole.up_to_page.size - hole.whole).min(missing));
@@ -88,6 +93,9 @@ impl Lake {
         let _ = self.limbo.settle(env.device);
         (self.granule, self.maps_twice) = (env.device.granularity(), env.device.maps_twice());
         if let Some(block) = self.take(env, search)? {
+            if self.repeats.is_watching() && !search.home.is_small {
+                self.note_given(search, block);
+            }
             let granted = self.give(env, block, &request);
             self.take_back_places();
             return Ok(granted);
@@ -120,11 +128,7 @@ impl Lake {
     /// What the device refuses of new pages. What it refuses of a view, or of the waits for its bytes,
     /// costs the view: new pages are mapped then.
     fn take(&mut self, env: &mut Env<'_>, search: &Search) -> Result<Option<BlockId>, DeviceError> {
-        // A graph would have a view's addresses for ever, be it one that nobody has told of.
-        let may_stitch = !search.home.is_small
-            && self.maps_twice
-            && !self.is_capturing()
-            && !env.device.is_capturing(search.home.stream).unwrap_or(true);
+        let may_stitch = self.may_stitch(env, search);
         let is_in_debt = self.pace.is_in_debt() && !self.is_capturing();
         if is_in_debt && let Ok(Some(taken)) = self.take_held(env, search, may_stitch, true) {
             return Ok(Some(taken));
@@ -137,6 +141,15 @@ impl Lake {
             return Ok(Some(block));
         }
         if self.lend_all_places() { self.take_hole(env, search, false) } else { Ok(None) }
+    }
+
+    /// True if a request may be given a view. A graph would have its addresses for ever, be it one that nobody has told
+    /// of.
+    pub(super) fn may_stitch(&self, env: &mut Env<'_>, search: &Search) -> bool {
+        !search.home.is_small
+            && self.maps_twice
+            && !self.is_capturing()
+            && !env.device.is_capturing(search.home.stream).unwrap_or(true)
     }
 
     /// The smallest hole of the request's home that fits, and that `is_clean` if it must be: needs no wait. None if
@@ -290,7 +303,7 @@ impl Lake {
     }
 
     /// A view of parts, or, of one alone, the bytes where they are.
-    fn stitch_parts(
+    pub(super) fn stitch_parts(
         &mut self,
         env: &mut Env<'_>,
         search: &Search,
@@ -343,14 +356,18 @@ impl Lake {
         let free = self.heap.free_blocks(true);
         let holes = free.filter_map(|id| self.hole(id, search.home.stream));
         let mut holes: Vec<Hole> = holes.collect();
-        holes.sort_unstable_by_key(|hole| (hole.is_foreign, Reverse(hole.whole), hole.all.address));
+        holes.sort_unstable_by_key(in_order);
         holes
     }
 
     /// What a free block could lend; none if no page begins or ends in it.
     fn hole(&self, id: BlockId, reader: StreamId) -> Option<Hole> {
+        self.hole_within(id, self.heap.blocks[id].part(), reader)
+    }
+
+    /// What a part of a free block could lend.
+    pub(super) fn hole_within(&self, id: BlockId, all: Part, reader: StreamId) -> Option<Hole> {
         let block = &self.heap.blocks[id];
-        let all = block.part();
         let whole = self.segment_of(block).whole_pages(all)?;
         Some(Hole {
             block: id,

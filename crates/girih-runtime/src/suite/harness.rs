@@ -137,6 +137,8 @@ pub(super) struct Harness<S> {
     scopes: Vec<Scope>,
     /// A graph is captured from this stream, of which nobody has told the policy.
     raw_capture: Option<StreamId>,
+    /// Marks so far.
+    marks: i64,
     checkpoints: Vec<Checkpoint>,
     streams: Streams,
     /// The program keeps to what PyTorch's allocator trusts that programs do.
@@ -159,6 +161,7 @@ impl<S: Stage> Harness<S> {
             users: BTreeMap::new(),
             scopes: Vec::new(),
             raw_capture: None,
+            marks: 0,
             checkpoints: Vec::new(),
             streams: Streams::default(),
             is_trusted: false,
@@ -247,8 +250,10 @@ impl<S: Stage> Harness<S> {
             Op::ProcessEvents => drop(self.call(|policy, env| policy.process_events(env))),
             Op::EmptyCache if !self.captures() => self.empty_cache(),
             Op::Step => {
-                let mark =
-                    Mark { before: 0, time_us: 0, kind: MarkKind::Step, name: String::new() };
+                // Time passes, so that views and waits may owe some.
+                let (time_us, name) = (self.marks, String::new());
+                self.marks += 1;
+                let mark = Mark { before: 0, time_us, kind: MarkKind::Step, name };
                 self.call(|policy, env| policy.mark(env, &mark));
             }
             _ => {}

@@ -22,7 +22,7 @@ use crate::stweaver::{self, Stweaver};
 pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
     let setup = Setup {
         gmlake: gmlake::Config { stitched_limit: 2 << 30, ..eager(seed).gmlake },
-        lake: lake::Options { view_pages_max: 256, patched: 1, ..lake::Options::default() },
+        lake: lake::Options { view_pages_max: 256, ..eager(seed).lake },
         ..eager(seed)
     };
     // Pages in the order of PyTorch want a program that keeps to more than these do.
@@ -38,13 +38,23 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
 /// Settings under which those that stitch do it whenever they can and give views up soon, and a
 /// [`reckless_plan`].
 pub fn eager(seed: u64) -> Setup {
+    // Every other lake owes time from its first view on, and gives requests what they had in the step before.
+    let time_free_ms =
+        if seed.is_multiple_of(2) { 0 } else { lake::Options::default().time_free_ms };
+    let lake = lake::Options {
+        view_pages_max: 24,
+        patched: 1,
+        time_free_ms,
+        in_vain: 1 << 20,
+        ..lake::Options::default()
+    };
     Setup {
         gmlake: gmlake::Config {
             fragmentation_limit: SimDevice::GRANULARITY,
             stitched_limit: 64 << 20,
             ..gmlake::Config::default()
         },
-        lake: lake::Options { view_pages_max: 24, patched: 1, ..lake::Options::default() },
+        lake,
         plan: Some(Arc::new(reckless_plan(seed))),
         ..Setup::default()
     }

@@ -110,11 +110,13 @@ impl Swap {
         self.table.get(id).map(|entry| entry.record.state())
     }
 
-    /// A step ends and the next begins.
-    pub(crate) fn end_step(&mut self, state: &mut State) {
+    /// A step ends and the next begins. True if the copies of the steps to come are others than those before, and will
+    /// be the same in all of them: the best of what was planned has been found.
+    pub(crate) fn end_step(&mut self, state: &mut State) -> bool {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
-        let Some(copies) = state.device.copies() else { return };
+        let was_settled = self.steps.is_settled();
+        let Some(copies) = state.device.copies() else { return false };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         self.links.end_step(copies);
         self.steps.set_links(self.links.links());
@@ -123,5 +125,6 @@ impl Swap {
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
         self.links.watch(!self.steps.is_settled());
+        self.steps.is_settled() && !was_settled
     }
 }

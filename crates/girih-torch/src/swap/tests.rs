@@ -37,10 +37,6 @@ macro_rules! alone {
         ) -> crate::error::Outcome<()> {
             Ok(())
         }
-
-        fn calls(&self) -> Vec<(&'static str, u64)> {
-            Vec::new()
-        }
     };
 }
 
@@ -52,9 +48,11 @@ mod links;
 mod orders;
 mod planned_states;
 mod program;
+mod recorded;
 mod states;
 mod timed;
 mod trained;
+mod views;
 
 use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};

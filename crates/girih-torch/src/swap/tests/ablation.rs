@@ -11,7 +11,7 @@ use std::path::Path;
 
 use girih_swap::{Step, Steps};
 use girih_trace::compress::Limits;
-use girih_trace::{Iterations, Lifetimes, marks, open};
+use girih_trace::{Iterations, Lifetimes, Trace, marks, open};
 
 use super::trained::Run;
 use crate::swap::tuning::Tuning;
@@ -22,7 +22,7 @@ const FOLDERS: [&str; 2] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"),
 ];
 /// Steps in which much has to go at these shares of their peaks, and can.
-const RUNS: [(&str, f64); 5] = [
+pub(super) const RUNS: [(&str, f64); 5] = [
     ("llama2b_vary.girih", 0.8),
     ("diffusion.pickle.gz", 0.6),
     ("segmentation.pickle.gz", 0.8),
@@ -30,14 +30,14 @@ const RUNS: [(&str, f64); 5] = [
     ("trainer.pickle.gz", 0.8),
 ];
 /// Others, on which nothing was chosen: they say whether a choice holds.
-const HELD_OUT: [(&str, f64); 4] = [
+pub(super) const HELD_OUT: [(&str, f64); 4] = [
     ("llama2b_N.girih", 0.8),
     ("megatron_gpt2-V-R_r0.girih", 0.8),
     ("llama2b_R_vary.pickle.gz", 0.8),
     ("megatron_llama7b-V_r0.pickle.gz", 0.8),
 ];
-/// The step of a recording that stands for all.
-pub(super) fn step_of(name: &str) -> Option<Step> {
+/// A recording with its marks.
+pub(super) fn trace_of(name: &str) -> Option<Trace> {
     let path = FOLDERS.iter().map(|folder| Path::new(folder).join(name)).find(|it| it.is_file())?;
     let file = File::open(&path).expect("it was there just now");
     let recording = open::detect_and_read(file, Limits::default()).expect("it is a recording");
@@ -48,7 +48,12 @@ pub(super) fn step_of(name: &str) -> Option<Step> {
         let text = std::fs::read(beside).expect("marks");
         marks::apply(&mut trace, &text).expect("they are marks");
     }
-    let trace = &trace;
+    Some(trace)
+}
+
+/// The step of a recording that stands for all.
+pub(super) fn step_of(name: &str) -> Option<Step> {
+    let trace = &trace_of(name)?;
     let lives = Lifetimes::of(trace);
     let iterations = Iterations::of(trace, &lives);
     let mut steps = Steps::of(trace, &lives, &iterations, None).expect("it has steps");
@@ -56,7 +61,7 @@ pub(super) fn step_of(name: &str) -> Option<Step> {
 }
 
 /// So much of what a step needs.
-fn share_of(step: &Step, share: f64) -> u64 {
+pub(super) fn share_of(step: &Step, share: f64) -> u64 {
     (step.peak() as f64 * share) as u64
 }
 
@@ -72,7 +77,7 @@ struct Outcome {
 }
 
 /// Steps until a plan stays. Microseconds of the last.
-fn settle(run: &mut Run) -> f64 {
+pub(super) fn settle(run: &mut Run) -> f64 {
     // What is read is a step old, and the plan that stays is taken up after that.
     let (mut left, mut us) = (4, f64::NAN);
     for _ in 0..200 {

@@ -517,6 +517,10 @@ impl HeapDevice for Adversary {
 
     alone!();
 
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(self)
     }

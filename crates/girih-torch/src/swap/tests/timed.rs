@@ -262,6 +262,10 @@ impl HeapDevice for Timed {
 
     alone!();
 
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        self.memory.calls()
+    }
+
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(self)
     }

@@ -10,6 +10,7 @@ use girih_swap::{Gap, Step};
 use girih_trace::MarkKind;
 
 use super::program::{NEXT, Program, with};
+use super::recorded::Recorded;
 use super::timed::{Clock, RATES, Refused, Timed};
 use crate::heap::{Heap, Saved};
 use crate::swap::states::OtherStates;
@@ -46,6 +47,9 @@ pub(super) struct Run {
     after: Vec<Vec<Gap>>,
     before: Vec<Vec<Gap>>,
     besides: Vec<u64>,
+    stays: Option<Address>,
+    /// In the place of these, the requests of a recording.
+    recorded: Option<Recorded>,
     alive: Vec<Option<Alive>>,
     /// States of an optimizer, which steps behind the last operator.
     states: Vec<Alive>,
@@ -72,12 +76,41 @@ impl Run {
         Run::over(device, clock, step, budget, Tuning::default())
     }
 
+    /// With every request of a recording, as it came.
+    pub(super) fn recorded(
+        (step, recorded): &(Step, Recorded),
+        budget: u64,
+        tuning: Tuning,
+    ) -> Run {
+        let (device, clock) = Timed::new(4 * step.peak().max(budget), RATES);
+        let mut run = Run::in_mode("auto", device, clock, step, budget, tuning);
+        let mut recorded = recorded.clone();
+        if let Some(stays) = run.stays.take() {
+            run.free(stays);
+        }
+        run.besides.fill(0);
+        recorded.begin(|size| run.allocate(size));
+        run.recorded = Some(recorded);
+        run
+    }
+
     fn over(device: Timed, clock: Clock, step: &Step, budget: u64, tuning: Tuning) -> Run {
+        Run::in_mode("stitch", device, clock, step, budget, tuning)
+    }
+
+    fn in_mode(
+        mode: &str,
+        device: Timed,
+        clock: Clock,
+        step: &Step,
+        budget: u64,
+        tuning: Tuning,
+    ) -> Run {
         Program::prepare();
         let peak = step.peak().max(budget);
         let host = 4 * peak;
         let json =
-            format!(r#"{{"mode": "stitch", "gpu_budget": {budget}, "host_budget": {host}}}"#);
+            format!(r#"{{"mode": "{mode}", "gpu_budget": {budget}, "host_budget": {host}}}"#);
         let settings = crate::Settings::parse(&json).expect("right settings");
         let heap = Heap::over(Box::new(device), 0, &settings);
         let tuned = heap.with(|state| {
@@ -119,6 +152,8 @@ impl Run {
             after,
             before,
             besides,
+            stays: None,
+            recorded: None,
             alive,
             states,
             optimizer_us,
@@ -126,7 +161,7 @@ impl Run {
         };
         let stays = run.besides.iter().copied().min().unwrap_or(0);
         if stays > 0 {
-            run.allocate(stays);
+            run.stays = run.allocate(stays);
             run.besides.iter_mut().for_each(|bytes| *bytes -= stays);
         }
         run
@@ -136,6 +171,23 @@ impl Run {
         let given = self.heap.allocate(size, STREAM, (0, 0)).ok();
         self.refused += u32::from(given.is_none());
         given
+    }
+
+    fn free(&mut self, address: Address) {
+        assert_eq!(self.heap.free(address).ok(), Some(true));
+    }
+
+    fn with_recorded(&mut self, work: impl FnOnce(&mut Run, &mut Recorded)) {
+        if let Some(mut recorded) = self.recorded.take() {
+            work(self, &mut recorded);
+            self.recorded = Some(recorded);
+        }
+    }
+
+    /// Pages that were mapped so far.
+    pub(super) fn mapped(&self) -> u64 {
+        let calls = self.heap.with(|state| Ok(state.device.calls())).expect("it works");
+        calls.iter().find(|(call, _)| *call == "map").map_or(0, |(_, count)| *count)
     }
 
     /// An optimizer whose states have these sizes and whose step takes so long. To be called once, at the beginning.
@@ -206,13 +258,14 @@ impl Run {
                     self.alive[number as usize] = Some(Alive { storage, size, record: None });
                 }
             }
+            self.with_recorded(|run, recorded| recorded.ask(op, |size| run.allocate(size)));
             let besides = match self.besides[op] {
                 0 => None,
                 bytes => self.allocate(bytes),
             };
             self.clock.run(STREAM, self.step.ops[op].us);
             if let Some(address) = besides {
-                assert_eq!(self.heap.free(address).ok(), Some(true));
+                self.free(address);
             }
             for gap in self.after[op].clone() {
                 self.save(gap.tensor as usize);
@@ -220,7 +273,9 @@ impl Run {
             for number in self.ends[op].clone() {
                 self.end(number as usize);
             }
+            self.with_recorded(|run, recorded| recorded.free(op, |address| run.free(address)));
         }
+        self.with_recorded(|run, recorded| recorded.end(|address| run.free(address)));
         self.step_optimizer();
         self.clock.now(STREAM) - begin
     }
@@ -241,7 +296,7 @@ impl Run {
         }
         let (_, address) = with(|all| all.remove(&tensor.storage)).expect("it lives");
         if address != 0 {
-            assert_eq!(self.heap.free(address).ok(), Some(true));
+            self.free(address);
         }
     }
 

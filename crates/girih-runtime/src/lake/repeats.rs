@@ -1,0 +1,370 @@
+//! Where the requests of a step lay in the step before.
+//!
+//! In a run that repeats, the same places would do again: what was given in one step is free again in the next, in the
+//! same order, and the views over it are there. A search does not find them. Of holes it takes the one that fits best,
+//! which is another as soon as anything lies elsewhere, and so on through the step. Where memory is full nearly all the
+//! time, as it is when what does not fit goes to the host, nearly every large request is then a view made anew, in
+//! every step, for ever. So, once views have taken more time than they may (`pace`), a large request is given
+//!
+//! 1. what it had in the step before;
+//! 2. or bytes that nobody is going to want as long as it lives, as the step before tells;
+//! 3. or bytes that none of those is going to want that *last*, which live on into the next step;
+//! 4. or whatever the search finds.
+//!
+//! ```text
+//!  step n    |  ── a ──     ──── b ────     ── c ─────|──   c lasts
+//!  step n+1  |  ── a ──  ─────── d ───────  ── c ─────|──   d cannot have what it had: it is given bytes
+//!            |                                              of neither b nor c, or else none of c
+//! ```
+//!
+//! Within a step any places are as good as any others. What ties one step to the next is what lasts: where that keeps
+//! its places, the step after has all of the places that this one has found, whatever they are, and makes no views. So
+//! a run comes to rest after one step, if what lasts could be kept out of the way.
+//!
+//! Which request of the step before it is tell its size, its stream and how many like it came before it in the step. So
+//! what comes in between shifts nothing but what is like it. In a run whose sizes vary nothing is found, and the
+//! search serves it; where all this does not help, it rests for a while, and for longer each time.
+
+use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
+
+use super::stitching::{Hole, collect, in_order};
+use super::views::Part;
+use super::{Lake, Options, Search};
+use crate::device::Address;
+use crate::order::Stamp;
+use crate::policy::{BlockId, Env};
+
+/// Requests of a step at most that are remembered, and parts of theirs: together 2 MiB for a step, of which there are
+/// two. What comes after them is served by the search.
+pub(super) const REQUESTS_MAX: usize = 1 << 14;
+pub(super) const PARTS_MAX: usize = 1 << 16;
+/// The request is not freed yet.
+const ALIVE: u32 = u32::MAX;
+
+/// A request of a step, and what it was given.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    address: Address,
+    /// The place of the view that it was given; none if its bytes lay side by side.
+    view: Option<u32>,
+    /// Where its parts begin among those of the step.
+    parts: u32,
+    /// The number of the request before which it was freed. Those of the next step go on counting.
+    until: u32,
+}
+
+/// The requests of a step, in order.
+#[derive(Debug, Default)]
+struct Turn {
+    requests: Vec<Seen>,
+    parts: Vec<Part>,
+    /// The numbers of those of one size and stream.
+    alike: FxHashMap<(u64, StreamId), Vec<u32>>,
+}
+
+impl Turn {
+    fn count(&self) -> u32 {
+        self.requests.len() as u32
+    }
+
+    /// True if a request lives on when its step has ended.
+    fn lasts(&self, seen: &Seen) -> bool {
+        seen.until >= self.count()
+    }
+
+    /// How many requests came while this one lived; of one that is alive yet as many as there are in a step.
+    fn life(&self, number: u32) -> u32 {
+        match self.requests[number as usize].until {
+            ALIVE => self.count(),
+            until => until.saturating_sub(number),
+        }
+    }
+
+    fn parts_of(&self, number: u32) -> &[Part] {
+        let start_of = |number: usize| self.requests.get(number).map(|seen| seen.parts as usize);
+        let start = start_of(number as usize).unwrap_or(self.parts.len());
+        let end = start_of(number as usize + 1).unwrap_or(self.parts.len());
+        &self.parts[start..end]
+    }
+}
+
+/// Whether places are had again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Not in the next so many steps.
+    Off(u64),
+    /// Those of this step are remembered for the next.
+    Watching,
+    /// They are. Views took so much in the step that was watched, in nanoseconds; and how many steps in a row they
+    /// took more than half of that.
+    On(u64, u64),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Repeats {
+    stage: Stage,
+    /// How long it rests after it was of no use.
+    rest: u64,
+    before: Turn,
+    now: Turn,
+    /// Blocks that are alive, by address: whether they are of this step, and their number.
+    alive: FxHashMap<Address, (bool, u32)>,
+    /// What views had taken in all when the step began. Nanoseconds.
+    spent: u64,
+}
+
+impl Repeats {
+    pub(super) fn new(options: &Options) -> Repeats {
+        Repeats {
+            stage: Stage::Off(0),
+            rest: options.rest,
+            before: Turn::default(),
+            now: Turn::default(),
+            alive: FxHashMap::default(),
+            spent: 0,
+        }
+    }
+
+    /// Requests and parts of this step that are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> (usize, usize) {
+        (self.now.requests.len(), self.now.parts.len())
+    }
+
+    /// True if the places of this step are remembered.
+    #[inline]
+    pub(super) fn is_watching(&self) -> bool {
+        !matches!(self.stage, Stage::Off(_))
+    }
+
+    /// True if those of the step before are.
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        matches!(self.stage, Stage::On(..))
+    }
+
+    /// What is asked for is something else from the next step on: what was of no use may be.
+    pub(super) fn begin_anew(&mut self, options: &Options) {
+        self.rest = options.rest;
+        if let Stage::Off(left) = &mut self.stage {
+            *left = 0;
+        }
+        if let Stage::On(_, in_vain) = &mut self.stage {
+            *in_vain = 0;
+        }
+    }
+
+    /// A step ends and the next begins. Views have taken so many nanoseconds since the run began, and more than they may.
+    pub(super) fn turn(&mut self, options: &Options, spent: u64, is_in_debt: bool) {
+        let taken = spent - std::mem::replace(&mut self.spent, spent);
+        self.stage = match self.stage {
+            Stage::Off(0) if is_in_debt && options.in_vain > 0 => Stage::Watching,
+            Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
+            Stage::Watching => Stage::On(taken, 0),
+            Stage::On(before, _) if taken <= before / 2 => {
+                self.rest = options.rest;
+                Stage::On(before, 0)
+            }
+            Stage::On(before, in_vain) if in_vain + 1 < options.in_vain => {
+                Stage::On(before, in_vain + 1)
+            }
+            Stage::On(..) => {
+                let rest = self.rest;
+                self.rest = rest.saturating_mul(2);
+                Stage::Off(rest)
+            }
+        };
+        if !self.is_watching() {
+            (self.before, self.now) = (Turn::default(), Turn::default());
+            self.alive.clear();
+            return;
+        }
+        self.before = std::mem::take(&mut self.now);
+        // What is older than a step stays, as far as can be seen from here.
+        self.alive.retain(|_, (is_of_now, _)| std::mem::replace(is_of_now, false));
+    }
+
+    /// The number that the next request like this one had in the step before.
+    fn next(&self, search: &Search) -> Option<u32> {
+        let like = (search.size, search.home.stream);
+        let count = self.now.alike.get(&like).map_or(0, Vec::len);
+        self.before.alike.get(&like)?.get(count).copied()
+    }
+
+    fn note(&mut self, search: &Search, address: Address, view: Option<u32>, parts: &[Part]) {
+        let Turn { requests, parts: all, alike } = &mut self.now;
+        if requests.len() >= REQUESTS_MAX || all.len() + parts.len() > PARTS_MAX {
+            return;
+        }
+        let number = requests.len() as u32;
+        requests.push(Seen { address, view, parts: all.len() as u32, until: ALIVE });
+        all.extend_from_slice(parts);
+        alike.entry((search.size, search.home.stream)).or_default().push(number);
+        self.alive.insert(address, (true, number));
+    }
+
+    /// A large block is freed.
+    pub(super) fn freed(&mut self, address: Address) {
+        let Some((is_of_now, number)) = self.alive.remove(&address) else { return };
+        let now = self.now.count();
+        let (turn, at) = match is_of_now {
+            true => (&mut self.now, now),
+            false => {
+                let count = self.before.count();
+                (&mut self.before, count + now)
+            }
+        };
+        turn.requests[number as usize].until = at;
+    }
+
+    /// The bytes, by address, that those had in the step before that came within `count` requests after that number and
+    /// lasted, or of all of them. After the last request of a step comes the first.
+    fn wanted(&self, number: u32, count: u32, only_lasting: bool) -> Vec<Part> {
+        let turn = &self.before;
+        let all = turn.count();
+        let after = (1..=count.min(all)).map(|ahead| (number + ahead) % all.max(1));
+        let wanted = after.filter(|&other| {
+            other != number && (!only_lasting || turn.lasts(&turn.requests[other as usize]))
+        });
+        let mut parts: Vec<Part> = wanted.flat_map(|other| turn.parts_of(other)).copied().collect();
+        parts.sort_unstable_by_key(|part| part.address);
+        parts
+    }
+}
+
+/// What is left of a part without others, which are in order of address and may overlap.
+fn without(part: Part, others: &[Part]) -> Vec<Part> {
+    let (mut at, mut left) = (part.address, Vec::new());
+    for other in others.iter().filter(|other| other.overlaps(&part)) {
+        if at < other.address {
+            left.push(Part::between(at, other.address));
+        }
+        at = at.max(other.end());
+    }
+    if at < part.end() {
+        left.push(Part::between(at, part.end()));
+    }
+    left
+}
+
+impl Lake {
+    /// The program asks for something else from the next step on, for good: if views take more time than they may, it is
+    /// tried at once whether places can be had again.
+    pub fn repeat_anew(&mut self) {
+        self.repeats.begin_anew(&self.options);
+    }
+
+    /// A step has ended: see [`Repeats::turn`].
+    pub(super) fn turn_repeats(&mut self) {
+        let (spent, is_in_debt) = (self.pace.mapped(), self.pace.is_in_debt());
+        self.repeats.turn(&self.options, spent, is_in_debt);
+    }
+
+    /// A block for a large request by what it had in the step before, on no shelf. None if it is for the search.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_repeated(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
+        let number = self.repeats.next(search)?;
+        if !self.may_stitch(env, search) {
+            return None;
+        }
+        // What the device refuses of it the search asks for in its own way.
+        self.take_again(env, search, number).or_else(|| self.take_apart(env, search, number))
+    }
+
+    /// What a request had in the step before, if it is free.
+    fn take_again(&mut self, env: &mut Env<'_>, search: &Search, number: u32) -> Option<BlockId> {
+        let Seen { address, view, .. } = self.repeats.before.requests[number as usize];
+        let reader = search.home.stream;
+        let Some(place) = view else {
+            let part = Part { address, size: search.size };
+            let is_there = self.segments.iter().flatten().any(|it| it.contains(address));
+            let latest = is_there.then(|| self.latest_use_of_parts(&[part], reader))??;
+            return self.comes_after(env, latest, reader).then(|| self.lend_alone(&part))?;
+        };
+        // Another may have its place, or it other parts.
+        let view = self.views.views.get(place as usize)?.as_ref()?;
+        if (view.address, view.size) != (address, search.size) || !view.lent.is_empty() {
+            return None;
+        }
+        let latest = self.latest_use_of_parts(&view.parts, reader)?;
+        self.comes_after(env, latest, reader).then(|| self.use_view(search, place))
+    }
+
+    /// Bytes for a request that are not wanted while it lives: by nobody, or by none that lasts.
+    fn take_apart(&mut self, env: &mut Env<'_>, search: &Search, number: u32) -> Option<BlockId> {
+        let life = self.repeats.before.life(number);
+        let found = [
+            (life, false),
+            (life, true),
+            (life / 2, true),
+            (life / 4, true),
+            (life / 8, true),
+            (0, true),
+        ]
+        .into_iter()
+        .find_map(|(life, only_lasting)| {
+            let wanted = self.repeats.wanted(number, life, only_lasting);
+            self.parts_without(search, &wanted)
+        });
+        let (parts, reader) = (found?, search.home.stream);
+        let latest = self.latest_use_of_parts(&parts, reader)?;
+        let is_had = self.comes_after(env, latest, reader);
+        if is_had { self.stitch_parts(env, search, parts).ok().flatten() } else { None }
+    }
+
+    /// Lets a stream wait for a free, unless time is owed: then the search looks first for what need not wait. False
+    /// if it does not.
+    fn comes_after(&mut self, env: &mut Env<'_>, latest: Stamp, reader: StreamId) -> bool {
+        let may_wait = latest == 0 || !self.pace.is_in_debt();
+        may_wait && self.wait_for(env, latest, reader).unwrap_or(false)
+    }
+
+    /// Parts for a request that have none of the bytes of others: one hole that fits if there is one. None if they are
+    /// too few.
+    fn parts_without(&self, search: &Search, wanted: &[Part]) -> Option<Vec<Part>> {
+        let wanted: Vec<Part> = wanted.iter().filter_map(|part| self.pages_around(*part)).collect();
+        let free = self.heap.free_blocks(true);
+        let parts = free.flat_map(|id| {
+            let part = self.heap.blocks[id].part();
+            without(part, &wanted).into_iter().map(move |part| (id, part))
+        });
+        let reader = search.home.stream;
+        let holes = parts.filter_map(|(id, part)| self.hole_within(id, part, reader));
+        let mut holes: Vec<Hole> = holes.collect();
+        holes.sort_unstable_by_key(in_order);
+        let fitting = holes.iter().filter(|hole| hole.all.size >= search.size);
+        if let Some(hole) = fitting.min_by_key(|hole| (hole.is_foreign, hole.all.size)) {
+            return Some(vec![hole.all.first(search.size)]);
+        }
+        let (parts, missing) = collect(holes, search.size);
+        (missing == 0).then_some(parts)
+    }
+
+    /// A part with all of the pages that it touches: what is cut off beside it is whole pages, which others can be shown.
+    /// None if it is of a segment that is gone.
+    fn pages_around(&self, part: Part) -> Option<Part> {
+        let segment = self.segments.iter().flatten().find(|it| it.contains(part.address))?;
+        let pages = segment.pages(part);
+        let (start, end) = pages.fold((part.address, part.end()), |(start, end), page| {
+            (start.min(page.address), end.max(page.part().end()))
+        });
+        Some(Part::between(start, end))
+    }
+
+    /// Remembers what a large request was given, for the next step.
+    #[cold]
+    pub(super) fn note_given(&mut self, search: &Search, id: BlockId) {
+        let Lake { heap, views, repeats, .. } = self;
+        let block = &heap.blocks[id];
+        match block.is_stitched() {
+            true => {
+                let parts = &views.get(block.view).parts;
+                repeats.note(search, block.address, Some(block.view), parts);
+            }
+            false => repeats.note(search, block.address, None, &[block.part()]),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! A step that repeats comes to rest where memory is full nearly all the time.
+
+use girih_trace::{Mark, MarkKind};
+
+use super::*;
+use crate::lake::repeats::{PARTS_MAX, REQUESTS_MAX};
+
+/// What a program does in a step: it asks for blocks by number, and frees them.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Ask(usize, u64),
+    Free(usize),
+}
+
+/// A step of training in which what does not fit goes to the host. The blocks that last into the next step have the
+/// first numbers.
+#[derive(Clone)]
+struct Program {
+    acts: Vec<Act>,
+    lasting: usize,
+    blocks: usize,
+    /// The most bytes that are in use at once.
+    peak: u64,
+}
+
+impl Program {
+    /// A step as the heap of a GPU has seen it: `corpus/swapped_step.txt`.
+    fn recorded() -> Program {
+        let text = include_str!("../../../../../corpus/swapped_step.txt");
+        let words =
+            text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
+        let number = |word: &str| word.parse::<u64>().expect("a number");
+        let mut acts: Vec<Act> = Vec::new();
+        let mut older: Vec<u64> = Vec::new();
+        let (mut alive, mut next) = (Vec::new(), 0);
+        // Numbers are those of the file until it is known how many blocks last.
+        for word in words {
+            if let Some(size) = word.strip_prefix('=') {
+                acts.push(Act::Free(usize::MAX - older.len()));
+                older.push(number(size));
+            } else if let Some(at) = word.strip_prefix('-') {
+                let at = number(at) as usize;
+                alive.retain(|(other, _)| *other != at);
+                acts.push(Act::Free(at));
+            } else {
+                acts.push(Act::Ask(next, number(word)));
+                alive.push((next, number(word)));
+                next += 1;
+            }
+        }
+        // What is left takes the place of what was freed of the step before, size by size.
+        let mut lasting = alive.clone();
+        let place: FxHashMap<usize, usize> = older
+            .iter()
+            .enumerate()
+            .map(|(at, size)| {
+                let left = lasting.iter().position(|(_, other)| other == size);
+                (lasting.remove(left.expect("as much is left as was there")).0, at)
+            })
+            .collect();
+        assert!(lasting.is_empty());
+        let count = older.len();
+        let number = |at: usize| match place.get(&at) {
+            Some(lasting) => *lasting,
+            None if at > next => usize::MAX - at,
+            None => count + at,
+        };
+        for act in &mut acts {
+            match act {
+                Act::Ask(at, _) | Act::Free(at) => *at = number(*at),
+            }
+        }
+        let mut program = Program { acts, lasting: count, blocks: count + next, peak: 0 };
+        program.measure(older);
+        program
+    }
+
+    /// Finds the peak, where blocks of these sizes are there when the step begins.
+    fn measure(&mut self, lasting: Vec<u64>) {
+        let mut sizes = lasting;
+        sizes.resize(self.blocks, 0);
+        let mut in_use: u64 = sizes.iter().sum();
+        self.peak = in_use;
+        for act in &self.acts {
+            match *act {
+                Act::Ask(at, size) => {
+                    sizes[at] = size;
+                    in_use += size;
+                }
+                Act::Free(at) => in_use -= sizes[at],
+            }
+            self.peak = self.peak.max(in_use);
+        }
+    }
+
+    fn lasting(&self) -> Vec<(usize, u64)> {
+        let asked = self.acts.iter().filter_map(|act| match *act {
+            Act::Ask(at, size) if at < self.lasting => Some((at, size)),
+            _ => None,
+        });
+        asked.collect()
+    }
+}
+
+/// The program on a lake that owes time from the first view on.
+struct Run {
+    machine: Machine,
+    blocks: Vec<Option<Granted>>,
+    step: i64,
+}
+
+impl Run {
+    /// With so many bytes beside the program's, and within its peak and one byte in `slack`.
+    fn new(program: &Program, in_vain: u64, slack: u64) -> Run {
+        let options =
+            Options { in_vain, time_free_ms: 0, time_share: u64::MAX, ..Options::default() };
+        let mut machine = Machine::of(options, config(), 64 * GIB);
+        let beside = 64;
+        let most = program.peak + beside * 40 * MIB;
+        machine.with(|lake, _| lake.set_limit(Some(most + most / slack)));
+        let mut blocks = vec![None; program.blocks];
+        for (at, size) in program.lasting() {
+            blocks[at] = Some(machine.ask_unchecked(size));
+        }
+        for _ in 0..beside {
+            machine.ask_unchecked(40 * MIB);
+        }
+        Run { machine, blocks, step: 0 }
+    }
+
+    fn mark(&mut self) {
+        self.step += 1;
+        let name = String::new();
+        let mark = Mark { before: 0, time_us: self.step, kind: MarkKind::Step, name };
+        self.machine.with(|lake, env| lake.mark(env, &mark)).unwrap();
+    }
+
+    /// Pages mapped in one step.
+    fn step(&mut self, program: &Program) -> u64 {
+        self.mark();
+        let before = self.machine.calls(Call::Map);
+        for act in &program.acts {
+            match *act {
+                Act::Ask(at, size) => self.blocks[at] = Some(self.machine.ask_unchecked(size)),
+                Act::Free(at) => {
+                    let block = self.blocks[at].take().expect("it is there");
+                    self.machine.free_unchecked(block);
+                }
+            }
+        }
+        self.machine.calls(Call::Map) - before
+    }
+}
+
+#[test]
+fn a_step_that_repeats_makes_no_views_any_more() {
+    let program = Program::recorded();
+    let late = |in_vain: u64| -> Vec<u64> {
+        let mut run = Run::new(&program, in_vain, 100);
+        (0..12).map(|_| run.step(&program)).skip(6).collect()
+    };
+    let without = late(0);
+    assert!(without.iter().all(|&pages| pages > 1000), "without it: {without:?}");
+    assert_eq!(late(Options::default().in_vain), [0; 6]);
+}
+
+#[test]
+fn a_step_that_differs_costs_what_it_cost_and_the_run_comes_to_rest_again() {
+    let program = Program::recorded();
+    let mut run = Run::new(&program, Options::default().in_vain, 100);
+    (0..6).for_each(|_| _ = run.step(&program));
+    assert_eq!(run.step(&program), 0);
+    // An evaluation: all sizes are others.
+    let mut other = program.clone();
+    for act in &mut other.acts {
+        if let Act::Ask(at, size) = act
+            && *at >= program.lasting
+        {
+            *size = *size / 2 + 512;
+        }
+    }
+    run.step(&other);
+    let after: Vec<u64> = (0..4).map(|_| run.step(&program)).collect();
+    assert_eq!(after[2..], [0, 0], "{after:?}");
+}
+
+#[test]
+fn a_run_whose_sizes_vary_is_served_as_without_it() {
+    let program = Program::recorded();
+    let mapped = |in_vain: u64| -> Vec<u64> {
+        let mut run = Run::new(&program, in_vain, 100);
+        let step = |number: u64| {
+            let mut varied = program.clone();
+            for act in &mut varied.acts {
+                if let Act::Ask(at, size) = act
+                    && *at >= program.lasting
+                    && *size > MIB
+                {
+                    // No size comes twice.
+                    *size -= ((number * 1024 + *at as u64) * 512) % (*size / 2);
+                }
+            }
+            run.step(&varied)
+        };
+        (1..40).map(step).collect()
+    };
+    let (with, without) = (mapped(Options::default().in_vain), mapped(0));
+    let sum = |pages: &[u64]| pages.iter().sum::<u64>();
+    assert!(sum(&with) <= sum(&without) * 11 / 10, "{with:?}, {without:?} without it");
+}
+
+#[test]
+fn what_is_remembered_of_a_step_is_bounded() {
+    let program = Program::recorded();
+    let mut run = Run::new(&program, u64::MAX, 100);
+    (0..3).for_each(|_| _ = run.step(&program));
+    for _ in 0..3 {
+        run.mark();
+        for _ in 0..REQUESTS_MAX + 100 {
+            let block = run.machine.ask_unchecked(2 * MIB);
+            run.machine.free_unchecked(block);
+        }
+        let (requests, parts) = run.machine.lake.repeats.remembered();
+        assert!(requests <= REQUESTS_MAX && parts <= PARTS_MAX, "{requests} and {parts}");
+    }
+    assert!(run.machine.lake.repeats.is_watching());
+}
+
+impl Machine {
+    /// Without a walk through everything, and without a kernel.
+    fn ask_unchecked(&mut self, size: u64) -> Granted {
+        let mut env = Env::new(&mut self.device, &mut self.log);
+        let request = Request { size, stream: MAIN, pool: PoolId(0) };
+        let granted = Policy::allocate(&mut self.lake, &mut env, request).unwrap();
+        self.log.clear();
+        granted
+    }
+
+    fn free_unchecked(&mut self, granted: Granted) {
+        let mut env = Env::new(&mut self.device, &mut self.log);
+        Policy::free(&mut self.lake, &mut env, granted.block).unwrap();
+    }
+}
