@@ -267,6 +267,25 @@ def test_digests_tell_bits_apart():
     assert torch.equal(before, torch.arange(5))
 
 
+def test_digests_tell_what_was_moved():
+    torch.manual_seed(0)
+    # Which of 8 experts a token goes to: two tokens change places, also so that sums of columns,
+    # or of rows, are what they were.
+    routes = torch.zeros(1 << 15, 8, dtype=torch.int64)
+    routes[torch.arange(len(routes)), torch.randint(8, (len(routes),))] = 1
+    whole = compare.digest(routes)
+    apart = [4096 // 8 * times for times in (1, 2, 3, 39)]
+    pairs = [(at, at + by) for by in (1, 2, *apart) for at in range(0, 1 << 13, 397)]
+    changed = 0
+    for one, other in pairs:
+        moved = routes.clone()
+        moved[[one, other]] = moved[[other, one]]
+        if not torch.equal(moved, routes):
+            changed += 1
+            assert compare.digest(moved) != whole
+    assert changed > len(pairs) // 2
+
+
 class RunsOut(torch.utils._python_dispatch.TorchDispatchMode):
     """There is no memory for some operators, counted from when it begins."""
 

@@ -207,7 +207,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 20] = [
+const KNOBS: [(&str, Knob); 21] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -226,6 +226,7 @@ const KNOBS: [(&str, Knob); 20] = [
     ("room", |options| &mut options.room),
     ("in_vain", |options| &mut options.in_vain),
     ("rest", |options| &mut options.rest),
+    ("alike", |options| &mut options.alike),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
 ];

@@ -8,9 +8,9 @@ import torch
 
 from girih._long.layout import Layout, candidates, storage_of
 
-WORDS = 1 << 20
-"""Of 8 bytes, of which a digest is made at once: twice as many are taken for it. Memory is short
-when layers are compared."""
+WIDTHS = (4096, 4093)
+"""In rows of so many words of 8 bytes a tensor is summed up for its digest. What two changes hide from
+each other in rows of one width shows in those of the other."""
 MULTIPLIER = 0x5851F42D4C957F2D
 
 
@@ -68,16 +68,27 @@ class Found:
 def digest(tensor: Any) -> tuple[Any, ...]:
     """Of a tensor's bits and where they stand: other bits give another, but for a rare chance.
 
-    A sum of words by factors, modulo 2 to the 64. The device is asked once.
+    Its words are summed up in columns and rows, and the sums again, each by a factor of its own,
+    modulo 2 to the 64. That takes a dozen launches and next to no memory, which is short when
+    layers are compared. The device is asked once.
     """
     words, rest = _words(tensor.detach().contiguous().flatten())
-    # Odd, and no two alike.
-    factors = torch.arange(min(WORDS, len(words)), device=tensor.device)
-    factors.mul_(MULTIPLIER).bitwise_or_(1)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for index, chunk in enumerate(words.split(WORDS)):
-        total += (factors[: len(chunk)] * chunk).sum() * (2 * index + 1)
-    return tuple(tensor.shape), tensor.dtype, int(total), bytes(rest.tolist())
+    sums = []
+    for width in WIDTHS:
+        many = len(words) // width
+        rows, left = words[: many * width].view(many, width), words[many * width :]
+        sums += [rows.sum(0), left] if sums else [rows.sum(0), left, rows.sum(1)]
+    factors = _factors(max(map(len, sums)), tensor.device)
+    totals = torch.stack([(factors[: len(one)] * one).sum() for one in sums])
+    return tuple(tensor.shape), tensor.dtype, *totals.tolist(), bytes(rest.tolist())
+
+
+def _factors(count: int, device: Any) -> Any:
+    """Odd numbers, by chance: between multiples of a number what is moved would not show."""
+    factors = torch.arange(1, count + 1, device=device)
+    for shift in (32, 29):
+        factors.mul_(MULTIPLIER).bitwise_xor_(factors >> shift)
+    return factors.mul_(MULTIPLIER).bitwise_or_(1)
 
 
 def _words(flat: Any) -> tuple[Any, Any]:

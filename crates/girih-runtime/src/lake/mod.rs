@@ -141,6 +141,8 @@ pub struct Options {
     pub in_vain: u64,
     /// For how many steps they are not, then. The next time it is twice as many.
     pub rest: u64,
+    /// A step is like another if of a hundred large requests so many are the same in both.
+    pub alike: u64,
     /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
@@ -168,6 +170,7 @@ impl Default for Options {
             room: 8,
             in_vain: 4,
             rest: 16,
+            alike: 90,
             ahead: 4096,
             strain: 50,
         }
@@ -381,11 +384,11 @@ impl Wrapper for Lake {
 
     fn mark(&mut self, env: &mut Env<'_>, mark: &Mark) -> Result<(), AllocError> {
         self.note_mark(mark.kind);
+        self.note_time(env, mark.time_us);
         if mark.kind == MarkKind::Step {
             self.views.turn(self.options.stale);
             self.turn_repeats();
         }
-        self.note_time(env, mark.time_us);
         Wrapper::mark(&mut self.beside, env, mark)
     }
 

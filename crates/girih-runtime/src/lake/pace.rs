@@ -39,12 +39,14 @@ pub(super) struct Pace {
     is_timed: bool,
     /// What views took of the device in all.
     mapped: u64,
+    /// The share of the time between the last two marks.
+    share: u64,
 }
 
 impl Pace {
     /// An account at the beginning of a run.
     pub(super) fn new(options: &Options) -> Pace {
-        Pace { free: free(options), credit: 0, last: None, is_timed: false, mapped: 0 }
+        Pace { free: free(options), credit: 0, last: None, is_timed: false, mapped: 0, share: 0 }
     }
 
     /// A mark of the program, so many microseconds after some moment.
@@ -53,6 +55,7 @@ impl Pace {
             && let Ok(passed @ 1..) = u64::try_from(time_us.saturating_sub(last))
         {
             let share = passed.saturating_mul(1000) / options.time_share.max(1);
+            self.share = share;
             // A long pause earns no more than the beginning.
             let most = i64::try_from(free(options)).unwrap_or(i64::MAX);
             let share = i64::try_from(share).unwrap_or(i64::MAX);
@@ -85,6 +88,11 @@ impl Pace {
     /// What views took of the device in all.
     pub(super) fn mapped(&self) -> u64 {
         self.mapped
+    }
+
+    /// What they could have taken between the last two marks.
+    pub(super) fn share(&self) -> u64 {
+        self.share
     }
 
     #[inline]

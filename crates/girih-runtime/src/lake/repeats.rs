@@ -22,8 +22,18 @@
 //! a run comes to rest after one step, if what lasts could be kept out of the way.
 //!
 //! Which request of the step before it is tell its size, its stream and how many like it came before it in the step. So
-//! what comes in between shifts nothing but what is like it. In a run whose sizes vary nothing is found, and the
-//! search serves it; where all this does not help, it rests for a while, and for longer each time.
+//! what comes in between shifts nothing but what is like it. That is done only once a step was like the one before
+//! ([`Options::alike`]): where sizes vary, what little comes again would have its places at the expense of all else.
+//! Where all this does not help, it rests for a while, and for longer each time.
+//!
+//! ```text
+//!      a step takes too much       the next, like it, too
+//!     ┌─> Off ───────────────> Watching ─────────────> On ──┐ views took less time,
+//!     │    ^                      │  ^                  │ ^─┘ or one step differs
+//!     │    └──────────────────────┘  └── three differ ──┤
+//!     │      not, or none is alike                      │
+//!     └──────────────────── in vain ────────────────────┘
+//! ```
 
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
@@ -61,11 +71,19 @@ struct Turn {
     parts: Vec<Part>,
     /// The numbers of those of one size and stream.
     alike: FxHashMap<(u64, StreamId), Vec<u32>>,
+    /// How many of them came in the step before, too.
+    known: u32,
 }
 
 impl Turn {
     fn count(&self) -> u32 {
         self.requests.len() as u32
+    }
+
+    /// True if of so many requests in a hundred each is one of the step before, and the other way round.
+    fn is_like(&self, before: &Turn, percent: u64) -> bool {
+        let most = u64::from(self.count().max(before.count()));
+        most > 0 && u64::from(self.known) * 100 >= most * percent
     }
 
     /// True if a request lives on when its step has ended.
@@ -94,11 +112,17 @@ impl Turn {
 enum Stage {
     /// Not in the next so many steps.
     Off(u64),
-    /// Those of this step are remembered for the next.
-    Watching,
-    /// They are. Views took so much in the step that was watched, in nanoseconds; and how many steps in a row they
-    /// took more than half of that.
-    On(u64, u64),
+    /// Those of this step are remembered for the next. So many steps before it were unlike each other.
+    Watching(u64),
+    /// They are.
+    On {
+        /// What views took in the step that was watched last. Nanoseconds.
+        before: u64,
+        /// How many steps in a row they took more than half of that.
+        in_vain: u64,
+        /// How many up to the last were unlike the one before them.
+        unlike: u64,
+    },
 }
 
 /// See the [module](self).
@@ -142,35 +166,49 @@ impl Repeats {
     /// True if those of the step before are.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
-        matches!(self.stage, Stage::On(..))
+        matches!(self.stage, Stage::On { .. })
     }
 
     /// What is asked for is something else from the next step on: what was of no use may be.
     pub(super) fn begin_anew(&mut self, options: &Options) {
         self.rest = options.rest;
-        if let Stage::Off(left) = &mut self.stage {
+        if let Stage::Off(left) | Stage::Watching(left) = &mut self.stage {
             *left = 0;
         }
-        if let Stage::On(_, in_vain) = &mut self.stage {
+        if let Stage::On { in_vain, .. } = &mut self.stage {
             *in_vain = 0;
         }
     }
 
-    /// A step ends and the next begins. Views have taken so many nanoseconds since the run began, and more than they may.
-    pub(super) fn turn(&mut self, options: &Options, spent: u64, is_in_debt: bool) {
+    /// A step ends and the next begins. Views have taken so many nanoseconds since the run began, and may take so many
+    /// in such a step; time is owed, or not.
+    pub(super) fn turn(&mut self, options: &Options, spent: u64, share: u64, is_in_debt: bool) {
         let taken = spent - std::mem::replace(&mut self.spent, spent);
+        // What is owed may be of steps that are long over.
+        let is_dear = is_in_debt && taken > share;
+        let is_like = self.now.is_like(&self.before, options.alike);
         self.stage = match self.stage {
-            Stage::Off(0) if is_in_debt && options.in_vain > 0 => Stage::Watching,
+            Stage::Off(0) if is_dear && options.in_vain > 0 => Stage::Watching(0),
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
-            Stage::Watching => Stage::On(taken, 0),
-            Stage::On(before, _) if taken <= before / 2 => {
+            Stage::Watching(_) if is_like && is_dear => {
+                Stage::On { before: taken, in_vain: 0, unlike: 0 }
+            }
+            Stage::Watching(_) if is_like => Stage::Off(0),
+            // The first step that is watched has none before it.
+            Stage::Watching(unlike) if unlike <= options.in_vain => Stage::Watching(unlike + 1),
+            // One that differs is unlike the one before it, and the one after it unlike it.
+            Stage::On { before, in_vain, unlike } if !is_like && unlike < 2 => {
+                Stage::On { before, in_vain, unlike: unlike + 1 }
+            }
+            Stage::On { unlike, .. } if !is_like => Stage::Watching(unlike + 1),
+            Stage::On { before, .. } if taken <= before / 2 => {
                 self.rest = options.rest;
-                Stage::On(before, 0)
+                Stage::On { before, in_vain: 0, unlike: 0 }
             }
-            Stage::On(before, in_vain) if in_vain + 1 < options.in_vain => {
-                Stage::On(before, in_vain + 1)
+            Stage::On { before, in_vain, .. } if in_vain + 1 < options.in_vain => {
+                Stage::On { before, in_vain: in_vain + 1, unlike: 0 }
             }
-            Stage::On(..) => {
+            Stage::Watching(_) | Stage::On { .. } => {
                 let rest = self.rest;
                 self.rest = rest.saturating_mul(2);
                 Stage::Off(rest)
@@ -194,14 +232,17 @@ impl Repeats {
     }
 
     fn note(&mut self, search: &Search, address: Address, view: Option<u32>, parts: &[Part]) {
-        let Turn { requests, parts: all, alike } = &mut self.now;
+        let Turn { requests, parts: all, alike, known } = &mut self.now;
         if requests.len() >= REQUESTS_MAX || all.len() + parts.len() > PARTS_MAX {
             return;
         }
         let number = requests.len() as u32;
         requests.push(Seen { address, view, parts: all.len() as u32, until: ALIVE });
         all.extend_from_slice(parts);
-        alike.entry((search.size, search.home.stream)).or_default().push(number);
+        let like = (search.size, search.home.stream);
+        let alike = alike.entry(like).or_default();
+        *known += u32::from(self.before.alike.get(&like).is_some_and(|it| it.len() > alike.len()));
+        alike.push(number);
         self.alive.insert(address, (true, number));
     }
 
@@ -258,8 +299,8 @@ impl Lake {
 
     /// A step has ended: see [`Repeats::turn`].
     pub(super) fn turn_repeats(&mut self) {
-        let (spent, is_in_debt) = (self.pace.mapped(), self.pace.is_in_debt());
-        self.repeats.turn(&self.options, spent, is_in_debt);
+        let (spent, share) = (self.pace.mapped(), self.pace.share());
+        self.repeats.turn(&self.options, spent, share, self.pace.is_in_debt());
     }
 
     /// A block for a large request by what it had in the step before, on no shelf. None if it is for the search.
