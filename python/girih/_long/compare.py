@@ -9,8 +9,8 @@ import torch
 from girih._long.layout import Layout, candidates, storage_of
 
 WIDTHS = (4096, 4093)
-"""In rows of so many words of 8 bytes a tensor is summed up for its digest. What two changes hide from
-each other in rows of one width shows in those of the other."""
+"""In rows of so many words of 8 bytes a tensor is summed up for its digest. What two changes hide
+from each other in rows of one width shows in those of the other."""
 MULTIPLIER = 0x5851F42D4C957F2D
 
 
