@@ -73,7 +73,7 @@ def digest(tensor: Any) -> tuple[Any, ...]:
     layers are compared. The device is asked once.
     """
     words, rest = _words(tensor.detach().contiguous().flatten())
-    sums = []
+    sums: list[Any] = []
     for width in WIDTHS:
         many = len(words) // width
         rows, left = words[: many * width].view(many, width), words[many * width :]
