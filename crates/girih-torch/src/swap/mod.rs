@@ -17,12 +17,13 @@
 //! nothing waits on the host: the order of copies and kernels is made of events.
 //!
 //! `table` has the records, `host` their bytes on the host (`ranges` of free ones, `pins` for the threads), `carry` makes the calls that a record's change of state
-//! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, and `schedule`
+//! takes, `room` decides what goes, `ahead` what comes before it is asked for; `step` watches a step, `beside` is the thread that plans it, and `schedule`
 //! follows what was planned for it (`policy`) with links that carry what they were measured to (`links`). Without a budget, `edge` says when all this begins, and `attention` calls for the
 //! hooks that it needs.
 
 mod ahead;
 pub(crate) mod attention;
+mod beside;
 mod carry;
 pub(crate) mod edge;
 mod host;

@@ -42,11 +42,35 @@ impl Swap {
             step_us: self.steps.planned_us()[0],
             step_us_swapped: self.steps.planned_us()[1],
             step_us_bound: self.steps.planned_us()[2],
+            sequences: self.steps.sequences(),
             links_out,
             links_in,
             links_both,
         }
     }
+}
+
+/// What is known of steps that do the same. Times are in microseconds.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct SequenceReport {
+    /// Saves and uses of records in a step.
+    pub(super) operators: u64,
+    /// Steps whose times were read.
+    pub(super) steps: u64,
+    /// Schedules that were made for it.
+    pub(super) plans: u64,
+    /// One of them is followed; else steps without one are no longer.
+    pub(super) has_policy: bool,
+    /// No further one is made.
+    pub(super) settled: bool,
+    /// The shortest step, from its beginning to that of the next, under the schedule that has stayed so far; none if
+    /// none was seen that followed it for two steps and more.
+    pub(super) measured_us: Option<f64>,
+    /// What a step takes by the schedule, with the shortest times of its operators that were seen: without swapping, as
+    /// scheduled, and as no schedule can beat.
+    pub(super) step_us: f64,
+    pub(super) step_us_swapped: f64,
+    pub(super) step_us_bound: f64,
 }
 
 /// What `girih.stats()` says of swapping. Bytes and counts.
@@ -95,6 +119,8 @@ pub(crate) struct SwapReport {
     step_us: f64,
     step_us_swapped: f64,
     step_us_bound: f64,
+    /// Those that are known, of different programs or parts of one, with most steps first.
+    sequences: Vec<SequenceReport>,
     /// What the links were measured to carry: alone each way, and both ways together. GB/s (10^9 bytes a second); none
     /// where too little was copied so.
     links_out: Option<f64>,

@@ -15,20 +15,19 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
 
 use girih_runtime::TimeStamp;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
-use girih_swap::{Budgets, Links, Step, girih};
+use girih_swap::{Budgets, Links};
 use rustc_hash::{FxHashMap, FxHasher};
 
+use super::beside::{Answer, Beside, Found};
 use super::observed::Observation;
 use super::policy::{Policy, Whose};
+use super::report::SequenceReport;
 use super::table::RecordId;
 use super::times::{NO_POLICY, Taken, Times};
 use super::tuning::Tuning;
-use crate::control::timed;
 
 /// Operators of a step at most: a longer one is not planned.
 pub(super) const OPERATORS_MAX: usize = 1 << 17;
@@ -88,8 +87,8 @@ pub(crate) struct Steps {
     /// Saved ones that somebody else still had when it was looked last.
     pub(super) shared: Vec<RecordId>,
     pinned: BTreeSet<RecordId>,
-    /// Where what is planned now will come from.
-    job: Option<Receiver<(Vec<u64>, Policy, f64)>>,
+    /// What is planned now.
+    beside: Beside,
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
@@ -120,7 +119,7 @@ impl Steps {
             wanted: Vec::new(),
             shared: Vec::new(),
             pinned: BTreeSet::new(),
-            job: None,
+            beside: Beside::default(),
             changes: 0,
             seconds: 0.0,
             last_us: [0.0; 3],
@@ -134,7 +133,8 @@ impl Steps {
         self.times.clear();
         self.sequences = Sequences::default();
         self.policies.clear();
-        (self.cursor, self.place, self.job) = (None, None, None);
+        (self.cursor, self.place) = (None, None);
+        self.beside = Beside::default();
         self.is_settled = false;
         self.live.clear();
         self.late.clear();
@@ -370,7 +370,9 @@ impl Steps {
         } else {
             forgotten.extend(now.stamps.iter().map(|(_, stamp)| *stamp));
         }
-        self.collect();
+        if let Some(answer) = self.beside.answer() {
+            self.take_up(answer);
+        }
         self.live.clear();
         self.late.clear();
         self.wanted.clear();
@@ -391,18 +393,23 @@ impl Steps {
         }
         times.see(taken);
         times.see_load(loads);
-        let is_judged = self.job.is_none() && times.judge(&self.tuning);
+        let is_judged = !self.beside.is_busy() && times.judge(&self.tuning);
         self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
-        let policy = times.policy().map(Arc::clone);
-        self.follow(&seen.keys, policy);
-        if !is_judged || self.is_settled {
+        let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
+        self.follow(&seen.keys, policy, promised);
+        let Some(times) = self.times.get_mut(&hash).filter(|_| is_judged) else { return };
+        if self.is_settled {
+            if let Some(policy) = times.outdated(&self.tuning).map(Arc::clone) {
+                let us = times.us().to_vec();
+                self.beside.reckon(&seen.keys, policy, us, self.links);
+            }
             return;
         }
-        let Some(times) = self.times.get_mut(&hash) else { return };
         let load = times.load.clone();
         let step = seen.step(&load, times.next(&self.tuning, &self.links));
         let us = times.us().to_vec();
-        self.plan(seen, step, us);
+        let budgets = Budgets { gpu: self.room, host: Some(self.host) };
+        self.beside.plan(&seen.keys, step, us, self.links, budgets);
     }
 
     /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
@@ -411,14 +418,14 @@ impl Steps {
         let Some(times) = self.times.get_mut(&hash_of(&seen.keys)) else { return };
         times.see_fitting();
         if times.rests(&self.tuning) {
-            self.follow(&seen.keys, None);
+            self.follow(&seen.keys, None, [0.0; 3]);
         }
     }
 
     /// A policy is followed for this sequence from now on, or none.
-    fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>) {
-        if let Some(policy) = &policy {
-            self.last_us = policy.us;
+    fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>, promised: [f64; 3]) {
+        if policy.is_some() {
+            self.last_us = promised;
         }
         if let Some(number) = self.sequences.find(keys)
             && let Some(followed) = self.policies.get_mut(number)
@@ -427,38 +434,17 @@ impl Steps {
         }
     }
 
-    /// Plans a step on a thread of its own. What it promises is by `us`, the times of its operators without waits.
-    fn plan(&mut self, seen: &Observation, mut step: (Step, Vec<Whose>), us: Vec<f64>) {
-        let budgets = Budgets { gpu: self.room, host: Some(self.host) };
-        let (keys, (sender, receiver)) = (seen.keys.clone(), channel());
-        let links = self.links;
-        let work = move || {
-            let planned = timed(|| girih::plan(&step.0, &links, &budgets));
-            // The first operator is the beginning of the step.
-            step.0.ops.iter_mut().skip(1).zip(us).for_each(|(op, us)| op.us = us);
-            let policy = Policy::of(&step, &planned.0, &links, budgets.gpu);
-            // Nobody waits for it if the process ends.
-            let _ = sender.send((keys, policy, planned.1));
-        };
-        // Without a thread the run goes on without a plan.
-        let thread = thread::Builder::new().name("girih-swap".to_owned());
-        if thread.spawn(work).is_ok() {
-            self.job = Some(receiver);
-        }
-    }
-
-    fn collect(&mut self) {
-        let Some(job) = &self.job else { return };
-        match job.try_recv() {
-            Ok(planned) => self.take_up(planned),
-            Err(std::sync::mpsc::TryRecvError::Empty) => return,
-            Err(std::sync::mpsc::TryRecvError::Disconnected) => {}
-        }
-        self.job = None;
-    }
-
-    fn take_up(&mut self, (keys, policy, seconds): (Vec<u64>, Policy, f64)) {
+    fn take_up(&mut self, Answer { keys, found, seconds }: Answer) {
         self.seconds += seconds;
+        let policy = match found {
+            Found::Policy(policy) => policy,
+            Found::Promise(number, us) => {
+                if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
+                    times.reckoned(number, us);
+                }
+                return;
+            }
+        };
         self.last_us = policy.us;
         self.planned += 1;
         let policy = Arc::new(Policy { number: self.planned, ..policy });
@@ -482,8 +468,8 @@ impl Steps {
     /// Waits for the thread that plans.
     #[cfg(test)]
     pub(super) fn finish_planning(&mut self) {
-        if let Some(planned) = self.job.take().and_then(|job| job.recv().ok()) {
-            self.take_up(planned);
+        if let Some(answer) = self.beside.wait() {
+            self.take_up(answer);
         }
     }
 
@@ -507,6 +493,14 @@ impl Steps {
 
     pub(super) fn planning_seconds(&self) -> f64 {
         self.seconds
+    }
+
+    /// What is known of steps that do the same, of each kind: most steps first.
+    pub(super) fn sequences(&self) -> Vec<SequenceReport> {
+        let of = |times: &Times| times.report(&self.tuning, &self.links);
+        let mut found: Vec<_> = self.times.values().map(of).collect();
+        found.sort_by_key(|it| std::cmp::Reverse((it.steps, it.operators)));
+        found
     }
 }
 

@@ -7,6 +7,7 @@ use girih_swap::Links;
 
 use super::links::difference;
 use super::policy::Policy;
+use super::report::SequenceReport;
 use super::tuning::Tuning;
 
 /// The number of no policy.
@@ -41,15 +42,20 @@ pub(super) struct Times {
     plans: u32,
     /// Plans in a row, up to the last, that made the step no shorter.
     in_vain: u32,
-    /// The links that the last plan was made with, and plans that were made for other links alone.
-    links: Option<Links>,
-    for_links: u32,
+    /// The links that the last plan was made with, and the sum of the times without waits.
+    made_with: Option<(Links, f64)>,
+    /// Plans that were made because these had changed, and for nothing else.
+    again: u32,
     /// What had the shortest step so far: no policy at first.
     best: Tried,
     /// The policy that is tried now.
     last: Option<Tried>,
     /// Steps in a row, up to the last, that had room for everything.
     fitting: u32,
+    /// Steps whose times were read.
+    steps: u64,
+    /// What a step takes under the policy with the shortest one, by the times that are known now: [`Policy::us`].
+    promised: [f64; 3],
 }
 
 /// A policy that steps have followed, or none.
@@ -75,10 +81,14 @@ impl Tried {
 }
 
 impl Times {
-    /// A step was seen. A coarse one says less than another that is known.
+    /// A step was seen. A coarse one says of groups of operators what they take together: of another that is known
+    /// those groups become shorter that took less, each operator of one by the same part.
     pub(super) fn see(&mut self, taken: Taken) {
         let Taken { at: taken_at, us, waited, is_coarse } = taken;
-        if is_coarse && !self.is_coarse && !self.taken_at.is_empty() {
+        self.steps += 1;
+        if is_coarse && !self.is_coarse && self.us.len() == us.len() {
+            scale(&mut self.us, &taken_at, &us, true);
+            scale(&mut self.waited, &taken_at, &waited, false);
             return;
         }
         self.is_coarse = is_coarse;
@@ -111,8 +121,8 @@ impl Times {
     /// The times that the next plan is made of. Every other one takes the waits of the last for work: copies begin
     /// earlier then. That lanes wait for each other, or a host falls behind, is in no plan's times.
     pub(super) fn next(&mut self, tuning: &Tuning, links: &Links) -> &[f64] {
-        self.for_links += u32::from(self.is_exhausted(tuning));
-        self.links = Some(*links);
+        self.again += u32::from(self.is_exhausted(tuning));
+        self.made_with = Some((*links, self.us.iter().sum()));
         self.plans += 1;
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
     }
@@ -146,20 +156,23 @@ impl Times {
             self.in_vain = if is_better { 0 } else { self.in_vain + 1 };
             // The same with a policy as without one is rather with it.
             if last.us <= self.best.us {
+                self.promised = last.policy.as_ref().map_or([0.0; 3], |policy| policy.us);
                 self.best = last;
             }
         }
         true
     }
 
-    /// True if it is not planned again. Where the links turned out to be others than those of the last plan it is, some
-    /// times at most: what is measured may go up and down for ever.
+    /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
+    /// operators to take less time, it is, some times at most: what is measured may go up and down for ever.
     pub(super) fn is_settled(&self, tuning: &Tuning, links: &Links) -> bool {
-        let is_for_others = |own: &Links| difference(links, own) > tuning.links_differ;
-        let again = self.links.as_ref().is_some_and(is_for_others);
+        let sum: f64 = self.us.iter().sum();
+        let has_changed = self.made_with.as_ref().is_some_and(|(own, us)| {
+            difference(links, own) > tuning.links_differ || sum < us * (1.0 - tuning.times_differ)
+        });
         self.last.is_none()
             && self.is_exhausted(tuning)
-            && !(again && self.for_links < tuning.links_plans_max)
+            && !(has_changed && self.again < tuning.again_max)
     }
 
     /// Further plans are no use, if the links are what they were.
@@ -170,6 +183,61 @@ impl Times {
     /// The policy that is tried, or else the one with the shortest step; none if steps without one are shorter.
     pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
         self.last.as_ref().unwrap_or(&self.best).policy.as_ref()
+    }
+
+    /// What a step takes under [`Times::policy`]: see [`Policy::us`].
+    pub(super) fn promised(&self) -> [f64; 3] {
+        let tried = self.last.as_ref().and_then(|last| last.policy.as_ref());
+        tried.map_or(self.promised, |policy| policy.us)
+    }
+
+    /// The policy that has stayed, if operators are known by now to take less time than when it was promised what it is.
+    pub(super) fn outdated(&self, tuning: &Tuning) -> Option<&Arc<Policy>> {
+        let sum: f64 = self.us.iter().sum();
+        let is_shorter = sum < self.promised[0] * (1.0 - tuning.times_told);
+        self.best.policy.as_ref().filter(|_| is_shorter && self.last.is_none())
+    }
+
+    /// What a step takes under the policy of this number, by the times that are known now.
+    pub(super) fn reckoned(&mut self, number: u32, us: [f64; 3]) {
+        if self.best.number() == number {
+            self.promised = us;
+        }
+    }
+
+    /// Of this sequence, for a report.
+    pub(super) fn report(&self, tuning: &Tuning, links: &Links) -> SequenceReport {
+        let [step_us, step_us_swapped, step_us_bound] = self.promised();
+        SequenceReport {
+            operators: self.us.len().saturating_sub(1) as u64,
+            steps: self.steps,
+            plans: u64::from(self.plans),
+            has_policy: self.policy().is_some(),
+            settled: self.is_settled(tuning, links),
+            measured_us: Some(self.best.us).filter(|us| us.is_finite()),
+            step_us,
+            step_us_swapped,
+            step_us_bound,
+        }
+    }
+}
+
+/// Groups of operators take together what they take in `others`, that begin at `at` and end with the step: each operator
+/// the same part of it as before. Only those that took less, or all.
+fn scale(us: &mut [f64], at: &[u32], others: &[f64], only_shorter: bool) {
+    // What comes behind the last operator is a group of its own.
+    let behind = us.len().saturating_sub(1);
+    let begins = [0].into_iter().chain(at.iter().map(|at| *at as usize)).chain([behind, us.len()]);
+    let begins: Vec<usize> = begins.map(|at| at.min(us.len())).collect();
+    for pair in begins.windows(2).filter(|pair| pair[0] < pair[1]) {
+        let group = pair[0]..pair[1];
+        let (sum, other): (f64, f64) =
+            (us[group.clone()].iter().sum(), others[group.clone()].iter().sum());
+        if other < sum || !only_shorter {
+            let each = other / group.len() as f64;
+            let part = other / sum;
+            us[group].iter_mut().for_each(|us| *us = if sum > 0.0 { *us * part } else { each });
+        }
     }
 }
 
@@ -223,13 +291,80 @@ mod tests {
         times.see(taken(&[0, 2], 9.0, true));
         assert_eq!(times.us(), [9.0; 5]);
         times.see(taken(&[0, 1, 2, 3], 8.0, false));
-        times.see(taken(&[0, 3], 1.0, true));
-        assert_eq!((times.us(), &*times.waited), (&[8.0; 5][..], &[16.0; 5][..]));
+        times.see(taken(&[0, 3], 10.0, true));
+        assert_eq!((times.us(), &*times.waited), (&[8.0; 5][..], &[20.0; 5][..]));
         times.see(taken(&[0, 1, 2, 3], 7.0, false));
         assert_eq!(times.us(), [7.0; 5]);
         // Of a long step the points are others once its length is known, and may be fewer.
         times.see(taken(&[0, 2], 6.0, false));
         assert_eq!(times.us(), [6.0; 5]);
+    }
+
+    #[test]
+    fn coarse_times_that_are_shorter_shorten_others() {
+        let of = |at: &[u32], us: &[f64], is_coarse| Taken {
+            at: at.to_vec(),
+            us: us.to_vec(),
+            waited: us.iter().map(|us| us + 1.0).collect(),
+            is_coarse,
+        };
+        let mut times = Times::default();
+        times.see(of(&[0, 1, 2, 3], &[1.0, 3.0, 0.0, 0.0, 6.0], false));
+        times.see(of(&[0, 2], &[1.0, 1.0, 5.0, 5.0, 3.0], true));
+        assert_eq!(
+            times.us(),
+            [0.5, 1.5, 0.0, 0.0, 3.0],
+            "each by the same part; longer ones stay"
+        );
+        assert_eq!(
+            times.waited,
+            [4.0 / 3.0, 8.0 / 3.0, 6.0, 6.0, 4.0],
+            "the last step's, whatever it is"
+        );
+    }
+
+    /// While plans were tried the host had fallen behind: each operator seemed to take 10 us, and takes 8.
+    #[test]
+    fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_promised_follows()
+    {
+        let (tuning, links) = (Tuning::default(), Links::default());
+        let taken = |us: f64, is_coarse| Taken {
+            at: vec![0, 1, 2],
+            us: vec![us; 4],
+            waited: vec![us; 4],
+            is_coarse,
+        };
+        let (mut times, mut plans) = (Times::default(), 0);
+        let mut step = |times: &mut Times, us: f64| {
+            times.note(plans, 4.0 * us);
+            times.see(taken(us, true));
+            if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
+                let sum = times.next(&tuning, &links).iter().sum();
+                plans += 1;
+                let policy = Policy { number: plans, us: [sum, sum, sum], ..Policy::default() };
+                times.tries(&Arc::new(policy));
+            }
+            plans
+        };
+        times.see(taken(10.0, false));
+        // What none takes was not seen twice, so that the first is better.
+        let usual = 1 + tuning.in_vain_max;
+        let before = (0..40).map(|_| step(&mut times, 10.0)).last();
+        assert_eq!(before, Some(usual));
+        assert!(times.outdated(&tuning).is_none());
+        assert_eq!(step(&mut times, 9.7), usual, "that is as good as the same");
+        let number = times.outdated(&tuning).expect("and yet it is known").number;
+        times.reckoned(number + 1, [1.0; 3]);
+        assert_eq!(times.promised(), [40.0; 3], "another's");
+        times.reckoned(number, [38.8; 3]);
+        assert_eq!(times.promised(), [38.8; 3]);
+        assert!(times.outdated(&tuning).is_none());
+        let after = (0..40).map(|_| step(&mut times, 8.0)).last();
+        assert_eq!(after, Some(usual + 1), "once, and 8 is what it was planned with");
+        assert!((times.promised()[0] - 32.0).abs() < 1e-9);
+        // Ever less: each plan seems to be better than the one before.
+        let ever = (1..400).map(|k| step(&mut times, 8.0 * 0.99_f64.powi(k))).last();
+        assert_eq!(ever, Some(tuning.plans_max));
     }
 
     #[test]
@@ -260,10 +395,10 @@ mod tests {
                 times.tries(&Arc::new(std::mem::take(&mut policy)));
             }
         }
-        assert_eq!(plans, tuning.in_vain_max + tuning.links_plans_max);
+        assert_eq!(plans, tuning.in_vain_max + tuning.again_max);
         let same = Links::of_gigabytes(55.0, 55.0, 110.0 * 0.96);
-        times.links = Some(same);
-        times.for_links = 0;
+        times.made_with = Some((same, 0.0));
+        times.again = 0;
         assert!(times.is_settled(&tuning, &links[0]), "that is as good as the same");
         assert!(!times.is_settled(&tuning, &links[1]));
     }

@@ -38,9 +38,15 @@ pub(crate) struct Tuning {
     /// carries. Fewer are one or two tensors, and say what happened to these.
     pub(crate) links_least: u64,
     /// By what part of themselves links must differ from those that the last plan was made with for a step to be planned
-    /// once more on their account, and how often it is at most.
+    /// once more on their account.
     pub(crate) links_differ: f64,
-    pub(crate) links_plans_max: u32,
+    /// And by what part operators must take less time than they took then: while plans are tried a host that has fallen
+    /// behind is taken for work.
+    pub(crate) times_differ: f64,
+    /// By what part less makes what a step is said to take be reckoned again, without another plan.
+    pub(crate) times_told: f64,
+    /// How often a step is planned once more at most, on either account.
+    pub(crate) again_max: u32,
 }
 
 impl Default for Tuning {
@@ -59,7 +65,9 @@ impl Default for Tuning {
             remembered: 2,
             links_least: 64 << 20,
             links_differ: 0.05,
-            links_plans_max: 2,
+            times_differ: 0.05,
+            times_told: 0.01,
+            again_max: 2,
         }
     }
 }
