@@ -15,7 +15,7 @@ and reserved at most, MiB; the median of the settled steps and its ratio to `pla
 else to `recompute`; the first step; whether all gradients of the first step and of the last are
 those of the first row that ran, to the bit; GB copied out and back in a settled step; tensors that
 went because a request needed their bytes at that moment, and that came only when they were wanted,
-in the settled steps.
+in the settled steps; what a step takes by its schedule, and the measured one's ratio to that.
 """
 
 import argparse
@@ -68,6 +68,7 @@ ROWS: dict[str, list[tuple[str, str, str, list[str]]]] = {
 HEAD = (
     f"{'row':<10} {'way':<12} {'alloc MiB':>10} {'resv MiB':>10} {'step s':>8} {'ratio':>7}"
     f" {'first s':>8} {'grads':>6} {'GB out':>7} {'GB in':>7} {'victims':>7} {'late':>5}"
+    f" {'sched s':>8} {'ratio':>7}"
 )
 
 
@@ -112,6 +113,13 @@ def changes(seen: dict[str, Any]) -> dict[str, float]:
     return {name: value / max(1, after) for name, value in before.items()}
 
 
+def scheduled(seen: dict[str, Any]) -> float | None:
+    """Seconds of a step by its schedule: that of the steps of which there were most."""
+    sequences = (seen.get("swap") or {}).get("sequences") or [{}]
+    us: float | None = sequences[0].get("step_us_swapped")
+    return us / 1e6 if us and sequences[0]["has_policy"] else None
+
+
 def agreement(seen: dict[str, Any], base: dict[str, Any], is_exact: bool) -> str:
     """How far the steps that two launches have in common agree, as a cell.
 
@@ -140,12 +148,13 @@ def line(row: str, run: dict[str, Any], base: dict[str, Any] | None, digests: An
     each = changes(seen)
     swap = [each.get(name, 0.0) for name in ("swap.bytes_out", "swap.bytes_in")]
     late = [each.get(name, 0.0) for name in ("swap.victims", "swap.demanded")]
+    promised = scheduled(seen)
     return (
         f"{row:<10} {run['way']:<12} {seen['allocated_peak'] / MIB:>10.0f}"
         f" {seen['reserved_peak'] / MIB:>10.0f} {seen['median_step_s']:>8.3f} {ratio:>7}"
         f" {seen['first_step_s']:>8.2f} {same:>6} {swap[0] / 1e9:>7.2f} {swap[1] / 1e9:>7.2f}"
         f" {late[0]:>7.1f} {late[1]:>5.1f}"
-    )
+    ) + (f" {promised:>8.3f} {seen['median_step_s'] / promised:>7.3f}" if promised else "")
 
 
 def first_difference(runs: list[dict[str, Any]]) -> list[str]:

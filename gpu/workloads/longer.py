@@ -210,6 +210,7 @@ def parse() -> argparse.Namespace:
         "--where", action="store_true", help="what the GPU did in the last step but one"
     )
     parser.add_argument("--exact", action="store_true", help="gradients equal to the bit")
+    parser.add_argument("--each", action="store_true", help="what Girih did in each step, too")
     parser.add_argument(
         "--constant",
         action="append",
@@ -240,7 +241,7 @@ def main() -> None:
     torch.manual_seed(0)
     tokens = arguments.batch * arguments.length
     device = arguments.device
-    measure = Measure(arguments.way, arguments.settled, tokens, device)
+    measure = Measure(arguments.way, arguments.settled, tokens, device, arguments.each)
     model = build(arguments)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     ways: dict[str, Any] = {

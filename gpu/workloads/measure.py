@@ -86,10 +86,29 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
+# What is noted of Girih after each step, of its statistics and of its swapping's.
+EACH = ("driver_seconds", "stitches")
+EACH_OF_SWAP = ("bytes_out", "victims", "demanded", "waited_us", "policy_changes")
+
+
+def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any]:
+    """What a step did, of which Girih keeps sums; and the schedule that it knows then."""
+    if before is None or after is None:
+        return {}
+    swap, swap_before = after.get("swap") or {}, before.get("swap") or {}
+    found = {name: after[name] - before.get(name, 0) for name in EACH if name in after}
+    found["mapped"] = after["calls"].get("map", 0) - before["calls"].get("map", 0)
+    found |= {name: swap[name] - swap_before.get(name, 0) for name in EACH_OF_SWAP if name in swap}
+    found |= {name: swap[name] for name in ("settled", "step_us_swapped") if name in swap}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
 class Measure:
     """Times and peaks of one process's training."""
 
-    def __init__(self, name: str, settled: int, samples: int, device: str = "cuda") -> None:
+    def __init__(
+        self, name: str, settled: int, samples: int, device: str = "cuda", each: bool = False
+    ) -> None:
         self.name = name
         self.on_gpu = device == "cuda"
         self.settled = settled
@@ -104,6 +123,9 @@ class Measure:
         # By PyTorch's own count, before the settled steps.
         self.device_calls = 0
         self.girih: dict[str, Any] | None = None
+        # What Girih did in each step, if that is wanted: to ask for it is itself a driver's call.
+        self.looks = each
+        self.each: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -114,6 +136,7 @@ class Measure:
             if self.on_gpu:
                 torch.cuda.reset_peak_memory_stats()
                 self.girih = girih_stats()
+        girih = girih_stats() if self.on_gpu and self.looks else None
         self._synchronize()
         start = time.perf_counter()
         try:
@@ -129,6 +152,8 @@ class Measure:
             self.reserved.append(torch.cuda.memory_reserved())
             free, total = torch.cuda.mem_get_info()
             self.device_used = max(self.device_used, total - free)
+            if girih is not None:
+                self.each.append(of_each(girih, girih_stats()))
 
     def loss(self, value: torch.Tensor) -> None:
         """The loss of the step that has just ended."""
@@ -201,6 +226,7 @@ class Measure:
             "settled_calls": changes.pop("calls"),
             "settled_changes": changes,
             "swap": after.get("swap"),
+            "each": self.each,
         }
 
     def print(self) -> None:
