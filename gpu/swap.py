@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,20 +172,35 @@ def first_difference(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def measure(row: tuple[str, str, str, list[str]], options: argparse.Namespace) -> Any:
-    """Every way of one row, one after the other."""
+def measure(
+    row: tuple[str, str, str, list[str]],
+    options: argparse.Namespace,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Every way of one row, one after the other; a line for each when it ends.
+
+    `keep` is given what there is of the row each time.
+    """
     name, ways, budget, shape = row
     # Asked for by name, a way need not be of the row: `split:0.25`.
     wanted = (options.only or ways).split(",")
     budget = options.budget or budget
     shape = [*shape, *options.rest]
-    runs = [launch(way, budget, options.host_budget, shape, options.timeout) for way in wanted]
-    ran = [run["seen"] for run in runs if "seen" in run]
-    base, digests = (ran[0], ran[0]["digests"]) if ran else (None, None)
-    lines = [line(name, run, base, digests) for run in runs]
+    runs: list[dict[str, Any]] = []
+    lines: list[str] = []
+    base: dict[str, Any] | None = None
+    found = {"row": name, "budget": budget, "shape": shape, "runs": runs, "lines": lines}
+    for way in wanted:
+        run = launch(way, budget, options.host_budget, shape, options.timeout)
+        runs.append(run)
+        base = base or run.get("seen")
+        lines.append(line(name, run, base, base and base["digests"]))
+        print(lines[-1], flush=True)
+        keep(found)
     if options.rows == "skips":
         lines += first_difference([run for run in runs if "seen" in run])
-    return {"row": name, "budget": budget, "shape": shape, "runs": runs, "lines": lines}
+        print("\n".join(lines[len(runs) :]), flush=True)
+    return found
 
 
 def take_card(cards: Any) -> None:
@@ -212,17 +228,27 @@ def main() -> int:
     for card in card_names(parser, options.cards):
         cards.put(card)
     print(HEAD, flush=True)
-    table = []
-    with concurrent.futures.ProcessPoolExecutor(
-        options.cards, mp_context=context, initializer=take_card, initargs=(cards,)
-    ) as pool:
-        for result in pool.map(measure, rows, [options] * len(rows)):
-            table.append(result)
-            print("\n".join(result["lines"]), flush=True)
-            if options.output:
-                stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                known = {"when": stamp, "rows": shareable(table)}
-                options.output.write_text(json.dumps(known, indent=1) + "\n")
+    table: list[dict[str, Any]] = []
+
+    def keep(unfinished: dict[str, Any] | None = None) -> None:
+        if options.output:
+            stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            rows = [*table, unfinished] if unfinished else table
+            known = {"when": stamp, "rows": shareable(rows)}
+            options.output.write_text(json.dumps(known, indent=1) + "\n")
+
+    if options.cards == 1:
+        take_card(cards)
+        for row in rows:
+            table.append(measure(row, options, keep))
+        keep()
+    else:
+        with concurrent.futures.ProcessPoolExecutor(
+            options.cards, mp_context=context, initializer=take_card, initargs=(cards,)
+        ) as pool:
+            for result in pool.map(measure, rows, [options] * len(rows)):
+                table.append(result)
+                keep()
     return int(any("error" in run for result in table for run in result["runs"]))
 
 
