@@ -5,7 +5,7 @@
 
 Each row is a launch of `workloads/fsdp.py`, whose ranks may use `--cap` GiB each: FSDP2 as it is,
 recomputation of every layer, FSDP2's own `CPUOffloadPolicy` with and without recomputation, and
-Girih within that many bytes, with and without. Batches grow until one is out of memory. Columns:
+Girih within that many bytes, with and without, and split by tokens (long-contexts.md). Batches grow until one is out of memory. Columns:
 sequences a rank and step; the most that was allocated and reserved by the first rank, MiB; the
 median of the settled steps and tokens a second of all ranks; GB that the first rank copied out in
 a settled step. Below, for each way, the largest batch and the most tokens a second. Exit status 1
@@ -27,14 +27,15 @@ from modes import MIB, printed, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "fsdp.py")
 OFFLOAD, RECOMPUTE = "--offload", "--recompute"
-# What the program does, and whether Girih runs it.
-WAYS: dict[str, tuple[list[str], bool]] = {
-    "plain": ([], False),
-    "recompute": ([RECOMPUTE], False),
-    "offload": ([OFFLOAD], False),
-    "offload+recompute": ([OFFLOAD, RECOMPUTE], False),
-    "girih": ([], True),
-    "girih+recompute": ([RECOMPUTE], True),
+# What the program does, and the options with which Girih runs it; none if it does not.
+WAYS: dict[str, tuple[list[str], list[str] | None]] = {
+    "plain": ([], None),
+    "recompute": ([RECOMPUTE], None),
+    "offload": ([OFFLOAD], None),
+    "offload+recompute": ([OFFLOAD, RECOMPUTE], None),
+    "girih": ([], []),
+    "girih+recompute": ([RECOMPUTE], []),
+    "girih+split": ([], ["--long-context=products"]),
 }
 HEAD = (
     f"{'way':<18} {'batch':>5} {'alloc MiB':>10} {'resv MiB':>10} {'step s':>8} {'tokens/s':>9}"
@@ -44,16 +45,16 @@ HEAD = (
 
 def launch(way: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Runs the workload once; what the first rank saw, or how it failed."""
-    words, is_ours = WAYS[way]
+    words, ours = WAYS[way]
     program = [WORKLOAD, "--meta", *words, "--batch", str(batch), "--length", str(options.length)]
-    steps = options.steps if is_ours else options.steps_of_others
+    steps = options.steps_of_others if ours is None else options.steps
     program += ["--steps", str(steps), "--settled", str(steps - 3), *options.rest]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", str(options.ranks)]
     with tempfile.TemporaryDirectory() as folder:
-        if is_ours:
+        if ours is not None:
             budget = ["--gpu-budget", f"{options.cap}GiB"]
-            girih = ["-m", "girih", "run", "--plan-dir", folder, *budget]
+            girih = ["-m", "girih", "run", "--plan-dir", folder, *budget, *ours]
             launcher += ["--no-python", sys.executable, *girih]
         else:
             program += ["--cap", str(options.cap)]
