@@ -5,11 +5,11 @@
 
 Each row is a launch of `workloads/fsdp.py`, whose ranks may use `--cap` GiB each: FSDP2 as it is,
 recomputation of every layer, FSDP2's own `CPUOffloadPolicy` with and without recomputation, and
-Girih within that many bytes, with and without, and split by tokens (long-contexts.md). Batches grow until one is out of memory. Columns:
-sequences a rank and step; the most that was allocated and reserved by the first rank, MiB; the
-median of the settled steps and tokens a second of all ranks; GB that the first rank copied out in
-a settled step. Below, for each way, the largest batch and the most tokens a second. Exit status 1
-if a launch ended otherwise than by out of memory.
+Girih within that many bytes, with and without, and split by tokens (long-contexts.md). Batches
+grow until one is out of memory. Columns: sequences a rank and step; the most that was allocated
+and reserved by the first rank, MiB; the median of the settled steps and tokens a second of all
+ranks; GB that the first rank copied out in a settled step. Below, for each way, the largest batch
+and the most tokens a second. Exit status 1 if a launch ended otherwise than by out of memory.
 """
 
 import argparse

@@ -15,7 +15,8 @@
 //! and the second followed it.
 //!
 //! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
-//! `dearness=N` the device tells of N times the prices of the list. With
+//! `dearness=N` the device tells of N times the prices of the list, with `capacity=N` it has N MiB, and with `each=1` the
+//! only table has the milliseconds that each iteration of each recording asked of the device. With
 //! `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
 //! the constants of time. With `generated=N` there are N programs more of each kind that [`generated`] makes, whose sizes
 //! never come again.
@@ -138,6 +139,18 @@ fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
     }
     let (least, mean) = least_and_mean(&efficiencies);
     println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {late:.0} | {waits} |");
+    Ok(())
+}
+
+/// A row for each recording: milliseconds of all calls in each iteration.
+fn each(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
+    for run in runs {
+        let setup = Setup { lake, ..run.setup.clone() };
+        let simulation = simulate(&run.trace, &run.lives, Allocator::Stitch, &setup)?;
+        let costs = simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3);
+        let costs: Vec<_> = costs.map(|cost| format!("{cost:.0}")).collect();
+        println!("| {what} | {:.4} | {} |", simulation.efficiency(), costs.join(" "));
+    }
     Ok(())
 }
 
@@ -270,20 +283,28 @@ fn parse(settings: &str) -> Result<Options, Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let (mut settings, paths): (Vec<_>, Vec<_>) =
         std::env::args().skip(1).partition(|arg| arg.contains('='));
-    let iterations = settings.iter().find_map(|setting| setting.strip_prefix("iterations="));
-    let iterations: usize = iterations.map_or(Ok(0), str::parse)?;
-    let seeds = settings.iter().find_map(|setting| setting.strip_prefix("generated="));
-    let seeds: u64 = seeds.map_or(Ok(0), str::parse)?;
-    let dearness = settings.iter().find_map(|setting| setting.strip_prefix("dearness="));
-    let dearness: u64 = dearness.map_or(Ok(1), str::parse)?;
-    settings.retain(|setting| {
-        ["iterations=", "generated=", "dearness="].iter().all(|other| !setting.starts_with(other))
-    });
+    let mut number = |name: &str| {
+        let found = settings.iter().find_map(|it| it.strip_prefix(name)?.strip_prefix('='));
+        let found = found.map(str::parse::<u64>).transpose();
+        settings.retain(|it| !it.starts_with(&format!("{name}=")));
+        found
+    };
+    let iterations = number("iterations")?.map_or(0, |count| count as usize);
+    let (seeds, dearness) = (number("generated")?.unwrap_or(0), number("dearness")?.unwrap_or(1));
+    let capacity = number("capacity")?.map(|mib| mib << 20);
+    let is_each = number("each")?.is_some();
     let runs = paths.iter().map(|path| Run::read(Path::new(path), iterations));
     let made = (0..seeds).flat_map(generated).map(|trace| Ok(Run::of(trace, iterations)));
     let mut runs = runs.chain(made).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
-    runs.iter_mut().for_each(|run| run.setup.dearness = dearness);
+    for Run { setup, .. } in &mut runs {
+        (setup.dearness, setup.capacity) = (dearness, capacity);
+    }
     println!("{} recordings\n", runs.len());
+    if is_each {
+        println!("| what | efficiency | iterations, ms |\n|:--|--:|:--|");
+        each("as it is", &runs, Options::default())?;
+        return settings.iter().try_for_each(|it| each(&format!("`{it}`"), &runs, parse(it)?));
+    }
     println!("| what | least efficiency | mean | cost, ms | late iterations, ms | waits |");
     println!("|:--|--:|--:|--:|--:|--:|");
     let usual = Options::default();

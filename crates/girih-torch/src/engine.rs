@@ -198,11 +198,12 @@ impl Engine {
         if let Engine::Auto(policy) = self { policy.take_proven() } else { None }
     }
 
-    /// What is asked for is something else from the next step on, for good.
-    pub(crate) fn repeat_anew(&mut self) {
+    /// What is best asked for in a step is still being tried, or is found: see
+    /// [`Lake::expect`](girih_runtime::lake::Lake::expect).
+    pub(crate) fn expect(&mut self, is_trying: bool) {
         match self {
-            Engine::Lake(policy) => policy.repeat_anew(),
-            Engine::Auto(policy) => policy.repeat_anew(),
+            Engine::Lake(policy) => policy.expect(is_trying),
+            Engine::Auto(policy) => policy.expect(is_trying),
             _ => {}
         }
     }

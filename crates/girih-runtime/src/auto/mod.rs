@@ -129,9 +129,9 @@ impl Auto {
         self.given_up + self.lake.given_up()
     }
 
-    /// See [`Lake::repeat_anew`].
-    pub fn repeat_anew(&mut self) {
-        self.lake.repeat_anew();
+    /// See [`Lake::expect`].
+    pub fn expect(&mut self, is_trying: bool) {
+        self.lake.expect(is_trying);
     }
 
     /// What follows the plans.

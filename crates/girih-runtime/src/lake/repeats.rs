@@ -24,7 +24,9 @@
 //! Which request of the step before it is tell its size, its stream and how many like it came before it in the step. So
 //! what comes in between shifts nothing but what is like it. That is done only once a step was like the one before
 //! ([`Options::alike`]): where sizes vary, what little comes again would have its places at the expense of all else.
-//! Where all this does not help, it rests for a while, and for longer each time.
+//! Where all this does not help, it rests for a while, and for longer each time. And it does not begin while somebody
+//! is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each schedule has other
+//! copies, and what was found for one step is of no use to those of the next.
 //!
 //! ```text
 //!      a step takes too much       the next, like it, too
@@ -137,6 +139,8 @@ pub(super) struct Repeats {
     alive: FxHashMap<Address, (bool, u32)>,
     /// What views had taken in all when the step began. Nanoseconds.
     spent: u64,
+    /// What is asked for will be something else before long.
+    is_trying: bool,
 }
 
 impl Repeats {
@@ -148,6 +152,7 @@ impl Repeats {
             now: Turn::default(),
             alive: FxHashMap::default(),
             spent: 0,
+            is_trying: false,
         }
     }
 
@@ -169,8 +174,13 @@ impl Repeats {
         matches!(self.stage, Stage::On { .. })
     }
 
-    /// What is asked for is something else from the next step on: what was of no use may be.
-    pub(super) fn begin_anew(&mut self, options: &Options) {
+    /// What is asked for is still being tried, or will be as it was in the last step: what was of no use before may be
+    /// then.
+    pub(super) fn expect(&mut self, options: &Options, is_trying: bool) {
+        let was_trying = std::mem::replace(&mut self.is_trying, is_trying);
+        if is_trying || !was_trying {
+            return;
+        }
         self.rest = options.rest;
         if let Stage::Off(left) | Stage::Watching(left) = &mut self.stage {
             *left = 0;
@@ -188,8 +198,11 @@ impl Repeats {
         let is_dear = is_in_debt && taken > share;
         let is_like = self.now.is_like(&self.before, options.alike);
         self.stage = match self.stage {
-            Stage::Off(0) if is_dear && options.in_vain > 0 => Stage::Watching(0),
+            Stage::Off(0) if is_dear && options.in_vain > 0 && !self.is_trying => {
+                Stage::Watching(0)
+            }
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
+            Stage::Watching(_) if self.is_trying => Stage::Off(0),
             Stage::Watching(_) if is_like && is_dear => {
                 Stage::On { before: taken, in_vain: 0, unlike: 0 }
             }
@@ -291,10 +304,10 @@ fn without(part: Part, others: &[Part]) -> Vec<Part> {
 }
 
 impl Lake {
-    /// The program asks for something else from the next step on, for good: if views take more time than they may, it is
-    /// tried at once whether places can be had again.
-    pub fn repeat_anew(&mut self) {
-        self.repeats.begin_anew(&self.options);
+    /// Somebody is trying what is best asked for in a step, or has found it: it is not tried whether places can be had
+    /// again before that, and then at once if views take more time than they may. Said at the end of each step.
+    pub fn expect(&mut self, is_trying: bool) {
+        self.repeats.expect(&self.options, is_trying);
     }
 
     /// A step has ended: see [`Repeats::turn`].

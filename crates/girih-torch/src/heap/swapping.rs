@@ -182,9 +182,8 @@ impl State {
     pub(super) fn end_step_of_swap(&mut self) {
         // Nothing in it fails: what the device does not tell costs a plan.
         let _ = self.with_swap(|swap, state| {
-            if swap.end_step(state) {
-                state.engine.repeat_anew();
-            }
+            let is_trying = swap.end_step(state);
+            state.engine.expect(is_trying);
             Ok(())
         });
     }

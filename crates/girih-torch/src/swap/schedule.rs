@@ -110,12 +110,11 @@ impl Swap {
         self.table.get(id).map(|entry| entry.record.state())
     }
 
-    /// A step ends and the next begins. True if the copies of the steps to come are others than those before, and will
-    /// be the same in all of them: the best of what was planned has been found.
+    /// A step ends and the next begins. True if the copies of the steps to come may be others: the best of what can be
+    /// planned has not been found yet.
     pub(crate) fn end_step(&mut self, state: &mut State) -> bool {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
-        let was_settled = self.steps.is_settled();
         let Some(copies) = state.device.copies() else { return false };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         self.links.end_step(copies);
@@ -124,7 +123,8 @@ impl Swap {
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
-        self.links.watch(!self.steps.is_settled());
-        self.steps.is_settled() && !was_settled
+        let is_trying = !self.steps.is_settled();
+        self.links.watch(is_trying);
+        is_trying
     }
 }

@@ -44,6 +44,7 @@ mod ablation;
 mod adversary;
 mod clocks;
 mod edge;
+mod held_up;
 mod links;
 mod orders;
 mod planned_states;

@@ -32,6 +32,8 @@ pub(super) struct Times {
     /// The operators at which the time was taken, and whether these were few.
     taken_at: Vec<u32>,
     is_coarse: bool,
+    /// How a group's time is divided among its operators is as it was before it became shorter.
+    is_scaled: bool,
     /// The shortest that was seen of each, in microseconds.
     us: Vec<f64>,
     /// The most bytes that were in use or away during each operator, in all steps.
@@ -87,16 +89,16 @@ impl Times {
         let Taken { at: taken_at, us, waited, is_coarse } = taken;
         self.steps += 1;
         if is_coarse && !self.is_coarse && self.us.len() == us.len() {
-            scale(&mut self.us, &taken_at, &us, true);
+            self.is_scaled |= scale(&mut self.us, &taken_at, &us, true);
             scale(&mut self.waited, &taken_at, &waited, false);
             return;
         }
         self.is_coarse = is_coarse;
-        if self.taken_at == taken_at {
+        if self.taken_at == taken_at && !self.is_scaled {
             self.us.iter_mut().zip(&us).for_each(|(least, us)| *least = least.min(*us));
         } else {
             // Means over other operators: the shorter of two such would be the time of neither.
-            (self.taken_at, self.us) = (taken_at, us);
+            (self.taken_at, self.us, self.is_scaled) = (taken_at, us, false);
         }
         self.waited = waited;
     }
@@ -223,22 +225,24 @@ impl Times {
 }
 
 /// Groups of operators take together what they take in `others`, that begin at `at` and end with the step: each operator
-/// the same part of it as before. Only those that took less, or all.
-fn scale(us: &mut [f64], at: &[u32], others: &[f64], only_shorter: bool) {
-    // What comes behind the last operator is a group of its own.
-    let behind = us.len().saturating_sub(1);
-    let begins = [0].into_iter().chain(at.iter().map(|at| *at as usize)).chain([behind, us.len()]);
+/// the same part of it as before. Only those that took less, or all. True if one took less.
+fn scale(us: &mut [f64], at: &[u32], others: &[f64], only_shorter: bool) -> bool {
+    let mut is_shorter = false;
+    // Of the last group it is not known how much of it comes behind the last operator.
+    let begins = [0].into_iter().chain(at.iter().map(|at| *at as usize)).chain([us.len()]);
     let begins: Vec<usize> = begins.map(|at| at.min(us.len())).collect();
     for pair in begins.windows(2).filter(|pair| pair[0] < pair[1]) {
         let group = pair[0]..pair[1];
         let (sum, other): (f64, f64) =
             (us[group.clone()].iter().sum(), others[group.clone()].iter().sum());
+        is_shorter |= other < sum;
         if other < sum || !only_shorter {
             let each = other / group.len() as f64;
             let part = other / sum;
             us[group].iter_mut().for_each(|us| *us = if sum > 0.0 { *us * part } else { each });
         }
     }
+    is_shorter
 }
 
 /// Microseconds of each of `count` operators without these waits, by the points in time that were taken; none if the
@@ -310,17 +314,21 @@ mod tests {
         };
         let mut times = Times::default();
         times.see(of(&[0, 1, 2, 3], &[1.0, 3.0, 0.0, 0.0, 6.0], false));
-        times.see(of(&[0, 2], &[1.0, 1.0, 5.0, 5.0, 3.0], true));
+        let coarse = [1.0, 1.0, 2.0, 2.0, 3.0];
+        times.see(of(&[0, 2], &coarse, true));
         assert_eq!(
             times.us(),
-            [0.5, 1.5, 0.0, 0.0, 3.0],
+            [0.5, 1.5, 0.0, 0.0, 6.0],
             "each by the same part; longer ones stay"
         );
-        assert_eq!(
-            times.waited,
-            [4.0 / 3.0, 8.0 / 3.0, 6.0, 6.0, 4.0],
-            "the last step's, whatever it is"
-        );
+        let last: Vec<f64> = [12.0, 24.0, 10.0, 10.0, 70.0].map(|us| us / 9.0).into();
+        let differs = times.waited.iter().zip(&last).any(|(us, other)| (us - other).abs() > 1e-9);
+        assert!(!differs, "{:?}: the last step's, whatever it is", times.waited);
+        // The shorter of what was divided and what is measured again would be the time of neither.
+        times.see(of(&[0, 1, 2, 3], &[1.0, 1.0, 0.0, 0.0, 6.0], false));
+        assert_eq!(times.us(), [1.0, 1.0, 0.0, 0.0, 6.0]);
+        times.see(of(&[0, 1, 2, 3], &[2.0, 0.9, 0.0, 0.0, 6.0], false));
+        assert_eq!(times.us(), [1.0, 0.9, 0.0, 0.0, 6.0]);
     }
 
     /// While plans were tried the host had fallen behind: each operator seemed to take 10 us, and takes 8.

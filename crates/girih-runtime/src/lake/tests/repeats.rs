@@ -1,5 +1,6 @@
 //! A step that repeats comes to rest where memory is full nearly all the time.
 
+use girih_trace::compress::Limits;
 use girih_trace::{Mark, MarkKind};
 
 use super::*;
@@ -215,6 +216,57 @@ fn a_run_whose_sizes_vary_is_served_as_without_it() {
     let (with, without) = (mapped(Options::default().in_vain), mapped(0));
     let sum = |pages: &[u64]| pages.iter().sum::<u64>();
     assert!(sum(&with) <= sum(&without) * 11 / 10, "{with:?}, {without:?} without it");
+}
+
+/// For each step of `corpus/swapped/batch16.girih` whether the executor of swapping had settled when it had ended.
+const SETTLED: &str = "00000000000000000000101111111111011111111111";
+
+/// The recording on a lake of the budget that it had, where views are dear. Pages mapped in each step. With `is_told`
+/// the lake knows while schedules are tried.
+fn mapped_while_schedules_are_tried(is_told: bool) -> Vec<u64> {
+    let bytes = include_bytes!("../../../../../corpus/swapped/batch16.girih");
+    let read = girih_trace::open::detect_and_read(&bytes[..], Limits::default());
+    let trace = read.expect("a recording").traces.swap_remove(0);
+    let mut machine = stitching(24 * GIB);
+    // As they are where a GPU is busy.
+    machine.device.set_dearness(3);
+    let (mut blocks, mut alive) = (Vec::new(), FxHashMap::default());
+    let mut settled = SETTLED.bytes().map(|step| step == b'1');
+    let (mut marks, mut mapped) = (trace.marks.iter().peekable(), Vec::new());
+    for (at, event) in trace.events.iter().enumerate() {
+        while let Some(mark) = marks.next_if(|mark| mark.before as usize <= at) {
+            if mark.kind != MarkKind::Step {
+                continue;
+            }
+            if let Some(is_settled) = settled.next().filter(|_| is_told) {
+                machine.lake.expect(!is_settled);
+            }
+            machine.with(|lake, env| lake.mark(env, mark)).unwrap();
+            mapped.push(machine.calls(Call::Map));
+        }
+        match event.action {
+            Action::Alloc => {
+                alive.insert(event.address, blocks.len());
+                blocks.push(Some(machine.ask_unchecked(event.size)));
+            }
+            Action::FreeRequested => {
+                let block = alive.remove(&event.address).and_then(|it: usize| blocks[it].take());
+                machine.free_unchecked(block.expect("it is there"));
+            }
+            _ => {}
+        }
+    }
+    mapped.windows(2).map(|pair| pair[1] - pair[0]).collect()
+}
+
+#[test]
+fn places_are_not_had_again_while_schedules_are_tried() {
+    let [told, untold] = [true, false].map(mapped_while_schedules_are_tried);
+    let sum = |pages: &[u64]| pages.iter().sum::<u64>();
+    assert!(sum(&told) * 4 <= sum(&untold) * 3, "{told:?}, and {untold:?} untold");
+    // Settled in step 21 and, after one more schedule, in 23; layers are compared in step 32.
+    assert_eq!(told[26..30], [0; 4], "{told:?}");
+    assert_eq!(told[34..], [0; 9], "{told:?}");
 }
 
 #[test]

@@ -218,6 +218,11 @@ impl Run {
         self.besides[op] = bytes;
     }
 
+    /// An operator takes so many microseconds from the next step on.
+    pub(super) fn change_time(&mut self, op: usize, us: f64) {
+        self.step.ops[op].us = us;
+    }
+
     fn offer(&mut self) {
         let described = |state: &Alive| saved(state.storage, state.size);
         let offered: Vec<Saved> = self.states.iter().map(described).collect();
