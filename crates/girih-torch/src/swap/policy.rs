@@ -6,6 +6,9 @@ use girih_swap::bound::bound;
 use girih_swap::{Links, Schedule, Step, simulate};
 use rustc_hash::FxHashMap;
 
+/// Operators of a step at most that is kept with its schedule. Of a longer one what was promised stays as it was.
+const KEPT_MAX: usize = 1 << 14;
+
 /// A tensor of a step that may go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Whose {
@@ -29,7 +32,7 @@ pub(super) struct Policy {
     pub(super) us: [f64; 3],
     /// Which one of the run; [`NO_POLICY`](super::times::NO_POLICY) as long as it has none.
     pub(super) number: u32,
-    /// What it was made of.
+    /// What it was made of, unless that is long.
     pub(super) basis: Option<Arc<Basis>>,
 }
 
@@ -65,11 +68,16 @@ impl Policy {
         }
         let basis = Basis { step, schedule, gpu };
         policy.us = basis.us(links);
-        policy.basis = Some(Arc::new(basis));
+        policy.basis = basis.is_short().then(|| Arc::new(basis));
         for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
             list.sort_unstable();
         }
         policy
+    }
+
+    /// True if it knows its step.
+    pub(super) fn can_reckon(&self) -> bool {
+        self.basis.is_some()
     }
 
     /// What its step takes ([`Policy::us`]) if the operators of the sequence, and what comes behind them, take `us`.
@@ -82,6 +90,10 @@ impl Policy {
 }
 
 impl Basis {
+    fn is_short(&self) -> bool {
+        self.step.ops.len().max(self.step.gaps.len()) <= KEPT_MAX
+    }
+
     fn us(&self, links: &Links) -> [f64; 3] {
         let Basis { step, schedule, gpu } = self;
         [step.us(), simulate(step, links, schedule).step_us, bound(step, links, *gpu)]
@@ -91,4 +103,45 @@ impl Basis {
 /// The operators of a step take as long as those of the sequence do: its first is the beginning.
 pub(super) fn retime(step: &mut Step, us: &[f64]) {
     step.ops.iter_mut().skip(1).zip(us).for_each(|(op, us)| op.us = *us);
+}
+
+#[cfg(test)]
+mod tests {
+    use girih_swap::{Away, Gap, Op, Tensor};
+
+    use super::*;
+
+    fn policy_of(count: usize) -> Policy {
+        let all = 0..count as u32;
+        let tensor = |request| Tensor { request, bytes: 1, born: 0, last: 3 };
+        let gap = |tensor| Gap { tensor, after: 0, before: 3 };
+        let step = Step {
+            ops: vec![Op { us: 1.0, ..Op::default() }; count],
+            load: vec![0; count],
+            tensors: all.clone().map(tensor).collect(),
+            gaps: all.clone().map(gap).collect(),
+        };
+        let away = Away { gap: 0, leave: 0, release: 1, fetch: 3 };
+        let schedule = Schedule { away: vec![away], ..Schedule::default() };
+        let whose = all.map(Whose::Saved).collect();
+        Policy::of((step, whose), schedule, &Links::default(), u64::MAX)
+    }
+
+    #[test]
+    fn what_a_policy_keeps_of_its_step_is_less_than_2_mib() {
+        let own = size_of::<Op>() + size_of::<u64>() + size_of::<Tensor>() + size_of::<Gap>();
+        assert!(KEPT_MAX * (own + size_of::<Away>()) < 2 << 20);
+        assert!(policy_of(KEPT_MAX).basis.is_some());
+        let long = policy_of(KEPT_MAX + 1);
+        assert!(long.basis.is_none());
+        assert_eq!(long.reckon(&[2.0; 4], &Links::default()), long.us, "it stays as it was");
+    }
+
+    #[test]
+    fn what_is_promised_is_reckoned_with_other_times() {
+        let policy = policy_of(4);
+        assert_eq!(policy.us[0], 4.0);
+        // The first operator is the beginning of the step.
+        assert_eq!(policy.reckon(&[2.0; 3], &Links::default())[0], 7.0);
+    }
 }

@@ -110,8 +110,9 @@ impl Swap {
         self.table.get(id).map(|entry| entry.record.state())
     }
 
-    /// A step ends and the next begins. True if the copies of the steps to come may be others: the best of what can be
-    /// planned has not been found yet.
+    /// A step ends and the next begins. True if what is best copied is still being tried: see [`Steps::is_trying`].
+    ///
+    /// [`Steps::is_trying`]: super::step::Steps::is_trying
     pub(crate) fn end_step(&mut self, state: &mut State) -> bool {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
@@ -123,8 +124,7 @@ impl Swap {
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
-        let is_trying = !self.steps.is_settled();
-        self.links.watch(is_trying);
-        is_trying
+        self.links.watch(!self.steps.is_settled());
+        self.steps.is_trying()
     }
 }
