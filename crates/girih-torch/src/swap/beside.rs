@@ -28,12 +28,20 @@ pub(super) struct Answer {
 
 /// The thread, if there is work.
 #[derive(Default)]
-pub(super) struct Beside(Option<Receiver<Answer>>);
+pub(super) struct Beside {
+    answer: Option<Receiver<Answer>>,
+    is_planning: bool,
+}
 
 impl Beside {
     /// True while something is worked at, and until its answer was looked for.
     pub(super) fn is_busy(&self) -> bool {
-        self.0.is_some()
+        self.answer.is_some()
+    }
+
+    /// True while that is a plan.
+    pub(super) fn is_planning(&self) -> bool {
+        self.is_busy() && self.is_planning
     }
 
     /// Plans a step. What its policy promises is by `us`, the times of its operators without waits.
@@ -45,6 +53,7 @@ impl Beside {
         links: Links,
         budgets: Budgets,
     ) {
+        self.is_planning = true;
         self.begin(keys, move || {
             let schedule = girih::plan(&step.0, &links, &budgets);
             retime(&mut step.0, &us);
@@ -54,6 +63,7 @@ impl Beside {
 
     /// Reckons what a step takes under a policy whose operators take `us`.
     pub(super) fn reckon(&mut self, keys: &[u64], policy: Arc<Policy>, us: Vec<f64>, links: Links) {
+        self.is_planning = false;
         self.begin(keys, move || Found::Promise(policy.number, policy.reckon(&us, &links)));
     }
 
@@ -65,15 +75,15 @@ impl Beside {
             let _ = sender.send(Answer { keys, found, seconds });
         };
         if thread::Builder::new().name("girih-swap".to_owned()).spawn(work).is_ok() {
-            self.0 = Some(receiver);
+            self.answer = Some(receiver);
         }
     }
 
     /// The answer, if there is one.
     pub(super) fn answer(&mut self) -> Option<Answer> {
-        let found = self.0.as_ref()?.try_recv();
+        let found = self.answer.as_ref()?.try_recv();
         if !matches!(found, Err(TryRecvError::Empty)) {
-            self.0 = None;
+            self.answer = None;
         }
         found.ok()
     }
@@ -81,6 +91,6 @@ impl Beside {
     /// The answer, waited for.
     #[cfg(test)]
     pub(super) fn wait(&mut self) -> Option<Answer> {
-        self.0.take()?.recv().ok()
+        self.answer.take()?.recv().ok()
     }
 }

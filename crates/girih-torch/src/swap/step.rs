@@ -393,11 +393,12 @@ impl Steps {
         }
         times.see(taken);
         times.see_load(loads);
-        let is_judged = !self.beside.is_busy() && times.judge(&self.tuning);
+        let is_judged = !self.beside.is_planning() && times.judge(&self.tuning);
         self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
         let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
         self.follow(&seen.keys, policy, promised);
-        let Some(times) = self.times.get_mut(&hash).filter(|_| is_judged) else { return };
+        let is_free = is_judged && !self.beside.is_busy();
+        let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
         if self.is_settled {
             let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
             if let Some(policy) = outdated.map(Arc::clone) {

@@ -170,11 +170,21 @@ impl Times {
     pub(super) fn is_settled(&self, tuning: &Tuning, links: &Links) -> bool {
         let sum: f64 = self.us.iter().sum();
         let has_changed = self.made_with.as_ref().is_some_and(|(own, us)| {
-            difference(links, own) > tuning.links_differ || sum < us * (1.0 - tuning.times_differ)
+            let is_shorter = sum < us * (1.0 - tuning.times_differ);
+            difference(links, own) > tuning.links_differ || is_shorter && self.may_gain(tuning)
         });
         self.last.is_none()
             && self.is_exhausted(tuning)
             && !(has_changed && self.again < tuning.again_max)
+    }
+
+    /// False if the policy that has stayed is as good as any, by the times that are known now.
+    fn may_gain(&self, tuning: &Tuning) -> bool {
+        let [_, swapped, bound] = self.promised;
+        let can_reckon = self.best.policy.as_ref().is_some_and(|policy| policy.can_reckon());
+        let is_told = can_reckon && self.outdated(tuning).is_none();
+        // What is not told yet will be after the next step.
+        !can_reckon || is_told && swapped > bound * (1.0 + tuning.better)
     }
 
     /// Further plans are no use, if the links are what they were.
@@ -331,6 +341,13 @@ mod tests {
         assert_eq!(times.us(), [1.0, 0.9, 0.0, 0.0, 6.0]);
     }
 
+    /// A policy for a step of two operators, which it knows.
+    fn of_two() -> Policy {
+        let ops = vec![girih_swap::Op::default(); 2];
+        let step = girih_swap::Step { ops, load: vec![0; 2], ..Default::default() };
+        Policy::of((step, Vec::new()), Default::default(), &Links::default(), 1)
+    }
+
     /// While plans were tried the host had fallen behind: each operator seemed to take 10 us, and takes 8.
     #[test]
     fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_promised_follows()
@@ -349,8 +366,7 @@ mod tests {
             if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
                 let sum = times.next(&tuning, &links).iter().sum();
                 plans += 1;
-                let policy = Policy { number: plans, us: [sum, sum, sum], ..Policy::default() };
-                times.tries(&Arc::new(policy));
+                times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }));
             }
             plans
         };
@@ -368,11 +384,21 @@ mod tests {
         assert_eq!(times.promised(), [38.8; 3]);
         assert!(times.outdated(&tuning).is_none());
         let after = (0..40).map(|_| step(&mut times, 8.0)).last();
+        assert_eq!(after, Some(usual), "it is not told yet what it takes now");
+        times.reckoned(number, [32.0, 32.1, 32.0]);
+        assert_eq!(step(&mut times, 8.0), usual, "no other would take less");
+        times.reckoned(number, [32.0, 33.0, 32.0]);
+        let after = (0..40).map(|_| step(&mut times, 8.0)).last();
         assert_eq!(after, Some(usual + 1), "once, and 8 is what it was planned with");
         assert!((times.promised()[0] - 32.0).abs() < 1e-9);
         // Ever less: each plan seems to be better than the one before.
-        let ever = (1..400).map(|k| step(&mut times, 8.0 * 0.99_f64.powi(k))).last();
-        assert_eq!(ever, Some(tuning.plans_max));
+        let ever = (1..400).map(|k| {
+            let us = 8.0 * 0.99_f64.powi(k);
+            let policy = times.outdated(&tuning).map(|policy| policy.number);
+            policy.into_iter().for_each(|it| times.reckoned(it, [4.0 * us, 5.0 * us, 4.0 * us]));
+            step(&mut times, us)
+        });
+        assert_eq!(ever.last(), Some(tuning.plans_max));
     }
 
     #[test]
