@@ -2,7 +2,7 @@
 //!
 //! Each save of a large tensor and each use of one is an *operator*, which lasts until the next. So a step of a
 //! training run has some hundreds of them, enough to say when copies begin and end. What is seen of a whole step
-//! becomes a [`girih_swap::Step`], which is planned on a thread of its own ([`plan`]); the schedule holds for every
+//! becomes a [`girih_swap::Step`], which is planned on a thread of its own (`beside`); the schedule holds for every
 //! step that does the same (`schedule`).
 //!
 //! The time is taken on the GPU, at some points of a step ([`Tuning::stamps`]), and read a step later, when the work is done:
