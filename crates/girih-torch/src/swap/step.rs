@@ -10,7 +10,8 @@
 //! would have to wait there. What a plan is worth is seen when steps have followed it, since not all is known that makes
 //! them wait (a lane may hold up another, a host fall behind). So a sequence is planned again with what the last plan has
 //! shown, until [`Tuning::in_vain_max`] plans in a row make its step no shorter. What had the shortest step stays, be it
-//! no plan at all.
+//! no plan at all. Times are read later too, of groups of operators: if these turn out to take less, what the step is said
+//! to take is reckoned again, and it is planned again if that may bring something (`times`).
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
