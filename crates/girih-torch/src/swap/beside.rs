@@ -14,7 +14,7 @@ use crate::control::timed;
 
 /// What was found.
 pub(super) enum Found {
-    Policy(Policy),
+    Policy(Box<Policy>),
     /// What a step takes under the policy of this number: see [`Policy::us`].
     Promise(u32, [f64; 3]),
 }
@@ -57,7 +57,7 @@ impl Beside {
         self.begin(keys, move || {
             let schedule = girih::plan(&step.0, &links, &budgets);
             retime(&mut step.0, &us);
-            Found::Policy(Policy::of(step, schedule, &links, budgets.gpu))
+            Found::Policy(Box::new(Policy::of(step, schedule, &links, budgets.gpu)))
         });
     }
 

@@ -1,7 +1,5 @@
 //! What was planned for one sequence of operators.
 
-use std::sync::Arc;
-
 use girih_swap::bound::bound;
 use girih_swap::{Links, Schedule, Step, simulate};
 use rustc_hash::FxHashMap;
@@ -33,7 +31,7 @@ pub(super) struct Policy {
     /// Which one of the run; [`NO_POLICY`](super::times::NO_POLICY) as long as it has none.
     pub(super) number: u32,
     /// What it was made of, unless that is long.
-    pub(super) basis: Option<Arc<Basis>>,
+    pub(super) basis: Option<Basis>,
 }
 
 /// The step that a policy is for, as it was seen, and its schedule.
@@ -66,9 +64,9 @@ impl Policy {
                 policy.states.insert(place, step.bytes(away.gap));
             }
         }
-        let basis = Basis { step, schedule, gpu };
-        policy.us = basis.us(links);
-        policy.basis = basis.is_short().then(|| Arc::new(basis));
+        policy.us = us_of(&step, &schedule, links, gpu);
+        let is_short = step.ops.len().max(step.gaps.len()) <= KEPT_MAX;
+        policy.basis = is_short.then_some(Basis { step, schedule, gpu });
         for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
             list.sort_unstable();
         }
@@ -82,22 +80,16 @@ impl Policy {
 
     /// What its step takes ([`Policy::us`]) if the operators of the sequence, and what comes behind them, take `us`.
     pub(super) fn reckon(&self, us: &[f64], links: &Links) -> [f64; 3] {
-        let Some(basis) = &self.basis else { return self.us };
-        let mut step = basis.step.clone();
+        let Some(Basis { step, schedule, gpu }) = &self.basis else { return self.us };
+        let mut step = step.clone();
         retime(&mut step, us);
-        Basis { step, schedule: basis.schedule.clone(), gpu: basis.gpu }.us(links)
+        us_of(&step, schedule, links, *gpu)
     }
 }
 
-impl Basis {
-    fn is_short(&self) -> bool {
-        self.step.ops.len().max(self.step.gaps.len()) <= KEPT_MAX
-    }
-
-    fn us(&self, links: &Links) -> [f64; 3] {
-        let Basis { step, schedule, gpu } = self;
-        [step.us(), simulate(step, links, schedule).step_us, bound(step, links, *gpu)]
-    }
+/// What a step takes: see [`Policy::us`].
+fn us_of(step: &Step, schedule: &Schedule, links: &Links, gpu: u64) -> [f64; 3] {
+    [step.us(), simulate(step, links, schedule).step_us, bound(step, links, gpu)]
 }
 
 /// The operators of a step take as long as those of the sequence do: its first is the beginning.

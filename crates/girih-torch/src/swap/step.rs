@@ -440,7 +440,7 @@ impl Steps {
     fn take_up(&mut self, Answer { keys, found, seconds }: Answer) {
         self.seconds += seconds;
         let policy = match found {
-            Found::Policy(policy) => policy,
+            Found::Policy(policy) => *policy,
             Found::Promise(number, us) => {
                 if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
                     times.reckoned(number, us);

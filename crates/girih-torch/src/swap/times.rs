@@ -124,7 +124,7 @@ impl Times {
     /// earlier then. That lanes wait for each other, or a host falls behind, is in no plan's times.
     pub(super) fn next(&mut self, tuning: &Tuning, links: &Links) -> &[f64] {
         self.again += u32::from(self.is_exhausted(tuning));
-        self.made_with = Some((*links, self.us.iter().sum()));
+        self.made_with = Some((*links, self.sum()));
         self.plans += 1;
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
     }
@@ -132,6 +132,11 @@ impl Times {
     /// The shortest times of the operators without waits, and of what comes behind them. Microseconds.
     pub(super) fn us(&self) -> &[f64] {
         &self.us
+    }
+
+    /// The step without waits.
+    fn sum(&self) -> f64 {
+        self.us.iter().sum()
     }
 
     /// A policy is taken up.
@@ -168,9 +173,8 @@ impl Times {
     /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
     /// operators to take less time, it is, some times at most: what is measured may go up and down for ever.
     pub(super) fn is_settled(&self, tuning: &Tuning, links: &Links) -> bool {
-        let sum: f64 = self.us.iter().sum();
         let has_changed = self.made_with.as_ref().is_some_and(|(own, us)| {
-            let is_shorter = sum < us * (1.0 - tuning.times_differ);
+            let is_shorter = self.sum() < us * (1.0 - tuning.times_differ);
             difference(links, own) > tuning.links_differ || is_shorter && self.may_gain(tuning)
         });
         self.last.is_none()
@@ -205,8 +209,7 @@ impl Times {
 
     /// The policy that has stayed, if operators are known by now to take less time than when it was promised what it is.
     pub(super) fn outdated(&self, tuning: &Tuning) -> Option<&Arc<Policy>> {
-        let sum: f64 = self.us.iter().sum();
-        let is_shorter = sum < self.promised[0] * (1.0 - tuning.times_told);
+        let is_shorter = self.sum() < self.promised[0] * (1.0 - tuning.times_told);
         self.best.policy.as_ref().filter(|_| is_shorter && self.last.is_none())
     }
 
