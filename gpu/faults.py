@@ -10,9 +10,11 @@ allocator. It passes if both have the same losses and parameters bit by bit, if 
 written to that should not have been, and if what it says of itself holds. A line for each test and
 mode: PASS, FAIL with the reason, or SKIP with what is missing. Exit status 1 if anything failed.
 
-`auto` learns a plan in the first five steps; the fault comes in the ninth. `plan` follows, from its
-first request, the plan that `auto` left of the run in which nothing happens, so that every fault is
-off its plan.
+`auto` learns a plan in the first five steps, and keeps it for the next launch; the fault comes in
+the ninth. `plan` follows, from its first request, the plan that `auto` left of the run in which
+nothing happens, so that every fault is off its plan. What a fault leaves behind lies where the plan
+has places for others. So then it is only asked that no more is reserved than torch's expandable
+segments would; where nothing is left behind, that all is as planned again.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ from faulty.bench import (
 )
 from modes import shareable
 
-FOLLOWING = ("auto", "plan")
+FOLLOWING = ("plan",)
 STEPS = 14
 MIB = 1 << 20
-# By which a reserved peak may be above that of expandable segments.
-PEAK_RATIO_MAX = 1.05
-PEAK_SLACK = 64 * MIB
+FAULT = 8
+# The modes that may hold no more than torch's expandable segments: `expandable` is those.
+BETTER = ("auto", "plan")
 # The first step in which everything is as planned.
-FOLLOWED_FROM = {"auto": 6, "plan": 2}
+FOLLOWED_FROM = 2
 
 
 class Skip(Exception):
@@ -92,32 +94,47 @@ def native_repeats_itself(bench: Bench, _: str) -> None:
     agree(bench.run("native", "plain", "--model", "small"), bench.run("native", "plain"))
 
 
+def compare(bench: Bench, mode: str, *words: str, plan_of: tuple[str, ...] = ("plain",)) -> Child:
+    """A run of a scenario, which agrees with torch's own allocator, followed its plan until the
+    fault came, and holds no more than torch's expandable segments."""
+    child, _ = bench.compare(mode, *words, plan_of=plan_of)
+    if mode in FOLLOWING:
+        for step in range(FOLLOWED_FROM, FAULT):
+            all_in_plan(child.row(f"step {step}"))
+    if mode in BETTER:
+        below_expandable(bench, child, *words)
+    return child
+
+
+def below_expandable(bench: Bench, child: Child, *words: str) -> None:
+    """Its peak is not above that of torch's expandable segments."""
+    other = bench.run("torch-expandable", *words)
+    sound(other)
+    peak, limit = child.result["reserved_peak"], other.result["reserved_peak"]
+    assert peak <= limit, (
+        f"{peak / MIB:.0f} MiB were reserved, {limit / MIB:.0f} MiB by torch's expandable segments"
+    )
+
+
 @test()
 def plain(bench: Bench, mode: str) -> None:
     """Nothing happens; with a plan, every request of a settled step is as planned."""
-    child, _ = bench.compare(mode, "plain")
+    child = compare(bench, mode, "plain")
     if mode in FOLLOWING:
-        for step in range(FOLLOWED_FROM[mode], STEPS):
+        for step in range(FAULT, STEPS):
             all_in_plan(child.row(f"step {step}"))
 
 
 @test()
 def extra_kept(bench: Bench, mode: str) -> None:
-    """One request more in an iteration, which stays alive: it alone is off the plan."""
-    child, _ = bench.compare(mode, "extra_kept")
-    if mode in FOLLOWING:
-        found_in_plan(child.row("odd"))
-        all_in_plan(child.row("step 9"))
-        # One of a common size takes a place of the plan for good: whatever else has these bytes in
-        # the course of a step is a miss, here a few of the largest blocks.
-        for label in ("common", "step 12", "step 13"):
-            found_in_plan(child.row(label), least=0.9)
+    """One request more in an iteration, which stays alive."""
+    compare(bench, mode, "extra_kept")
 
 
 @test()
 def extra_freed(bench: Bench, mode: str) -> None:
     """One request more in an iteration, freed at once: the next iteration is as planned."""
-    child, _ = bench.compare(mode, "extra_freed")
+    child = compare(bench, mode, "extra_freed")
     if mode in FOLLOWING:
         for fault, following in (("odd", "step 9"), ("common", "step 12")):
             found_in_plan(child.row(fault))
@@ -127,26 +144,24 @@ def extra_freed(bench: Bench, mode: str) -> None:
 @test()
 def evaluation(bench: Bench, mode: str) -> None:
     """The model is evaluated between steps: the same results, and the steps stay as planned."""
-    child, native = bench.compare(mode, "evaluation")
+    child, native = compare(bench, mode, "evaluation"), bench.run("native", "evaluation")
     equal(child.result["told"], native.result["told"], "the evaluation")
     if mode in FOLLOWING:
-        found_in_plan(child.row("step 9"))
-        all_in_plan(child.row("step 13"))
+        for step in (9, 11, 12, 13):
+            all_in_plan(child.row(f"step {step}"))
 
 
 @test()
 def checkpoint(bench: Bench, mode: str) -> None:
     """Model and optimizer are saved and loaded back, equal, and trained on."""
-    child, _ = bench.compare(mode, "checkpoint")
+    child = compare(bench, mode, "checkpoint")
     assert child.result["told"]["is_equal"], "what was loaded is not what was saved"
-    if mode in FOLLOWING:
-        all_in_plan(child.row("step 13"))
 
 
 @test()
 def skipped_step(bench: Bench, mode: str) -> None:
     """An iteration without its optimizer: the plan is found again."""
-    child, _ = bench.compare(mode, "skipped_step")
+    child = compare(bench, mode, "skipped_step")
     if mode in FOLLOWING:
         all_in_plan(child.row("step 13"))
 
@@ -154,29 +169,22 @@ def skipped_step(bench: Bench, mode: str) -> None:
 @test()
 def scaler_skips(bench: Bench, mode: str) -> None:
     """A gradient overflows and GradScaler leaves the optimizer out: the plan is found again."""
-    child, native = bench.compare(mode, "scaler_skips")
+    # The plan of this very run: one with a scaler is another program than one without.
+    child = compare(bench, mode, "scaler_skips", plan_of=("scaler_skips",))
+    native = bench.run("native", "scaler_skips")
     scales = native.result["told"]["scales"]
     assert min(scales) < max(scales), "no step was skipped: the test tests nothing"
     equal(child.result["told"]["scales"], scales, "the scales")
     if mode in FOLLOWING:
-        found_in_plan(child.row("step 13"))
+        all_in_plan(child.row("step 13"))
 
 
 @test()
 def batch_size(bench: Bench, mode: str) -> None:
     """Another batch size, smaller, larger, and back: no more memory than expandable segments."""
     child, _ = bench.compare(mode, "batch_size")
-    below_expandable(bench, child, "batch_size")
-
-
-def below_expandable(bench: Bench, child: Child, *words: str) -> None:
-    """Its peak is not above that of torch's expandable segments."""
-    other = bench.run("torch-expandable", *words)
-    sound(other)
-    peak, limit = child.result["reserved_peak"], other.result["reserved_peak"]
-    assert peak <= PEAK_RATIO_MAX * limit + PEAK_SLACK, (
-        f"{peak / MIB:.0f} MiB were reserved, {limit / MIB:.0f} MiB by torch's expandable segments"
-    )
+    if mode in BETTER:
+        below_expandable(bench, child, "batch_size")
 
 
 @test("plan")
@@ -210,25 +218,24 @@ def record_stream(bench: Bench, mode: str) -> None:
 @test()
 def oom_giant(bench: Bench, mode: str) -> None:
     """A request larger than the card: caught, and training goes on to the same losses."""
-    child, _ = bench.compare(mode, "oom_giant")
+    child = compare(bench, mode, "oom_giant")
     out_of_memory(child, least=2)
-    if mode in FOLLOWING:
-        found_in_plan(child.row("step 13"))
 
 
 @test()
 def oom_fraction(bench: Bench, mode: str) -> None:
     """The process's limit falls to what is in use: caught, and training goes on."""
-    child, _ = bench.compare(mode, "oom_fraction")
-    out_of_memory(child, least=2)
-    if mode in FOLLOWING:
-        found_in_plan(child.row("step 13"))
+    child = compare(bench, mode, "oom_fraction")
+    # Where saved tensors go to the host, a step within the limit may get through.
+    went = child.result["swapped"]
+    out_of_memory(child, least=1 if went else 2, got_through=bool(went))
 
 
-def out_of_memory(child: Child, least: int) -> None:
+def out_of_memory(child: Child, least: int, *, got_through: bool = False) -> None:
     """It did run out of memory, was told so in words, and was counted."""
     told = child.result["told"]
-    assert told["ran_out"], "the step did not run out of memory: the test tests nothing"
+    ran_out = told["ran_out"] or got_through
+    assert ran_out, "the step did not run out of memory: the test tests nothing"
     equal(len(told["texts"]), 1, "the number of errors caught within a pass")
     text = told["texts"][0]
     assert "out of memory" in text.lower(), f"the error says: {text}"
@@ -262,13 +269,14 @@ def kill_and_resume(bench: Bench, mode: str, place: str) -> None:
         same_losses(first.losses, {s: native.losses[s] for s in first.losses})
         equal(second.result["checksum"], native.result["checksum"], "the checksum")
         if had_plan:
-            early = second.row(f"step {start + 2}")
+            # What is loaded comes before the first step, and lies in places of others.
+            early = second.row(f"step {start}")
             assert early["hits"] > 0, "the plan that the first launch has kept is not followed"
 
 
 @test("auto")
 def killed_in_a_step(bench: Bench, mode: str) -> None:
-    """Killed while a plan is followed, resumed from a checkpoint: as if never killed."""
+    """Killed in a step, resumed from a checkpoint and with the plan: as if never killed."""
     kill_and_resume(bench, mode, "8:2:0")
     kill_and_resume(bench, mode, "11:0:0")
 
@@ -438,8 +446,8 @@ def run(names: list[str], modes: list[str], jobs: int, output: Path | None) -> i
             verdict, reason = future.result()
             verdicts.append({"name": name, "mode": mode, "verdict": verdict, "reason": reason})
             print(f"{verdict} {name:<24} {mode:<11} {reason}".rstrip(), flush=True)
-        if output:
-            save(output, verdicts, bench)
+            if output:
+                save(output, verdicts, bench)
         launched = len(bench.children())
     counts = {
         word: sum(one["verdict"] == word for one in verdicts) for word in ("PASS", "FAIL", "SKIP")

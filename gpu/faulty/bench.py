@@ -134,9 +134,6 @@ class Bench:
         if mode == "torch-expandable":
             known["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         elif mode != "native":
-            # Not where the peak is the question.
-            if mode == "auto" and words[0] != "batch_size":
-                known["FAULTS_BEFORE"] = str(3 << 29)
             girih = ["-m", "girih", "run", "--mode", mode, "--plan-dir", str(folder / "plans")]
             girih += ["--report", str(folder / "report.json")]
             girih += ["--plan", str(plan)] if plan else []

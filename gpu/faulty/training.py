@@ -6,8 +6,8 @@ knows no allocator; if Girih is in the process, it notes step by step how well a
 
 ```text
  step   0 1 2 3 | 4 | 5 6 7   8     9 ...  13
-        learns    ^   plan    FAULT          last
-                  the plan is there
+        learns    ^         FAULT          last
+                  the plan is there, for the next launch
 ```
 """
 
@@ -17,7 +17,6 @@ import dataclasses
 import gc
 import hashlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +28,6 @@ import torch.nn.functional as F
 
 MIB = 1 << 20
 STEPS = 14
-# `auto` follows its plan from step 5 on.
 FAULT = 8
 # After this step `auto` has seen enough to plan.
 LEARNT = 3
@@ -132,9 +130,6 @@ class Run:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(1)
-        # What came before the training: a cache that `auto` can save by a plan. A model as small as
-        # this one leaves less behind than the pages that it pins.
-        torch.empty(int(os.environ.get("FAULTS_BEFORE", "0")), dtype=torch.uint8, device="cuda")
         self.guards = Guards()
         for count in (1000, 70_000, 3 * MIB, 37 * MIB):
             self.guards.add(count)
@@ -147,6 +142,7 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         # False if nothing waits for the planning thread.
         self.is_patient = True
+        self.has_waited = False
         self.seen = self.look()
 
     def step(
@@ -203,9 +199,10 @@ class Run:
         except torch.OutOfMemoryError:
             loss = None
         ran_out = loss is None
+        # A step of the optimizer that ends in the middle cannot be done again.
+        torch.cuda.set_per_process_memory_fraction(1.0)
         if loss is None:
             self.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.set_per_process_memory_fraction(1.0)
             gc.collect()
             loss = self.compute(index)
         self.finish(index, loss, label=label)
@@ -229,16 +226,17 @@ class Run:
         self.seen = now
 
     def rest(self, index: int) -> None:
-        """Lets the planning thread finish, so that runs are at the same stage at the same step."""
+        """Lets the planning thread finish once, so that runs are at the same stage at the same
+        step. A run that follows a plan already has nothing to wait for."""
         if not self.is_patient or index < LEARNT or index >= STEPS:
             return
-        if self.seen.get("mode") != "auto":
+        if self.seen.get("mode") != "auto" or self.seen["stage"] != "learning":
             return
-        deadline = time.monotonic() + SECONDS_TO_PLAN_MAX
-        while self.seen["planning_seconds"] == 0 and time.monotonic() < deadline:
-            if self.seen["stage"] != "learning":
-                break
-            time.sleep(0.01)
+        if self.seen["planning_seconds"] == 0 and not self.has_waited:
+            self.has_waited = True
+            deadline = time.monotonic() + SECONDS_TO_PLAN_MAX
+            while self.look()["planning_seconds"] == 0 and time.monotonic() < deadline:
+                time.sleep(0.01)
             self.seen = self.look()
         time.sleep(0.05)
 
@@ -278,6 +276,9 @@ class Run:
             "mode": now.get("mode"),
             "door": now.get("door"),
             "stage": now.get("stage"),
+            "plan": now.get("plan"),
+            "warnings": now.get("warnings"),
+            "swapped": (now.get("swap") or {}).get("bytes_out", 0),
             "losses": self.losses,
             "checksum": self.checksum(),
             "broken": self.guards.broken(),
