@@ -23,7 +23,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from girih import _prebuilt, _settings
@@ -44,6 +43,8 @@ log = logging.getLogger("girih")
 Sources = Sequence[tuple[str, str]]
 
 _COMPILE_SECONDS_MAX = 600
+# Beside the sources: includes them all.
+_WHOLE = "whole.cpp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,30 +146,22 @@ def _compile(folder: Path, library: Path, recipe: _Recipe) -> None:
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    command = recipe.compiler.command
+    # As one, which reads torch's headers once: a quarter of the time of a processor.
+    units = [name for name, _ in recipe.sources if name.endswith(".cpp")]
+    (source / _WHOLE).write_text("".join(f'#include "{name}"\n' for name in units))
     # Under this name until it is whole. The process's number keeps hosts without locks apart.
     partial = folder / f"partial-{os.getpid()}.so"
-    with tempfile.TemporaryDirectory(prefix="girih-shim-") as objects:
-
-        def compile_unit(name: str) -> str:
-            result = str(Path(objects) / f"{name}.o")
-            # The substitutes for CUDA's files come last: real ones go first.
-            include = ["-I.", *recipe.compile_flags, "-idirafter."]
-            _call([*command, *include, "-c", name, "-o", result], source, recipe.compiler)
-            return result
-
-        units = [name for name, _ in recipe.sources if name.endswith(".cpp")]
-        try:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                results = list(pool.map(compile_unit, units))
-            _call(
-                [*command, *results, *recipe.link_flags, "-o", str(partial)],
-                source,
-                recipe.compiler,
-            )
-            partial.replace(library)
-        finally:
-            partial.unlink(missing_ok=True)
+    # The substitutes for CUDA's files come last: real ones go first.
+    flags = ["-I.", *recipe.compile_flags, "-idirafter."]
+    try:
+        _call(
+            [*recipe.compiler.command, *flags, _WHOLE, *recipe.link_flags, "-o", str(partial)],
+            source,
+            recipe.compiler,
+        )
+        partial.replace(library)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _call(command: Sequence[str], source: Path, compiler: Compiler) -> None:

@@ -6,3 +6,4 @@ mod policies;
 mod programs;
 mod records;
 mod schedules;
+mod written;
