@@ -6,19 +6,31 @@ mod common;
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use common::*;
 use girih_torch::abi::{self, Pool, Status, blocks, ipc, memory, pools, view};
 use girih_torch::control;
 use serde_json::Value;
 
-fn native() {
+/// A cache is emptied of all devices at once, those of other tests too.
+static CACHES: RwLock<()> = RwLock::new(());
+
+/// The allocator, whose caches stay as long as this is held.
+fn native() -> RwLockReadGuard<'static, ()> {
     set_up("native", 1 << 30, "");
+    CACHES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The allocator for a test that empties caches.
+fn native_alone() -> RwLockWriteGuard<'static, ()> {
+    set_up("native", 1 << 30, "");
+    CACHES.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
 fn a_request_for_nothing_gives_null_and_freeing_null_is_fine() {
-    native();
+    let _caches = native();
     assert_eq!(try_alloc(0, 0, 0, DEFAULT), Ok(0));
     assert_eq!(free(0), Status::Ok);
     assert!(abi::girih_abi() == abi::ABI && blocks::girih_is_initialized());
@@ -26,7 +38,7 @@ fn a_request_for_nothing_gives_null_and_freeing_null_is_fine() {
 
 #[test]
 fn a_block_is_found_by_its_address_until_it_is_freed() {
-    native();
+    let _caches = native();
     let address = alloc(1, 3 * MIB, 0);
     assert_eq!(device_of(address), Ok(1));
     assert_eq!(base(address + 12345), Ok((address, 20 * MIB)));
@@ -39,7 +51,7 @@ fn a_block_is_found_by_its_address_until_it_is_freed() {
 
 #[test]
 fn blocks_of_several_devices_are_freed_from_one_thread() {
-    native();
+    let _caches = native();
     let all: Vec<u64> = (0..40).map(|k| alloc(2 + k % 3, MIB, 0)).collect();
     for &address in all.iter().rev() {
         assert_eq!(free(address), Status::Ok);
@@ -51,7 +63,7 @@ fn blocks_of_several_devices_are_freed_from_one_thread() {
 
 #[test]
 fn a_foreign_pointer_is_unknown_and_harms_nothing() {
-    native();
+    let _caches = native();
     let mine = alloc(5, MIB, 0);
     assert_eq!(free(0x1234_5600), Status::Unknown);
     assert_eq!(free(mine + 512), Status::Unknown, "only the first address frees");
@@ -63,7 +75,7 @@ fn a_foreign_pointer_is_unknown_and_harms_nothing() {
 
 #[test]
 fn a_device_that_does_not_exist_is_named_with_how_many_do() {
-    native();
+    let _caches = native();
     assert_eq!(try_alloc(64, MIB, 0, DEFAULT), Err(Status::Unknown));
     assert!(last_error().contains("no device 64: this process has 64"), "{}", last_error());
     assert_eq!(try_alloc(-1, MIB, 0, DEFAULT), Err(Status::Unknown));
@@ -72,13 +84,13 @@ fn a_device_that_does_not_exist_is_named_with_how_many_do() {
 
 #[test]
 fn settings_come_too_late_once_they_were_chosen() {
-    native();
+    let _caches = native();
     assert!(control::configure("{}").unwrap_err().contains("once"));
 }
 
 #[test]
 fn out_of_memory_says_who_holds_what_and_leaves_the_heap_working() {
-    native();
+    let _caches = native();
     let held: Vec<u64> = (0..40).map(|_| alloc(6, 25 * MIB - 100, 0)).take(39).collect();
     assert_eq!(try_alloc(6, 200 * MIB, 0x77, DEFAULT), Err(Status::OutOfMemory));
     assert!(last_error().starts_with("CUDA out of memory. Tried to allocate 200.00 MiB"));
@@ -93,7 +105,7 @@ fn out_of_memory_says_who_holds_what_and_leaves_the_heap_working() {
 
 #[test]
 fn statistics_are_those_of_pytorch_and_reset_as_there() {
-    native();
+    let _caches = native_alone();
     let (small, large) = (alloc(7, 1000, 0), alloc(7, 3 * MIB, 0));
     let seen = stats(7);
     assert_eq!(seen.allocation.map(|stat| stat.current), [2, 1, 1]);
@@ -117,7 +129,7 @@ fn statistics_are_those_of_pytorch_and_reset_as_there() {
 
 #[test]
 fn the_cache_goes_back_when_it_is_emptied_and_a_fraction_limits_it() {
-    native();
+    let _caches = native_alone();
     free(alloc(8, 100 * MIB, 0));
     assert_eq!(memory::girih_empty_cache(DEFAULT), Status::Ok);
     assert_eq!(stats(8).reserved_bytes[0].current, 0);
@@ -133,7 +145,7 @@ fn the_cache_goes_back_when_it_is_emptied_and_a_fraction_limits_it() {
 
 #[test]
 fn the_layout_tiles_every_segment() {
-    native();
+    let _caches = native();
     let first = alloc(9, 3 * MIB, 5);
     let second = alloc(9, 4 * MIB, 5);
     free(first);
@@ -149,7 +161,7 @@ fn the_layout_tiles_every_segment() {
 
 #[test]
 fn pools_have_users_options_and_memory_of_their_own() {
-    native();
+    let _caches = native_alone();
     let pool = Pool { first: 0, second: 17 };
     assert_eq!(pool_users(10, pool), 0);
     assert_eq!(pools::girih_pool_release(10, pool), Status::Unknown);
@@ -179,7 +191,7 @@ fn a_checkpoint_brings_the_blocks_of_a_pool_back_to_their_addresses() {
         // SAFETY: `user` is the vector below.
         unsafe { &mut *user.cast::<Vec<u64>>() }.push(address as u64);
     }
-    native();
+    let _caches = native();
     let pool = Pool { first: 3, second: 0 };
     pools::girih_pool_create(11, pool);
     let kept = try_alloc(11, 2 * MIB, 0, pool).unwrap();
@@ -208,7 +220,7 @@ fn a_checkpoint_brings_the_blocks_of_a_pool_back_to_their_addresses() {
 
 #[test]
 fn memory_of_the_simulated_device_cannot_leave_the_process() {
-    native();
+    let _caches = native();
     let address = alloc(13, MIB, 0) as *mut c_void;
     let (mut handle, mut bytes, mut offset) = ([0; ipc::IPC_BYTES], 0, 0);
     // SAFETY: all can be written to.
@@ -226,7 +238,7 @@ fn memory_of_the_simulated_device_cannot_leave_the_process() {
 
 #[test]
 fn the_report_tells_a_limit_that_refused_from_a_device_that_is_full() {
-    native();
+    let _caches = native();
     let report = || -> Value { serde_json::from_str(&control::report(Some(15)).unwrap()).unwrap() };
     let held = alloc(15, 200 * MIB, 0);
     let fresh = report();
@@ -254,7 +266,7 @@ fn the_report_tells_a_limit_that_refused_from_a_device_that_is_full() {
 
 #[test]
 fn the_report_has_peaks_and_calls() {
-    native();
+    let _caches = native();
     free(alloc(14, 30 * MIB, 0));
     let report: Value = serde_json::from_str(&control::report(Some(14)).unwrap()).unwrap();
     assert_eq!(report["mode"], "native");

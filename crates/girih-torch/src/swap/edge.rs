@@ -130,13 +130,24 @@ impl Swap {
             return;
         }
         state.warn(format!(
-            "device {}: the GPU's memory was full: {} of saved tensors went to the host, and more \
+            "device {}: the GPU's memory was full: {} went to the host, and more \
              will where it is full again. Steps may take longer for it; girih.stats() says what goes. \
              A smaller batch needs no copies; --option swap=off ends in out of memory instead.",
             state.ordinal,
-            short(self.counts.bytes_out),
+            what_went(self.counts.bytes_out, self.counts.states_out),
         ));
         attention::call();
+    }
+}
+
+/// Names what has gone, of which so many bytes were states of optimizers.
+fn what_went(bytes: u64, of_states: u64) -> String {
+    match (bytes.saturating_sub(of_states), of_states) {
+        (saved, 0) => format!("{} of saved tensors", short(saved)),
+        (0, states) => format!("{} of optimizer states", short(states)),
+        (saved, states) => {
+            format!("{} of saved tensors and {} of optimizer states", short(saved), short(states))
+        }
     }
 }
 
@@ -145,6 +156,16 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_went_is_told_by_what_it_was() {
+        assert_eq!(what_went(3 * GIB, 0), "3.00 GiB of saved tensors");
+        assert_eq!(what_went(GIB, GIB), "1.00 GiB of optimizer states");
+        assert_eq!(
+            what_went(3 * GIB, GIB),
+            "2.00 GiB of saved tensors and 1.00 GiB of optimizer states"
+        );
+    }
 
     #[test]
     fn records_begin_at_a_half_and_the_driver_is_asked_a_few_times() {
