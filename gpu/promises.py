@@ -18,13 +18,13 @@ import concurrent.futures
 import datetime
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from kinds import take_card
 from modes import MIB, card_names, printed, ran, shareable
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
@@ -116,11 +116,6 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found["own"] = launch(program, options.steps, within, options.timeout)
         found["budget"] = budget
     return found
-
-
-def take_card(cards: Any) -> None:
-    """What this worker starts sees this card alone."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
 
 
 def main() -> int:

@@ -23,13 +23,13 @@ import concurrent.futures
 import datetime
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kinds import take_card
 from modes import MIB, card_names, printed, ran, shareable
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "longer.py")
@@ -201,11 +201,6 @@ def measure(
         lines += first_difference([run for run in runs if "seen" in run])
         print("\n".join(lines[len(runs) :]), flush=True)
     return found
-
-
-def take_card(cards: Any) -> None:
-    """What this worker starts sees this card alone."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = cards.get()
 
 
 def main() -> int:
