@@ -11,7 +11,7 @@ use crate::heap::State;
 impl Swap {
     /// Fetches what backward will want after the record of that number.
     pub(super) fn fetch_ahead(&mut self, state: &mut State, number: u64) -> Outcome<()> {
-        if self.steps.is_following() || self.table.bytes_saved().away == 0 {
+        if self.steps.is_as_planned() || self.table.bytes_saved().away == 0 {
             return Ok(());
         }
         let (most, free) = (self.room / self.tuning.coming_part, self.room / self.tuning.free_part);

@@ -17,6 +17,8 @@ pub(super) enum Found {
     Policy(Box<Policy>),
     /// What a step takes under the policy of this number: see [`Policy::us`].
     Promise(u32, [f64; 3]),
+    /// What a step that was measured takes by the simulator, and what it took. Microseconds.
+    Checked(f64, f64),
 }
 
 /// What was found for a sequence of operators, and the seconds of a core that it took.
@@ -65,6 +67,19 @@ impl Beside {
     pub(super) fn reckon(&mut self, keys: &[u64], policy: Arc<Policy>, us: Vec<f64>, links: Links) {
         self.is_planning = false;
         self.begin(keys, move || Found::Promise(policy.number, policy.reckon(&us, &links)));
+    }
+
+    /// Simulates a step that followed a policy and took so many microseconds.
+    pub(super) fn check(
+        &mut self,
+        keys: &[u64],
+        policy: Arc<Policy>,
+        step: (Step, Vec<Whose>),
+        links: Links,
+        us: f64,
+    ) {
+        self.is_planning = false;
+        self.begin(keys, move || Found::Checked(policy.simulate(&step, &links), us));
     }
 
     fn begin(&mut self, keys: &[u64], find: impl FnOnce() -> Found + Send + 'static) {

@@ -1,11 +1,13 @@
 //! What was planned for one sequence of operators.
 
 use girih_swap::bound::bound;
-use girih_swap::{Links, Schedule, Step, simulate};
+use girih_swap::{Away, Links, Schedule, Step, simulate};
 use rustc_hash::FxHashMap;
 
 /// Operators of a step at most that is kept with its schedule. Of a longer one what was promised stays as it was.
 const KEPT_MAX: usize = 1 << 14;
+/// Of what a step adds up to, the part from which on a step is told to need more or less.
+const TOLD_BY: u64 = 8;
 
 /// A tensor of a step that may go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -40,6 +42,8 @@ pub(super) struct Basis {
     step: Step,
     schedule: Schedule,
     gpu: u64,
+    /// The most bytes that are in use or away.
+    most: u64,
 }
 
 impl Policy {
@@ -66,11 +70,54 @@ impl Policy {
         }
         policy.us = us_of(&step, &schedule, links, gpu);
         let is_short = step.ops.len().max(step.gaps.len()) <= KEPT_MAX;
-        policy.basis = is_short.then_some(Basis { step, schedule, gpu });
+        let most = step.peak();
+        policy.basis = is_short.then_some(Basis { step, schedule, gpu, most });
         for list in [&mut policy.leave, &mut policy.release, &mut policy.fetch] {
             list.sort_unstable();
         }
         policy
+    }
+
+    /// Microseconds that a step takes that follows this, which was seen to have such tensors and times: the simulator's
+    /// word on a step that was measured, whatever its sizes.
+    pub(super) fn simulate(&self, (step, whose): &(Step, Vec<Whose>), links: &Links) -> f64 {
+        let mut away: FxHashMap<Whose, Away> = FxHashMap::default();
+        // As `Policy::of` counts: the first operator of a step is its beginning.
+        for &(leave, who) in &self.leave {
+            away.entry(who).or_insert(Away { gap: 0, leave, release: 0, fetch: 0 });
+        }
+        for &(release, who) in &self.release {
+            away.entry(who).and_modify(|away| away.release = release + 1);
+        }
+        for &(fetch, who) in &self.fetch {
+            away.entry(who).and_modify(|away| away.fetch = fetch + 1);
+        }
+        let of_gap = |(gap, number): (&girih_swap::Gap, u32)| {
+            let away = Away { gap: number, ..*away.get(&whose[gap.tensor as usize])? };
+            let is_within = away.leave >= gap.after
+                && away.leave < away.release
+                && away.release <= away.fetch
+                && away.fetch <= gap.before;
+            is_within.then_some(away)
+        };
+        let away = step.gaps.iter().zip(0..).filter_map(of_gap).collect();
+        simulate(step, links, &Schedule { away, ..Schedule::default() }).step_us
+    }
+
+    /// The most bytes that will be in use or away in a step, if it goes on as the one that this is for and as much as
+    /// its operators say that are over: `first` in the first, `now` in the last of them, which is that of the sequence.
+    /// None where that does not say anything yet.
+    pub(super) fn expected(&self, last: u32, first: u64, now: u64) -> Option<u64> {
+        let Basis { step, most, .. } = self.basis.as_ref()?;
+        let load = &step.load;
+        let (own_first, own_now) = (*load.get(1)?, *load.get(last as usize + 1)?);
+        let most = most.saturating_sub(own_first);
+        let own = own_now.saturating_sub(own_first);
+        if own < most / TOLD_BY || own == 0 {
+            return None;
+        }
+        let part = now.saturating_sub(first) as f64 / own as f64;
+        Some(first.saturating_add((most as f64 * part) as u64))
     }
 
     /// True if it knows its step.
@@ -80,7 +127,7 @@ impl Policy {
 
     /// What its step takes ([`Policy::us`]) if the operators of the sequence, and what comes behind them, take `us`.
     pub(super) fn reckon(&self, us: &[f64], links: &Links) -> [f64; 3] {
-        let Some(Basis { step, schedule, gpu }) = &self.basis else { return self.us };
+        let Some(Basis { step, schedule, gpu, .. }) = &self.basis else { return self.us };
         let mut step = step.clone();
         retime(&mut step, us);
         us_of(&step, schedule, links, *gpu)

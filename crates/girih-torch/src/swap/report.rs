@@ -71,6 +71,11 @@ pub(crate) struct SequenceReport {
     pub(super) step_us: f64,
     pub(super) step_us_swapped: f64,
     pub(super) step_us_bound: f64,
+    /// Steps that followed a schedule from their beginning to their end and were simulated afterwards, each with its own
+    /// sizes and times; what they take by that, and what they took, all together.
+    pub(super) checked: u64,
+    pub(super) checked_us: f64,
+    pub(super) checked_measured_us: f64,
 }
 
 /// What `girih.stats()` says of swapping. Bytes and counts.
@@ -160,6 +165,10 @@ impl SwapReport {
 
     pub(crate) fn policies(&self) -> u64 {
         self.policies
+    }
+
+    pub(crate) fn policy_changes(&self) -> u64 {
+        self.policy_changes
     }
 
     /// True if no record, and no byte of the host, is in use.

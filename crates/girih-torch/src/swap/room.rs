@@ -119,7 +119,7 @@ impl Swap {
         let in_use = state.bytes_in_use().saturating_add(request.size);
         let going = self.table.bytes_saved().going + self.table.bytes_of_states().going;
         let is_near = in_use > self.room - ahead && going < ahead;
-        if !is_near || self.is_backward || self.steps.is_following() || self.steps.fits() {
+        if !is_near || self.is_backward || self.steps.is_as_planned() || self.steps.fits() {
             return Ok(());
         }
         if state.device.is_capturing(request.stream)? {

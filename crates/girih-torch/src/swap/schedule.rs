@@ -3,7 +3,6 @@
 use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
-use super::policy::Whose;
 use super::table::RecordId;
 use super::{Fail, Swap};
 use crate::error::Outcome;
@@ -59,17 +58,14 @@ impl Swap {
     }
 
     fn due(&self) -> Due {
-        let mut due = Due::default();
-        let Some((policy, at)) = self.steps.policy() else { return due };
-        let of = |list: &[(u32, Whose)]| -> Vec<RecordId> {
-            let first = list.partition_point(|(op, _)| *op < at);
-            let now = list[first..].iter().take_while(|(op, _)| *op == at);
-            now.filter_map(|(_, who)| self.steps.record_of(policy, *who)).collect()
-        };
-        due.leave = of(&policy.leave);
-        due.release = of(&policy.release);
-        due.fetch = of(&policy.fetch);
-        due
+        // What goes in a step that is not the one that was planned goes when it must.
+        let is_as_planned = self.steps.is_as_planned();
+        let leave = is_as_planned.then(|| self.steps.due(|policy| &policy.leave));
+        Due {
+            leave: leave.unwrap_or_default(),
+            release: self.steps.due(|policy| &policy.release),
+            fetch: self.steps.due(|policy| &policy.fetch),
+        }
     }
 
     /// Does what the plan of this step wants of the operator that begins.

@@ -79,6 +79,12 @@ pub(crate) struct Steps {
     cursor: Option<Cursor>,
     /// The operator of the sequence that runs now, if the step is not lost.
     place: Option<(usize, u32)>,
+    /// It was found there just now: what was due before it may not have been done.
+    is_found: bool,
+    /// Not all that the step has done is what the sequence does from its beginning on.
+    is_other: bool,
+    /// It does that with fewer bytes, all of which will have room.
+    is_smaller: bool,
     /// The records of this step by the operator of the sequence that saved them.
     live: FxHashMap<u32, RecordId>,
     /// Those that shall leave and could not yet.
@@ -115,6 +121,9 @@ impl Steps {
             planned: 0,
             cursor: None,
             place: None,
+            is_found: false,
+            is_other: false,
+            is_smaller: false,
             live: FxHashMap::default(),
             late: Vec::new(),
             wanted: Vec::new(),
@@ -165,6 +174,7 @@ impl Steps {
         let changes = cursor.changes();
         self.place = cursor.advance(&self.sequences, key).map(|(of, over)| (of, *over.end()));
         let has_changed = cursor.changes() != changes;
+        self.is_found = has_changed;
         if self.now.followed == NO_POLICY {
             self.now.followed = self.number_of_policy();
         }
@@ -172,6 +182,9 @@ impl Steps {
             self.changes += 1;
             self.find_again();
         }
+        self.is_other |= has_changed || self.place.is_none();
+        self.is_smaller = self.has_room();
+        self.now.is_mixed |= self.is_smaller;
     }
 
     /// Which operator of the sequence saved each record, after the place in it has changed.
@@ -296,10 +309,40 @@ impl Steps {
         self.policy().is_some()
     }
 
+    /// True if there is a policy for all that the step has done so far. One for what it does now alone says who is used
+    /// when, but not how many bytes must go.
+    pub(super) fn is_as_planned(&self) -> bool {
+        self.is_following() && !self.is_other && !self.is_smaller
+    }
+
+    /// True if the step does what was planned for a larger one, and all of it will have room.
+    fn has_room(&self) -> bool {
+        let Some((policy, at)) = self.policy() else { return false };
+        // What is alive in the operator that begins is not known yet.
+        let [first, .., last, _] = *self.now.load else { return false };
+        let expected = at.checked_sub(1).and_then(|at| policy.expected(at, first, last));
+        expected.is_some_and(|most| most <= self.room)
+    }
+
     /// What was planned, and the operator that begins now.
     pub(super) fn policy(&self) -> Option<(&Policy, u32)> {
         let (number, at) = self.place?;
         Some((self.policies.get(number)?.as_deref()?, at))
+    }
+
+    /// The records of those in a list of the policy whose time is now; where the step was found again, also of those whose
+    /// time was before, as long as they are not used before this operator.
+    pub(super) fn due(&self, of: impl Fn(&Policy) -> &[(u32, Whose)]) -> Vec<RecordId> {
+        let Some((policy, at)) = self.policy() else { return Vec::new() };
+        let list = of(policy);
+        let first = match self.is_found {
+            true => 0,
+            false => list.partition_point(|(op, _)| *op < at),
+        };
+        let until = list.partition_point(|(op, _)| *op <= at);
+        let is_wanted = |who: &Whose| policy.before.get(who).is_some_and(|before| *before >= at);
+        let due = list[first..until].iter().filter(|(op, who)| *op == at || is_wanted(who));
+        due.filter_map(|(_, who)| self.record_of(policy, *who)).collect()
     }
 
     fn number_of_policy(&self) -> u32 {
@@ -345,7 +388,7 @@ impl Steps {
     ) {
         if let Some((number, _)) = self.place {
             self.sequences.note_use(number);
-            self.now.is_mixed = self.now.followed != self.number_of_policy();
+            self.now.is_mixed |= self.is_other || self.now.followed != self.number_of_policy();
         }
         if let Some(before) = self.before.take() {
             let loads = before.loads();
@@ -378,6 +421,7 @@ impl Steps {
         self.late.clear();
         self.wanted.clear();
         self.place = None;
+        (self.is_other, self.is_smaller) = (false, false);
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
     }
 
@@ -392,19 +436,24 @@ impl Steps {
         if let Some(us) = whole.filter(|_| !seen.is_mixed) {
             times.note(seen.followed, us);
         }
+        let own_us = taken.us.clone();
         times.see(taken);
         times.see_load(loads);
         let is_judged = !self.beside.is_planning() && times.judge(&self.tuning);
         self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
         let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
         self.follow(&seen.keys, policy, promised);
-        let is_free = is_judged && !self.beside.is_busy();
+        let is_free = !self.beside.is_busy();
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
-        if self.is_settled {
+        if self.is_settled || !is_judged {
             let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
-            if let Some(policy) = outdated.map(Arc::clone) {
-                let us = times.us().to_vec();
+            let followed = times.followed(seen.followed).filter(|_| !seen.is_mixed);
+            if let Some(policy) = outdated.filter(|_| is_judged).map(Arc::clone) {
+                let us = times.told(&self.tuning);
                 self.beside.reckon(&seen.keys, policy, us, self.links);
+            } else if let Some((policy, us)) = followed.map(Arc::clone).zip(whole) {
+                let step = seen.step(loads, &own_us);
+                self.beside.check(&seen.keys, policy, step, self.links, us);
             }
             return;
         }
@@ -441,6 +490,12 @@ impl Steps {
         self.seconds += seconds;
         let policy = match found {
             Found::Policy(policy) => *policy,
+            Found::Checked(simulated, measured) => {
+                if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
+                    times.checked(simulated, measured);
+                }
+                return;
+            }
             Found::Promise(number, us) => {
                 if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
                     times.reckoned(number, us);

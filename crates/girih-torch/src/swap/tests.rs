@@ -42,6 +42,7 @@ macro_rules! alone {
 
 mod ablation;
 mod adversary;
+mod changing;
 mod clocks;
 mod edge;
 mod held_up;

@@ -36,6 +36,9 @@ pub(super) struct Times {
     is_scaled: bool,
     /// The shortest that was seen of each, in microseconds.
     us: Vec<f64>,
+    /// Of steps whose plan has stayed: how many there were, and the shortest of them without waits.
+    since: u32,
+    whole: f64,
     /// The most bytes that were in use or away during each operator, in all steps.
     pub(super) load: Vec<u64>,
     /// The times with what was waited for, in the step that was seen last.
@@ -56,6 +59,9 @@ pub(super) struct Times {
     fitting: u32,
     /// Steps whose times were read.
     steps: u64,
+    /// Steps that were simulated as they were; what they took by that, and as measured.
+    checked: u64,
+    checked_us: [f64; 2],
     /// What a step takes under the policy with the shortest one, by the times that are known now: [`Policy::us`].
     promised: [f64; 3],
 }
@@ -89,6 +95,9 @@ impl Times {
         let Taken { at: taken_at, us, waited, is_coarse } = taken;
         self.steps += 1;
         if is_coarse && !self.is_coarse && self.us.len() == us.len() {
+            let whole = us.iter().sum();
+            self.whole = if self.since > 0 { self.whole.min(whole) } else { whole };
+            self.since = self.since.saturating_add(1);
             self.is_scaled |= scale(&mut self.us, &taken_at, &us, true);
             scale(&mut self.waited, &taken_at, &waited, false);
             return;
@@ -134,6 +143,21 @@ impl Times {
         &self.us
     }
 
+    /// The same of one step. Each operator was the shortest in another step, and clocks go up and down; so all of
+    /// them together are shorter than any step. Once a plan has stayed they are what the shortest of its steps was.
+    pub(super) fn told(&self, tuning: &Tuning) -> Vec<f64> {
+        let sum = self.sum();
+        let part = if sum > 0.0 { self.told_sum(tuning) / sum } else { 1.0 };
+        self.us.iter().map(|us| us * part).collect()
+    }
+
+    fn told_sum(&self, tuning: &Tuning) -> f64 {
+        match self.since >= tuning.steps_judged {
+            true => self.whole.max(self.sum()),
+            false => self.sum(),
+        }
+    }
+
     /// The step without waits.
     fn sum(&self) -> f64 {
         self.us.iter().sum()
@@ -141,6 +165,7 @@ impl Times {
 
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
+        self.since = 0;
         self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
     }
 
@@ -207,10 +232,12 @@ impl Times {
         tried.map_or(self.promised, |policy| policy.us)
     }
 
-    /// The policy that has stayed, if operators are known by now to take less time than when it was promised what it is.
+    /// The policy that has stayed, if its steps are known by now to take other times than when it was promised what
+    /// it is.
     pub(super) fn outdated(&self, tuning: &Tuning) -> Option<&Arc<Policy>> {
-        let is_shorter = self.sum() < self.promised[0] * (1.0 - tuning.times_told);
-        self.best.policy.as_ref().filter(|_| is_shorter && self.last.is_none())
+        let differs = (self.told_sum(tuning) - self.promised[0]).abs();
+        let is_other = differs > self.promised[0] * tuning.times_told;
+        self.best.policy.as_ref().filter(|_| is_other && self.last.is_none())
     }
 
     /// What a step takes under the policy of this number, by the times that are known now.
@@ -218,6 +245,18 @@ impl Times {
         if self.best.number() == number {
             self.promised = us;
         }
+    }
+
+    /// A step that followed a policy takes so long by the simulator, and as measured.
+    pub(super) fn checked(&mut self, simulated: f64, measured: f64) {
+        self.checked += 1;
+        self.checked_us[0] += simulated;
+        self.checked_us[1] += measured;
+    }
+
+    /// The policy of that number, if steps follow it.
+    pub(super) fn followed(&self, number: u32) -> Option<&Arc<Policy>> {
+        self.policy().filter(|policy| policy.number == number)
     }
 
     /// Of this sequence, for a report.
@@ -233,6 +272,9 @@ impl Times {
             step_us,
             step_us_swapped,
             step_us_bound,
+            checked: self.checked,
+            checked_us: self.checked_us[0],
+            checked_measured_us: self.checked_us[1],
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Tuning {
     /// And by what part operators must take less time than they took then: while plans are tried a host that has fallen
     /// behind is taken for work.
     pub(crate) times_differ: f64,
-    /// By what part less makes what a step is said to take be reckoned again, without another plan.
+    /// By what part less or more makes what a step is said to take be reckoned again, without another plan.
     pub(crate) times_told: f64,
     /// How often a step is planned once more at most, on either account.
     pub(crate) again_max: u32,

@@ -5,7 +5,7 @@
 
 use girih_runtime::Address;
 use girih_swap::{Step, Steps};
-use girih_trace::{Iterations, Lifetimes, Tick, Trace};
+use girih_trace::{Iteration, Iterations, Lifetimes, Tick, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// What a program does in an operator with a block that never goes.
@@ -39,10 +39,26 @@ impl Recorded {
         let iterations = Iterations::of(trace, &lives);
         let mut steps = Steps::of(trace, &lives, &iterations, None).ok()?;
         let span = iterations.list.get(steps.model)?;
-        let step = steps.list.swap_remove(steps.model);
         if !trace.uses.is_empty() || steps.assumed.one_step {
             return None;
         }
+        Some(Recorded::of_span(&lives, span, steps.list.swap_remove(steps.model)))
+    }
+
+    /// Of every step of a recording, in order.
+    pub(super) fn all_of(trace: &Trace) -> Vec<(Step, Recorded)> {
+        let lives = Lifetimes::of(trace);
+        let iterations = Iterations::of(trace, &lives);
+        match Steps::of(trace, &lives, &iterations, None) {
+            Ok(steps) if trace.uses.is_empty() && !steps.assumed.one_step => {
+                let each = iterations.list.iter().zip(steps.list);
+                each.map(|(span, step)| Recorded::of_span(&lives, span, step)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn of_span(lives: &Lifetimes, span: &Iteration, step: Step) -> (Step, Recorded) {
         let (from, to) = (span.ticks.start, span.ticks.end);
         let go: FxHashSet<u32> = step.tensors.iter().map(|tensor| tensor.request).collect();
         let count = step.ops.len();
@@ -76,7 +92,7 @@ impl Recorded {
                 }
             }
         }
-        Some((step, recorded))
+        (step, recorded)
     }
 
     /// Asks for all that is there before the first step.
@@ -110,8 +126,24 @@ impl Recorded {
         }
     }
 
-    /// The step ends: what is left of it is older than the next one. What no later step would free goes.
-    pub(super) fn end(&mut self, mut free: impl FnMut(Address)) {
+    /// Another step begins, with what is there of the one before; as much of it as is older than the other.
+    pub(super) fn follow(&mut self, before: Recorded, mut ask: impl FnMut(u64) -> Option<Address>) {
+        self.here = before.here;
+        let mut wanted: FxHashMap<u64, usize> = FxHashMap::default();
+        self.older.iter().for_each(|size| *wanted.entry(*size).or_default() += 1);
+        for (size, _) in &self.here {
+            if let Some(left) = wanted.get_mut(size) {
+                *left = left.saturating_sub(1);
+            }
+        }
+        for (size, count) in wanted {
+            (0..count).for_each(|_| self.here.extend(ask(size).map(|address| (size, address))));
+        }
+    }
+
+    /// The step ends: what is left of it is older than the next one. What no later step would free goes, but for
+    /// what `next` begins with.
+    pub(super) fn end(&mut self, next: Option<&Recorded>, mut free: impl FnMut(Address)) {
         let asked = self.before.iter().flatten().filter_map(|act| match *act {
             Act::Ask(number, size) => Some((number, size)),
             _ => None,
@@ -123,7 +155,8 @@ impl Recorded {
         }
         // As much is there as before the first step.
         let mut wanted: FxHashMap<u64, usize> = FxHashMap::default();
-        self.older.iter().for_each(|size| *wanted.entry(*size).or_default() += 1);
+        let older = next.map_or(&self.older, |next| &next.older);
+        older.iter().for_each(|size| *wanted.entry(*size).or_default() += 1);
         self.here.retain(|(size, address)| {
             let left = wanted.entry(*size).or_default();
             let stays = *left > 0;

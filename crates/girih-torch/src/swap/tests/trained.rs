@@ -35,19 +35,51 @@ struct Alive {
     record: Option<u64>,
 }
 
-/// A program that does such steps, one after another.
-pub(super) struct Run {
-    heap: Heap,
-    clock: Clock,
-    step: Step,
-    /// For each operator, the tensors that are born and that end there, the gaps that begin and end there, and the bytes
-    /// besides.
+/// What happens in each operator of a step.
+#[derive(Clone, Default)]
+struct Laid {
+    /// The tensors that are born and that end there, the gaps that begin and end there, and the bytes besides.
     born: Vec<Vec<u32>>,
     ends: Vec<Vec<u32>>,
     after: Vec<Vec<Gap>>,
     before: Vec<Vec<Gap>>,
     besides: Vec<u64>,
+}
+
+impl Laid {
+    fn of(step: &Step) -> Laid {
+        let count = step.ops.len();
+        let (mut born, mut ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        let mut held = vec![0_i64; count + 1];
+        for (tensor, number) in step.tensors.iter().zip(0..) {
+            born[tensor.born as usize].push(number);
+            ends[tensor.last as usize].push(number);
+            held[tensor.born as usize] += tensor.bytes as i64;
+            held[tensor.last as usize + 1] -= tensor.bytes as i64;
+        }
+        let (mut after, mut before) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        for gap in &step.gaps {
+            after[gap.after as usize].push(*gap);
+            before[gap.before as usize].push(*gap);
+        }
+        let held = held.iter().scan(0, |sum, change| {
+            *sum += change;
+            Some(*sum as u64)
+        });
+        let besides = step.load.iter().zip(held).map(|(load, held)| load.saturating_sub(held));
+        Laid { born, ends, after, before, besides: besides.collect() }
+    }
+}
+
+/// A program that does such steps, one after another.
+pub(super) struct Run {
+    heap: Heap,
+    clock: Clock,
+    step: Step,
+    laid: Laid,
     stays: Option<Address>,
+    /// Tensors are not told apart by their sizes.
+    alike: bool,
     /// In the place of these, the requests of a recording.
     recorded: Option<Recorded>,
     alive: Vec<Option<Alive>>,
@@ -88,10 +120,35 @@ impl Run {
         if let Some(stays) = run.stays.take() {
             run.free(stays);
         }
-        run.besides.fill(0);
+        run.laid.besides.fill(0);
         recorded.begin(|size| run.allocate(size));
         run.recorded = Some(recorded);
         run
+    }
+
+    /// Another step of the recording is next.
+    pub(super) fn go_on(&mut self, (step, recorded): &(Step, Recorded)) {
+        let mut recorded = recorded.clone();
+        if let Some(mut before) = self.recorded.take() {
+            before.end(Some(&recorded), |address| self.free(address));
+            recorded.follow(before, |size| self.allocate(size));
+        }
+        self.laid = Laid::of(step);
+        self.laid.besides.fill(0);
+        self.alive = vec![None; step.tensors.len()];
+        (self.step, self.recorded, self.alike) = (step.clone(), Some(recorded), true);
+    }
+
+    /// So many bytes may be in use from now on, whatever the budget.
+    pub(super) fn set_room(&mut self, room: u64) {
+        let set = self.heap.with(|state| {
+            state.with_swap(|swap, _| {
+                swap.room = room;
+                swap.steps.set_room(room);
+                Ok(())
+            })
+        });
+        assert!(set.is_ok());
     }
 
     fn over(device: Timed, clock: Clock, step: &Step, budget: u64, tuning: Tuning) -> Run {
@@ -120,26 +177,7 @@ impl Run {
             })
         });
         assert_eq!(tuned.expect("it works"), Some(()), "it swaps");
-        let count = step.ops.len();
-        let (mut born, mut ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        let mut held = vec![0_i64; count + 1];
-        for (tensor, number) in step.tensors.iter().zip(0..) {
-            born[tensor.born as usize].push(number);
-            ends[tensor.last as usize].push(number);
-            held[tensor.born as usize] += tensor.bytes as i64;
-            held[tensor.last as usize + 1] -= tensor.bytes as i64;
-        }
-        let (mut after, mut before) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        for gap in &step.gaps {
-            after[gap.after as usize].push(*gap);
-            before[gap.before as usize].push(*gap);
-        }
-        let held = held.iter().scan(0, |sum, change| {
-            *sum += change;
-            Some(*sum as u64)
-        });
-        let besides = step.load.iter().zip(held).map(|(load, held)| load.saturating_sub(held));
-        let besides: Vec<u64> = besides.collect();
+        let laid = Laid::of(step);
         let alive = vec![None; step.tensors.len()];
         let step = step.clone();
         let (states, optimizer_us, refused) = (Vec::new(), 0.0, 0);
@@ -147,22 +185,19 @@ impl Run {
             heap,
             clock,
             step,
-            born,
-            ends,
-            after,
-            before,
-            besides,
+            laid,
             stays: None,
+            alike: false,
             recorded: None,
             alive,
             states,
             optimizer_us,
             refused,
         };
-        let stays = run.besides.iter().copied().min().unwrap_or(0);
+        let stays = run.laid.besides.iter().copied().min().unwrap_or(0);
         if stays > 0 {
             run.stays = run.allocate(stays);
-            run.besides.iter_mut().for_each(|bytes| *bytes -= stays);
+            run.laid.besides.iter_mut().for_each(|bytes| *bytes -= stays);
         }
         run
     }
@@ -210,12 +245,12 @@ impl Run {
 
     /// Bytes that are alive besides in one operator.
     pub(super) fn load_besides(&self, op: usize) -> u64 {
-        self.besides[op]
+        self.laid.besides[op]
     }
 
     /// More or less is alive besides from the next step on, in one operator.
     pub(super) fn change_load(&mut self, op: usize, bytes: u64) {
-        self.besides[op] = bytes;
+        self.laid.besides[op] = bytes;
     }
 
     /// An operator takes so many microseconds from the next step on.
@@ -247,7 +282,7 @@ impl Run {
         let begin = self.clock.now(STREAM);
         self.offer();
         for op in 0..self.step.ops.len() {
-            for gap in self.before[op].clone() {
+            for gap in self.laid.before[op].clone() {
                 if let Some(Alive { record: Some(id), .. }) = self.alive[gap.tensor as usize]
                     && id != 0
                     && self.heap.use_saved(id, STREAM).is_err()
@@ -255,7 +290,7 @@ impl Run {
                     self.refused += 1;
                 }
             }
-            for number in self.born[op].clone() {
+            for number in self.laid.born[op].clone() {
                 let size = self.step.tensors[number as usize].bytes;
                 if let Some(address) = self.allocate(size) {
                     let storage = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -264,7 +299,7 @@ impl Run {
                 }
             }
             self.with_recorded(|run, recorded| recorded.ask(op, |size| run.allocate(size)));
-            let besides = match self.besides[op] {
+            let besides = match self.laid.besides[op] {
                 0 => None,
                 bytes => self.allocate(bytes),
             };
@@ -272,15 +307,15 @@ impl Run {
             if let Some(address) = besides {
                 self.free(address);
             }
-            for gap in self.after[op].clone() {
+            for gap in self.laid.after[op].clone() {
                 self.save(gap.tensor as usize);
             }
-            for number in self.ends[op].clone() {
+            for number in self.laid.ends[op].clone() {
                 self.end(number as usize);
             }
             self.with_recorded(|run, recorded| recorded.free(op, |address| run.free(address)));
         }
-        self.with_recorded(|run, recorded| recorded.end(|address| run.free(address)));
+        self.with_recorded(|run, recorded| recorded.end(None, |address| run.free(address)));
         self.step_optimizer();
         self.clock.now(STREAM) - begin
     }
@@ -289,7 +324,8 @@ impl Run {
     fn save(&mut self, number: usize) {
         let Some(tensor) = &mut self.alive[number] else { return };
         if tensor.record.is_none() {
-            let saved = saved(tensor.storage, tensor.size);
+            let mut saved = saved(tensor.storage, tensor.size);
+            saved.kind = if self.alike { 0 } else { saved.kind };
             tensor.record = Some(self.heap.save(saved, STREAM).unwrap_or(0));
         }
     }

@@ -1,0 +1,93 @@
+//! Recordings whose steps differ, all of them one after the other: nothing is ever as it was planned.
+
+use girih_swap::bound::bound;
+use girih_swap::{Links, Step};
+use girih_trace::generate::{Chance, Rng};
+
+use super::ablation::trace_of;
+use super::recorded::Recorded;
+use super::trained::Run;
+use crate::swap::tuning::Tuning;
+
+/// Recordings of steps that vary, and shares of their peaks that most of them can keep.
+const RUNS: [(&str, f64); 9] = [
+    ("llama2b_vary.girih", 0.8),
+    ("llama2b_R_vary.pickle.gz", 0.85),
+    ("moe_vary.girih", 0.9),
+    ("kinds/experts.girih", 0.8),
+    ("kinds/gan.girih", 0.8),
+    ("kinds/evaluation.girih", 0.8),
+    ("kinds/turns.girih", 0.8),
+    ("kinds/video.girih", 0.8),
+    ("diffusion.pickle.gz", 0.8),
+];
+
+/// Steps of a run, drawn from those of the recording; the second half counts.
+const STEPS: usize = 60;
+
+/// What a run of all steps took: microseconds alone, swapped, and by the bounds of each; pages mapped; refusals.
+#[derive(Default)]
+struct Taken {
+    alone: f64,
+    us: f64,
+    bound: f64,
+    pages: u64,
+    steps: u32,
+    refused: u32,
+    /// Of all steps.
+    victims: u64,
+    demanded: u64,
+    changes: u64,
+}
+
+fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64) -> Taken {
+    let most = steps.iter().max_by_key(|(step, _)| step.peak()).expect("there are steps");
+    let mut run = Run::recorded(most, budget, Tuning::default());
+    let room = crate::swap::settings::room(budget);
+    run.set_room(room - (budget as f64 * spare) as u64);
+    let mut taken = Taken::default();
+    let mut rng = Rng::new(5);
+    for number in 0..STEPS {
+        let step = &steps[rng.below(steps.len() as u64) as usize];
+        run.go_on(step);
+        let before = run.mapped();
+        let us = run.step();
+        run.finish_planning();
+        if 2 * number >= STEPS {
+            taken.alone += step.0.us();
+            taken.us += us;
+            taken.bound += bound(&step.0, &Links::default(), room);
+            taken.pages += run.mapped() - before;
+            taken.steps += 1;
+        }
+    }
+    let report = run.report();
+    taken.victims = report.victims();
+    taken.demanded = report.demanded();
+    taken.changes = report.policy_changes();
+    taken.refused = run.refused;
+    taken
+}
+
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn table_of_changing_steps() {
+    println!("| recording | budget | spare | over alone | over bound | pages a step | refused | victims | demanded | changes |");
+    println!("| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: |");
+    for (name, share) in RUNS {
+        let Some(trace) = trace_of(name) else { continue };
+        let steps = Recorded::all_of(&trace);
+        let Some(peak) = steps.iter().map(|(step, _)| step.peak()).max() else { continue };
+        for spare in [0.0] {
+            let Taken { alone, us, bound, pages, steps, refused, victims, demanded, changes } =
+                run(&steps, (peak as f64 * share) as u64, spare);
+            println!(
+                "| {name} | {share} | {spare} | {:.4} | {:.4} | {} | {refused} | {victims} | {demanded} | {changes} |",
+                us / alone,
+                us / bound,
+                pages / u64::from(steps.max(1)),
+            );
+        }
+    }
+}
