@@ -167,6 +167,13 @@ impl SwapReport {
         self.policies
     }
 
+    /// Steps that were simulated as they were, what they took by that, and as measured.
+    pub(crate) fn checked(&self) -> (u64, f64, f64) {
+        self.sequences.iter().fold((0, 0.0, 0.0), |(count, simulated, measured), one| {
+            (count + one.checked, simulated + one.checked_us, measured + one.checked_measured_us)
+        })
+    }
+
     pub(crate) fn policy_changes(&self) -> u64 {
         self.policy_changes
     }

@@ -125,8 +125,10 @@ impl Swap {
         if state.device.is_capturing(request.stream)? {
             return Ok(());
         }
-        let first =
-            self.table.saved_here().take(self.tuning.looked_at).find(|&id| self.is_idle(id));
+        let mut candidates: Vec<RecordId> =
+            self.table.saved_here().take(self.tuning.looked_at).collect();
+        self.steps.order_victims(&mut candidates);
+        let first = candidates.into_iter().find(|&id| self.is_idle(id));
         let Some(id) = first else { return Ok(()) };
         match self.carry(state, id, Wish::Leave) {
             Ok(()) => {

@@ -58,13 +58,12 @@ impl Swap {
     }
 
     fn due(&self) -> Due {
-        // What goes in a step that is not the one that was planned goes when it must.
-        let is_as_planned = self.steps.is_as_planned();
-        let leave = is_as_planned.then(|| self.steps.due(|policy| &policy.leave));
+        // Who should have left by now leaves if it must.
+        let leave = self.steps.needs_all().then(|| self.steps.due(false, |policy| &policy.leave));
         Due {
             leave: leave.unwrap_or_default(),
-            release: self.steps.due(|policy| &policy.release),
-            fetch: self.steps.due(|policy| &policy.fetch),
+            release: self.steps.due(true, |policy| &policy.release),
+            fetch: self.steps.due(true, |policy| &policy.fetch),
         }
     }
 

@@ -315,13 +315,18 @@ impl Steps {
         self.is_following() && !self.is_other && !self.is_smaller
     }
 
+    /// False if the step does what was planned for a larger one, and will have room without that.
+    pub(super) fn needs_all(&self) -> bool {
+        !self.is_smaller
+    }
+
     /// True if the step does what was planned for a larger one, and all of it will have room.
     fn has_room(&self) -> bool {
         let Some((policy, at)) = self.policy() else { return false };
         // What is alive in the operator that begins is not known yet.
         let [first, .., last, _] = *self.now.load else { return false };
         let expected = at.checked_sub(1).and_then(|at| policy.expected(at, first, last));
-        expected.is_some_and(|most| most <= self.room)
+        expected.is_some_and(|most| most <= self.room - self.room / self.tuning.surely)
     }
 
     /// What was planned, and the operator that begins now.
@@ -330,12 +335,16 @@ impl Steps {
         Some((self.policies.get(number)?.as_deref()?, at))
     }
 
-    /// The records of those in a list of the policy whose time is now; where the step was found again, also of those whose
-    /// time was before, as long as they are not used before this operator.
-    pub(super) fn due(&self, of: impl Fn(&Policy) -> &[(u32, Whose)]) -> Vec<RecordId> {
+    /// The records of those in a list of the policy whose time is now; if what was missed is wanted, where the step was
+    /// found again also of those whose time was before, as long as they are not used before this operator.
+    pub(super) fn due(
+        &self,
+        catches_up: bool,
+        of: impl Fn(&Policy) -> &[(u32, Whose)],
+    ) -> Vec<RecordId> {
         let Some((policy, at)) = self.policy() else { return Vec::new() };
         let list = of(policy);
-        let first = match self.is_found {
+        let first = match self.is_found && catches_up {
             true => 0,
             false => list.partition_point(|(op, _)| *op < at),
         };
@@ -392,7 +401,7 @@ impl Steps {
         }
         if let Some(before) = self.before.take() {
             let loads = before.loads();
-            let peak = loads.iter().copied().max().unwrap_or(0);
+            let peak = peak_of(&loads);
             self.is_settled = peak <= self.room;
             let (begin, end) = (before.stamps.first(), self.now.stamps.first());
             let whole = begin.zip(end).and_then(|((_, begin), (_, end))| between(*begin, *end));
@@ -434,7 +443,7 @@ impl Steps {
         }
         let times = self.times.entry(hash).or_default();
         if let Some(us) = whole.filter(|_| !seen.is_mixed) {
-            times.note(seen.followed, us);
+            times.note(seen.followed, us, peak_of(loads));
         }
         let own_us = taken.us.clone();
         times.see(taken);
@@ -566,6 +575,10 @@ impl Steps {
         found.sort_by_key(|it| std::cmp::Reverse((it.steps, it.operators)));
         found
     }
+}
+
+fn peak_of(loads: &[u64]) -> u64 {
+    loads.iter().copied().max().unwrap_or(0)
 }
 
 fn hash_of(keys: &[u64]) -> u64 {

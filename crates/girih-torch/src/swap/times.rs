@@ -13,6 +13,9 @@ use super::tuning::Tuning;
 /// The number of no policy.
 pub(super) const NO_POLICY: u32 = 0;
 
+/// Steps that do the same are alike if the most that they have in use differs by no more than one part of so many.
+const ALIKE: u64 = 64;
+
 /// How long the operators of a step took, and what came behind the last. Microseconds.
 #[derive(Debug)]
 pub(super) struct Taken {
@@ -169,8 +172,16 @@ impl Times {
         self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
     }
 
-    /// A step that followed the policy of this number took so long.
-    pub(super) fn note(&mut self, number: u32, us: f64) {
+    /// A step that followed the policy of this number took so long, and had so many bytes in use or away at most. Of
+    /// steps whose sizes vary the largest are compared with each other.
+    pub(super) fn note(&mut self, number: u32, us: f64, peak: u64) {
+        let most = self.load.iter().copied().max().unwrap_or(0);
+        if peak > most + most / ALIKE {
+            self.best.us = f64::INFINITY;
+            self.last.iter_mut().for_each(|last| last.us = f64::INFINITY);
+        }
+        let is_alike = peak >= most - most / ALIKE;
+        let us = if is_alike { us } else { f64::INFINITY };
         let tried = std::iter::once(&mut self.best).chain(&mut self.last);
         if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
             tried.steps += 1;
@@ -254,9 +265,12 @@ impl Times {
         self.checked_us[1] += measured;
     }
 
-    /// The policy of that number, if steps follow it.
+    /// The policy of that number, if steps follow it and one has before.
     pub(super) fn followed(&self, number: u32) -> Option<&Arc<Policy>> {
-        self.policy().filter(|policy| policy.number == number)
+        let tried = self.last.as_ref().unwrap_or(&self.best);
+        // Its first step finds what another has left.
+        let is_known = tried.steps > 1 && tried.number() == number;
+        tried.policy.as_ref().filter(|_| is_known)
     }
 
     /// Of this sequence, for a report.
@@ -406,7 +420,7 @@ mod tests {
         };
         let (mut times, mut plans) = (Times::default(), 0);
         let mut step = |times: &mut Times, us: f64| {
-            times.note(plans, 4.0 * us);
+            times.note(plans, 4.0 * us, 0);
             times.see(taken(us, true));
             if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
                 let sum = times.next(&tuning, &links).iter().sum();
@@ -463,10 +477,10 @@ mod tests {
         let (mut times, mut plans) = (Times::default(), 0);
         let mut policy = Policy::default();
         // The first step of a policy does not count, nor that of none.
-        times.note(NO_POLICY, 100.0);
+        times.note(NO_POLICY, 100.0, 0);
         for step in 0..1000 {
             let links = links[step / 20 % 2];
-            times.note(plans, 100.0);
+            times.note(plans, 100.0, 0);
             if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
                 let _ = times.next(&tuning, &links);
                 plans += 1;
