@@ -174,10 +174,6 @@ impl SwapReport {
         })
     }
 
-    pub(crate) fn policy_changes(&self) -> u64 {
-        self.policy_changes
-    }
-
     /// True if no record, and no byte of the host, is in use.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.records == 0 && self.host_used == 0 && self.going + self.away + self.coming == 0

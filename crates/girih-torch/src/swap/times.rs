@@ -460,6 +460,51 @@ mod tests {
         assert_eq!(ever.last(), Some(tuning.plans_max));
     }
 
+    /// Each operator was at its shortest in another step: 8 us, of steps in which they take 10 on average.
+    #[test]
+    fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
+        let tuning = Tuning::default();
+        let taken = |us: [f64; 4], is_coarse| Taken {
+            at: vec![0, 1, 2],
+            us: us.to_vec(),
+            waited: us.to_vec(),
+            is_coarse,
+        };
+        let mut times = Times::default();
+        times.see(taken([8.0, 12.0, 8.0, 12.0], false));
+        times.see(taken([12.0, 8.0, 12.0, 8.0], false));
+        assert_eq!(times.us(), [8.0; 4]);
+        times.tries(&Arc::new(Policy { number: 1, us: [32.0; 3], ..of_two() }));
+        (0..tuning.steps_judged).for_each(|_| times.note(1, 40.0, 0));
+        assert!(times.judge(&tuning));
+        for step in 0..tuning.steps_judged {
+            assert!(times.outdated(&tuning).is_none(), "{step} steps say little");
+            times.see(taken([10.5 - 0.1 * f64::from(step); 4], true));
+        }
+        let shortest = 4.0 * (10.6 - 0.1 * f64::from(tuning.steps_judged));
+        assert_eq!(times.outdated(&tuning).map(|policy| policy.number), Some(1));
+        let told: f64 = times.told(&tuning).iter().sum();
+        assert!((told - shortest).abs() < 1e-9, "{told}");
+        times.reckoned(1, [told; 3]);
+        assert!(times.outdated(&tuning).is_none(), "and now it is promised");
+    }
+
+    #[test]
+    fn the_largest_steps_alone_are_compared() {
+        let mut times = Times::default();
+        let best = |times: &Times| times.best.us;
+        times.note(NO_POLICY, 90.0, 1000);
+        times.see_load(&[500, 1000]);
+        times.note(NO_POLICY, 60.0, 900);
+        assert!(best(&times).is_infinite(), "a smaller one");
+        times.note(NO_POLICY, 91.0, 990);
+        assert_eq!(best(&times), 91.0, "as good as the same");
+        times.note(NO_POLICY, 95.0, 1010);
+        assert_eq!(best(&times), 91.0);
+        times.note(NO_POLICY, 120.0, 1100);
+        assert_eq!(best(&times), 120.0, "those before were smaller");
+    }
+
     #[test]
     fn what_an_operator_waited_for_is_taken_off_where_it_waited() {
         let stamps: Vec<_> = [0, 2, 3, 5].map(|at| (at, TimeStamp(u64::from(at)))).into();

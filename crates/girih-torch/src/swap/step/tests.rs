@@ -88,3 +88,86 @@ fn a_program_without_steps_is_not_watched_for_ever() {
     assert_eq!(forgotten.len(), taken, "and its points in time are given back");
     assert!(taken < 2 * stamps * 20, "{taken} points in time for a step of any length");
 }
+
+/// Tensors of a step, and bytes of each.
+const TENSORS: u64 = 32;
+const EACH: u64 = 64 << 20;
+
+/// A step that saves tensors and uses them in the other order, each of so many bytes. Before each operator, and in the
+/// end, `look` sees how things stand.
+fn save_and_use(steps: &mut Steps, each: u64, mut look: impl FnMut(u64, &Steps)) {
+    let time = |steps: &mut Steps, number: u64| steps.note_time(TimeStamp(20_000 * number));
+    for number in 0..TENSORS {
+        look(number, steps);
+        let id = RecordId(number + 1);
+        if steps.begin(of_save(number), number * each) {
+            time(steps, number);
+        }
+        steps.saves(id, each);
+        steps.saw_load((number + 1) * each);
+        if number > 0 {
+            steps.is_idle_now(RecordId(number));
+        }
+    }
+    for number in 0..TENSORS {
+        look(TENSORS + number, steps);
+        let id = RecordId(TENSORS - number);
+        steps.is_idle_now(id);
+        if steps.begin(of_use(TENSORS - 1 - number), (TENSORS - number) * each) {
+            time(steps, TENSORS + number);
+        }
+        steps.uses(id);
+        steps.dropped(id);
+    }
+    look(2 * TENSORS, steps);
+    steps.end(|from, to| Some((to.0 - from.0) as f64), &mut Vec::new());
+    steps.finish_planning();
+}
+
+#[test]
+fn a_plan_for_a_larger_step_is_left_where_all_has_room_and_kept_where_it_has_not() {
+    let mut steps = Steps::new(TENSORS * EACH * 3 / 4, u64::MAX >> 1);
+    for _ in 0..4 {
+        save_and_use(&mut steps, EACH, |_, _| {});
+    }
+    assert_eq!(steps.policies(), 1);
+    let mut whole = Vec::new();
+    save_and_use(&mut steps, EACH, |_, steps| whole.push(steps.needs_all()));
+    assert!(whole.iter().all(|needs| *needs), "{whole:?}");
+    let leaves_of = |each: u64, steps: &mut Steps| {
+        let mut left = 0;
+        save_and_use(steps, each, |number, steps| {
+            if number == TENSORS {
+                left = u64::from(steps.needs_all());
+            }
+        });
+        left
+    };
+    assert_eq!(leaves_of(EACH / 2, &mut steps), 0, "two thirds of the room");
+    assert_eq!(leaves_of(EACH * 3 / 4, &mut steps), 1, "all of the room may be too little");
+    // What such steps take says nothing of the plan.
+    let before = steps.sequences()[0].measured_us;
+    save_and_use(&mut steps, EACH / 2, |_, _| {});
+    save_and_use(&mut steps, EACH / 2, |_, _| {});
+    assert_eq!(steps.sequences()[0].measured_us, before);
+}
+
+#[test]
+fn a_step_that_does_something_else_is_not_as_planned_to_its_end() {
+    let mut steps = Steps::new(TENSORS * EACH * 3 / 4, u64::MAX >> 1);
+    for _ in 0..4 {
+        save_and_use(&mut steps, EACH, |_, _| {});
+    }
+    save_and_use(&mut steps, EACH, |number, steps| {
+        assert!(number == 0 || steps.is_as_planned(), "operator {number}");
+    });
+    steps.begin(of_save(0), 0);
+    assert!(steps.is_as_planned());
+    for number in 2..TENSORS {
+        steps.begin(of_save(number), 0);
+    }
+    assert!(steps.is_following() && !steps.is_as_planned(), "it is found, further on");
+    steps.end(|_, _| None, &mut Vec::new());
+    steps.begin(of_save(0), 0);
+    assert!(steps.is_as_planned(), "another step is another");
+}

@@ -37,14 +37,14 @@ struct Taken {
     /// Of all steps.
     victims: u64,
     demanded: u64,
-    changes: u64,
     /// Steps that were simulated as they were, what they took by that, and as measured.
     checked: (u64, f64, f64),
 }
 
-fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64) -> Taken {
+/// With another part of the budget left free, and other numbers.
+fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64, tuning: Tuning) -> Taken {
     let most = steps.iter().max_by_key(|(step, _)| step.peak()).expect("there are steps");
-    let mut run = Run::recorded(most, budget, Tuning::default());
+    let mut run = Run::recorded(most, budget, tuning);
     let room = crate::swap::settings::room(budget);
     run.set_room(room - (budget as f64 * spare) as u64);
     let mut taken = Taken::default();
@@ -66,7 +66,6 @@ fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64) -> Taken {
     let report = run.report();
     taken.victims = report.victims();
     taken.demanded = report.demanded();
-    taken.changes = report.policy_changes();
     taken.checked = report.checked();
     taken.refused = run.refused;
     taken
@@ -75,35 +74,36 @@ fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64) -> Taken {
 #[test]
 #[ignore = "it takes minutes and prints a table"]
 #[expect(clippy::print_stdout, reason = "it prints a table")]
-fn table_of_changing_steps() {
+fn ablation_of_changing_steps() {
+    let usual = Tuning::default();
+    let settings = [
+        ("as chosen", 0.0, usual),
+        ("surely none", 0.0, Tuning { surely: 1, ..usual }),
+        ("surely 4", 0.0, Tuning { surely: 4, ..usual }),
+        ("surely 64", 0.0, Tuning { surely: 64, ..usual }),
+        ("5 % free", 0.05, usual),
+    ];
     println!(
-        "| recording | budget | spare | over alone | over bound | pages a step | refused | victims | demanded | changes | checked | over simulated |"
+        "| recording | budget | numbers | over alone | over bound | pages a step | refused \
+         | victims | demanded | checked | over simulated |"
     );
-    println!("| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |");
+    println!("| :-- | --: | :-- | --: | --: | --: | --: | --: | --: | --: | --: |");
     for (name, share) in RUNS {
         let Some(trace) = trace_of(name) else { continue };
         let steps = Recorded::all_of(&trace);
         let Some(peak) = steps.iter().map(|(step, _)| step.peak()).max() else { continue };
-        for spare in [0.0] {
-            let Taken {
-                alone,
-                us,
-                bound,
-                pages,
-                steps,
-                refused,
-                victims,
-                demanded,
-                changes,
-                checked,
-            } = run(&steps, (peak as f64 * share) as u64, spare);
+        for (shown, spare, tuning) in settings {
+            let it = run(&steps, (peak as f64 * share) as u64, spare, tuning);
+            let (checked, simulated, measured) = it.checked;
             println!(
-                "| {name} | {share} | {spare} | {:.4} | {:.4} | {} | {refused} | {victims} | {demanded} | {changes} | {} | {:.4} |",
-                us / alone,
-                us / bound,
-                pages / u64::from(steps.max(1)),
-                checked.0,
-                checked.2 / checked.1,
+                "| {name} | {share} | {shown} | {:.4} | {:.4} | {} | {} | {} | {} | {checked} | {:.4} |",
+                it.us / it.alone,
+                it.us / it.bound,
+                it.pages / u64::from(it.steps.max(1)),
+                it.refused,
+                it.victims,
+                it.demanded,
+                measured / simulated,
             );
         }
     }
@@ -119,7 +119,8 @@ fn what_a_step_of_any_size_took_is_what_the_simulator_says_of_it() {
     };
     let steps = Recorded::all_of(&trace);
     let peak = steps.iter().map(|(step, _)| step.peak()).max().expect("there are steps");
-    let Taken { us, alone, checked, .. } = run(&steps, (peak as f64 * 0.8) as u64, 0.0);
+    let Taken { us, alone, checked, .. } =
+        run(&steps, (peak as f64 * 0.8) as u64, 0.0, Tuning::default());
     assert!(us < 1.04 * alone, "{:.4}", us / alone);
     let (count, simulated, measured) = checked;
     assert!(count > 0, "none was simulated");
