@@ -16,6 +16,10 @@ pub(super) const NO_POLICY: u32 = 0;
 /// Steps that do the same are alike if the most that they have in use differs by no more than one part of so many.
 const ALIKE: u64 = 64;
 
+fn are_alike(one: u64, other: u64) -> bool {
+    one.abs_diff(other) <= one.max(other) / ALIKE
+}
+
 /// How long the operators of a step took, and what came behind the last. Microseconds.
 #[derive(Debug)]
 pub(super) struct Taken {
@@ -77,15 +81,30 @@ struct Tried {
     /// first: that one finds what another policy has left.
     steps: u32,
     us: f64,
+    /// The most bytes that were in use or away in that step. Where sizes vary it is the largest: others take less
+    /// whatever they follow.
+    peak: u64,
 }
 
 impl Default for Tried {
     fn default() -> Tried {
-        Tried { policy: None, steps: 0, us: f64::INFINITY }
+        Tried { policy: None, steps: 0, us: f64::INFINITY, peak: 0 }
     }
 }
 
 impl Tried {
+    fn note(&mut self, us: f64, peak: u64) {
+        self.steps += 1;
+        if self.steps == 1 {
+            return;
+        }
+        if are_alike(peak, self.peak) {
+            self.us = self.us.min(us);
+        } else if peak > self.peak {
+            (self.us, self.peak) = (us, peak);
+        }
+    }
+
     fn number(&self) -> u32 {
         self.policy.as_ref().map_or(NO_POLICY, |policy| policy.number)
     }
@@ -172,20 +191,11 @@ impl Times {
         self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
     }
 
-    /// A step that followed the policy of this number took so long, and had so many bytes in use or away at most. Of
-    /// steps whose sizes vary the largest are compared with each other.
+    /// A step that followed the policy of this number took so long, and had so many bytes in use or away at most.
     pub(super) fn note(&mut self, number: u32, us: f64, peak: u64) {
-        let most = self.load.iter().copied().max().unwrap_or(0);
-        if peak > most + most / ALIKE {
-            self.best.us = f64::INFINITY;
-            self.last.iter_mut().for_each(|last| last.us = f64::INFINITY);
-        }
-        let is_alike = peak >= most - most / ALIKE;
-        let us = if is_alike { us } else { f64::INFINITY };
         let tried = std::iter::once(&mut self.best).chain(&mut self.last);
         if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
-            tried.steps += 1;
-            tried.us = if tried.steps > 1 { tried.us.min(us) } else { tried.us };
+            tried.note(us, peak);
         }
     }
 
@@ -195,10 +205,12 @@ impl Times {
             return false;
         }
         if let Some(last) = self.last.take() {
-            let is_better = last.us < self.best.us * (1.0 - tuning.better);
+            // What smaller or larger steps took says nothing of it; then the one that knows more of them stays.
+            let is_like = self.best.us.is_infinite() || are_alike(last.peak, self.best.peak);
+            let is_better = is_like && last.us < self.best.us * (1.0 - tuning.better);
             self.in_vain = if is_better { 0 } else { self.in_vain + 1 };
             // The same with a policy as without one is rather with it.
-            if last.us <= self.best.us {
+            if !is_like || last.us <= self.best.us {
                 self.promised = last.policy.as_ref().map_or([0.0; 3], |policy| policy.us);
                 self.best = last;
             }
@@ -491,18 +503,33 @@ mod tests {
 
     #[test]
     fn the_largest_steps_alone_are_compared() {
+        let mut tried = Tried::default();
+        let mut note = |us: f64, peak: u64| {
+            tried.note(us, peak);
+            tried.us
+        };
+        assert!(note(10.0, 9000).is_infinite(), "the first finds what another has left");
+        let seen = [(90.0, 1000), (60.0, 900), (91.0, 990), (89.0, 1010), (120.0, 1100)];
+        assert_eq!(seen.map(|(us, peak)| note(us, peak)), [90.0, 90.0, 90.0, 89.0, 120.0]);
+    }
+
+    /// The first plan was tried with steps of other sizes than those without one: it stays, until one that is tried with
+    /// such as it had is better.
+    #[test]
+    fn plans_are_not_judged_by_steps_of_other_sizes() {
+        let tuning = Tuning::default();
         let mut times = Times::default();
-        let best = |times: &Times| times.best.us;
-        times.note(NO_POLICY, 90.0, 1000);
-        times.see_load(&[500, 1000]);
-        times.note(NO_POLICY, 60.0, 900);
-        assert!(best(&times).is_infinite(), "a smaller one");
-        times.note(NO_POLICY, 91.0, 990);
-        assert_eq!(best(&times), 91.0, "as good as the same");
-        times.note(NO_POLICY, 95.0, 1010);
-        assert_eq!(best(&times), 91.0);
-        times.note(NO_POLICY, 120.0, 1100);
-        assert_eq!(best(&times), 120.0, "those before were smaller");
+        let mut tried = |number: u32, us: f64, peak: u64| {
+            times.tries(&Arc::new(Policy { number, ..of_two() }));
+            (0..tuning.steps_judged).for_each(|_| times.note(number, us, peak));
+            assert!(times.judge(&tuning));
+            (times.best.number(), times.in_vain)
+        };
+        assert_eq!(tried(1, 100.0, 1000), (1, 0), "no step without a plan was seen twice");
+        assert_eq!(tried(2, 200.0, 2000), (2, 1));
+        assert_eq!(tried(3, 250.0, 2000), (2, 2));
+        assert_eq!(tried(4, 150.0, 2000), (4, 0));
+        assert_eq!(tried(5, 10.0, 100), (5, 1));
     }
 
     #[test]
