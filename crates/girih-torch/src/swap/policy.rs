@@ -6,8 +6,6 @@ use rustc_hash::FxHashMap;
 
 /// Operators of a step at most that is kept with its schedule. Of a longer one what was promised stays as it was.
 const KEPT_MAX: usize = 1 << 14;
-/// Of what a step adds up to, the part from which on a step is told to need more or less.
-const TOLD_BY: u64 = 8;
 
 /// A tensor of a step that may go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -106,14 +104,14 @@ impl Policy {
 
     /// The most bytes that will be in use or away in a step, if it goes on as the one that this is for and as much as
     /// its operators say that are over: `first` in the first, `now` in the last of them, which is that of the sequence.
-    /// None where that does not say anything yet.
-    pub(super) fn expected(&self, last: u32, first: u64, now: u64) -> Option<u64> {
+    /// None before one part in `told_by` of what such a step adds up to is there.
+    pub(super) fn expected(&self, told_by: u64, last: u32, first: u64, now: u64) -> Option<u64> {
         let Basis { step, most, .. } = self.basis.as_ref()?;
         let load = &step.load;
         let (own_first, own_now) = (*load.get(1)?, *load.get(last as usize + 1)?);
         let most = most.saturating_sub(own_first);
         let own = own_now.saturating_sub(own_first);
-        if own < most / TOLD_BY || own == 0 {
+        if own < most / told_by || own == 0 {
             return None;
         }
         let part = now.saturating_sub(first) as f64 / own as f64;

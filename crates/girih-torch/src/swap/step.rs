@@ -325,8 +325,9 @@ impl Steps {
         let Some((policy, at)) = self.policy() else { return false };
         // What is alive in the operator that begins is not known yet.
         let [first, .., last, _] = *self.now.load else { return false };
-        let expected = at.checked_sub(1).and_then(|at| policy.expected(at, first, last));
-        expected.is_some_and(|most| most <= self.room - self.room / self.tuning.surely)
+        let Tuning { told_by, surely, .. } = self.tuning;
+        let expected = at.checked_sub(1).and_then(|at| policy.expected(told_by, at, first, last));
+        expected.is_some_and(|most| most <= self.room - self.room / surely)
     }
 
     /// What was planned, and the operator that begins now.
@@ -456,7 +457,7 @@ impl Steps {
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
         if self.is_settled || !is_judged {
             let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
-            let followed = times.followed(seen.followed).filter(|_| !seen.is_mixed);
+            let followed = times.to_check(seen.followed).filter(|_| !seen.is_mixed);
             if let Some(policy) = outdated.filter(|_| is_judged).map(Arc::clone) {
                 let us = times.told(&self.tuning);
                 self.beside.reckon(&seen.keys, policy, us, self.links);

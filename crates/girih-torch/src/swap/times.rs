@@ -16,6 +16,9 @@ pub(super) const NO_POLICY: u32 = 0;
 /// Steps that do the same are alike if the most that they have in use differs by no more than one part of so many.
 const ALIKE: u64 = 64;
 
+/// Steps of a sequence at most that are simulated as they were.
+const CHECKED_MAX: u64 = 64;
+
 fn are_alike(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= one.max(other) / ALIKE
 }
@@ -277,12 +280,14 @@ impl Times {
         self.checked_us[1] += measured;
     }
 
-    /// The policy of that number, if steps follow it and one has before.
-    pub(super) fn followed(&self, number: u32) -> Option<&Arc<Policy>> {
+    /// The policy of that number, if a step that follows it is to be simulated: another has followed it before, and not
+    /// many of the sequence were.
+    pub(super) fn to_check(&self, number: u32) -> Option<&Arc<Policy>> {
         let tried = self.last.as_ref().unwrap_or(&self.best);
         // Its first step finds what another has left.
         let is_known = tried.steps > 1 && tried.number() == number;
-        tried.policy.as_ref().filter(|_| is_known)
+        let policy = tried.policy.as_ref().filter(|policy| policy.can_reckon());
+        policy.filter(|_| is_known && self.checked < CHECKED_MAX)
     }
 
     /// Of this sequence, for a report.

@@ -81,6 +81,8 @@ fn ablation_of_changing_steps() {
         ("surely none", 0.0, Tuning { surely: 1, ..usual }),
         ("surely 4", 0.0, Tuning { surely: 4, ..usual }),
         ("surely 64", 0.0, Tuning { surely: 64, ..usual }),
+        ("told_by 2", 0.0, Tuning { told_by: 2, ..usual }),
+        ("told_by 32", 0.0, Tuning { told_by: 32, ..usual }),
         ("5 % free", 0.05, usual),
     ];
     println!(
