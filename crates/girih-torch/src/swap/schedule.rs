@@ -9,7 +9,6 @@ use crate::error::Outcome;
 use crate::heap::State;
 
 /// What becomes due with an operator.
-#[derive(Default)]
 struct Due {
     leave: Vec<RecordId>,
     release: Vec<RecordId>,

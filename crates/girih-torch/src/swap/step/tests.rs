@@ -134,17 +134,16 @@ fn a_plan_for_a_larger_step_is_left_where_all_has_room_and_kept_where_it_has_not
     let mut whole = Vec::new();
     save_and_use(&mut steps, EACH, |_, steps| whole.push(steps.needs_all()));
     assert!(whole.iter().all(|needs| *needs), "{whole:?}");
-    let leaves_of = |each: u64, steps: &mut Steps| {
-        let mut left = 0;
-        save_and_use(steps, each, |number, steps| {
-            if number == TENSORS {
-                left = u64::from(steps.needs_all());
-            }
+    // After all saves.
+    let mut needs_all = |each: u64| {
+        let mut needs = None;
+        save_and_use(&mut steps, each, |number, steps| {
+            needs = needs.or((number == TENSORS).then(|| steps.needs_all()));
         });
-        left
+        needs
     };
-    assert_eq!(leaves_of(EACH / 2, &mut steps), 0, "two thirds of the room");
-    assert_eq!(leaves_of(EACH * 3 / 4, &mut steps), 1, "all of the room may be too little");
+    assert_eq!(needs_all(EACH / 2), Some(false), "two thirds of the room");
+    assert_eq!(needs_all(EACH * 3 / 4), Some(true), "all of the room may be too little");
     // What such steps take says nothing of the plan.
     let before = steps.sequences()[0].measured_us;
     save_and_use(&mut steps, EACH / 2, |_, _| {});
