@@ -53,8 +53,8 @@ HEAD = (
 
 
 def launch(program: list[str], steps: int, options: list[str], timeout: int) -> dict[str, Any]:
-    """Runs a program once under Girih; what it printed, or how it failed."""
-    settled = ["--steps", str(steps), "--settled", str(steps - max(4, steps // 4))]
+    """Runs a program once under Girih; what it printed, what each step did, or how it failed."""
+    settled = ["--steps", str(steps), "--settled", str(steps - max(4, steps // 4)), "--each"]
     words = [str(WORKLOADS / program[0]), *program[1:], *settled]
     with tempfile.TemporaryDirectory() as folder:
         girih = ["-m", "girih", "run", "--plan-dir", folder, *options]

@@ -223,6 +223,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro", type=int)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--settled", type=int, default=6)
+    parser.add_argument("--each", action="store_true", help="what Girih did in each step, too")
     parser.add_argument("--exact", action="store_true", help="losses equal to the bit")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model, for a try on the CPU")
@@ -240,7 +241,7 @@ def main() -> None:
     deterministic(arguments.exact)
     torch.manual_seed(0)
     lengths = torch.Generator().manual_seed(0)
-    measure = Measure(arguments.model, arguments.settled, batch * micro, device)
+    measure = Measure(arguments.model, arguments.settled, batch * micro, device, arguments.each)
     model = build(arguments)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)

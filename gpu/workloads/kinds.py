@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--settled", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=float, default=1.0, help="times the batch")
+    parser.add_argument("--each", action="store_true", help="what Girih did in each step, too")
     parser.add_argument("--snapshot", metavar="PATH")
     parser.add_argument("--exact", action="store_true", help="only deterministic kernels")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -85,7 +86,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
     # No step has as many samples as the next: there is no number to name.
-    measure = Measure(arguments.name, arguments.settled, 0, arguments.device)
+    measure = Measure(arguments.name, arguments.settled, 0, arguments.device, arguments.each)
     recorder = Recorder(arguments.snapshot) if arguments.snapshot else None
     # The package of that name, which stands before this file where Python looks for modules.
     program = importlib.import_module(f"kinds.{arguments.name}")

@@ -31,12 +31,14 @@ impl Machine {
 
     fn alloc(&mut self, size: u64) -> BlockId {
         let request = Request { size, stream: StreamId(0), pool: PoolId::DEFAULT };
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         self.policy.allocate(&mut env, request).expect("there is memory").block
     }
 
     fn free(&mut self, block: BlockId) {
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         self.policy.free(&mut env, block).expect("the block is in use");
     }
 }

@@ -206,13 +206,16 @@ pub struct Env<'a> {
     /// What [`Log::listens`] says. Mostly nobody listens: then a pair of an allocation and a free makes
     /// no call through the table of the log, of three.
     pub listens: bool,
+    /// False if whoever asks can make room otherwise, should a request be refused: then it is refused rather than that
+    /// the host waits for the device, and all that is free goes back, before it is tried once more.
+    pub may_wait: bool,
 }
 
 impl<'a> Env<'a> {
     /// A device, and a log that is asked whether it listens.
     #[inline]
     pub fn new(device: &'a mut dyn Device, log: &'a mut impl Log) -> Env<'a> {
-        Env { listens: log.listens(), device, log }
+        Env { listens: log.listens(), device, log, may_wait: true }
     }
 
     /// Logs an event. Time and stack are the recorder's to fill in.

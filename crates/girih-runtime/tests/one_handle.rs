@@ -31,7 +31,8 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         let result = call(&mut *self.policy, &mut env);
         self.policy.check().expect("a sound policy");
         result

@@ -47,7 +47,8 @@ impl Machine {
     }
 
     fn with<T>(&mut self, call: impl FnOnce(&mut Lake, &mut Env<'_>) -> T) -> T {
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         let result = call(&mut self.lake, &mut env);
         Policy::check(&self.lake).expect("a sound lake");
         result

@@ -325,7 +325,7 @@ mod tests {
         let mut device = SimDevice::new(256 * MIB);
         let config = Config::parse(settings).unwrap();
         let mut policy = Caching::new(config.clone());
-        let mut env = Env { device: &mut device, log: &mut (), listens: false };
+        let mut env = Env { device: &mut device, log: &mut (), listens: false, may_wait: true };
         let request = |mib: u64, stream: u16| Request {
             size: mib * MIB,
             stream: StreamId(stream),

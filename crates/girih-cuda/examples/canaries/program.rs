@@ -134,7 +134,8 @@ impl Program {
         &mut self,
         operation: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> Result<T, AllocError>,
     ) -> Result<Option<T>, String> {
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         match operation(&mut *self.policy, &mut env) {
             Ok(value) => Ok(Some(value)),
             Err(AllocError::OutOfMemory { .. }) => Ok(None),

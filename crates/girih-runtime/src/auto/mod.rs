@@ -221,7 +221,7 @@ impl Wrapper for Auto {
             return operation(&mut self.lake, env);
         }
         let mut tee = self.recorder.tee(env.log);
-        let mut env = Env::new(env.device, &mut tee);
+        let mut env = Env { may_wait: env.may_wait, ..Env::new(env.device, &mut tee) };
         operation(&mut self.lake, &mut env)
     }
 

@@ -78,7 +78,7 @@ impl Caching {
     ) -> Result<Adopted, AllocError> {
         self.check_adoption(device.memory_info().total, earlier)?;
         let mut adopted = Adopted::default();
-        let mut env = Env { device, log: &mut (), listens: false };
+        let mut env = Env { device, log: &mut (), listens: false, may_wait: true };
         for segment in earlier.segments.iter().filter(|segment| !segment.is_expandable) {
             self.adopt_segment(&mut env, segment, &mut adopted)?;
         }

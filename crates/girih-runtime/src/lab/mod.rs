@@ -315,7 +315,8 @@ impl Bench {
     }
 
     fn allocate(&mut self, size: u64) -> Result<(), Failure> {
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         let request = Request { size, stream: STREAM, pool: POOL };
         let Granted { block, .. } = self.policy.allocate(&mut env, request)?;
         self.blocks.push(Some(block));
@@ -325,7 +326,8 @@ impl Bench {
     fn free(&mut self, number: usize) -> Result<(), Failure> {
         let place = self.blocks.get_mut(number).ok_or(Failure::NotInUse(number))?;
         let block = place.take().ok_or(Failure::NotInUse(number))?;
-        let mut env = Env { device: &mut self.device, log: &mut (), listens: false };
+        let mut env =
+            Env { device: &mut self.device, log: &mut (), listens: false, may_wait: true };
         Ok(self.policy.free(&mut env, block)?)
     }
 

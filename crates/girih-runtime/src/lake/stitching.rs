@@ -111,14 +111,29 @@ impl Lake {
         if let Some(lent) = self.beside.borrow(env, request)? {
             return Ok(pooled(lent));
         }
-        if !self.is_capturing() {
-            Wrapper::empty_cache(self, env)?;
-            self.beside.stats.num_alloc_retries += 1;
-            if let Some(block) = self.take(env, search)? {
-                return Ok(self.give(env, block, &request));
-            }
+        if self.gives_way(env)?
+            && let Some(block) = self.take(env, search)?
+        {
+            return Ok(self.give(env, block, &request));
         }
         Err(self.beside.refuse(env, request, search.size))
+    }
+
+    /// Gives back what is free, for a request that is refused otherwise. False if that is no use: a view is made of all
+    /// that is free, wherever it lies; so only pools beside may have more, or those whom the host waits for.
+    fn gives_way(&mut self, env: &mut Env<'_>) -> Result<bool, AllocError> {
+        if self.is_capturing() {
+            return Ok(false);
+        }
+        if env.may_wait {
+            Wrapper::empty_cache(self, env)?;
+        } else if Wrapper::releasable(&self.beside) > 0 {
+            Wrapper::empty_cache(&mut self.beside, env)?;
+        } else {
+            return Ok(false);
+        }
+        self.beside.stats.num_alloc_retries += 1;
+        Ok(true)
     }
 
     /// A block for a request that no hole of its home fits, on no shelf. None if the device or the limit has
@@ -140,7 +155,24 @@ impl Lake {
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
-        if self.lend_all_places() { self.take_hole(env, search, false) } else { Ok(None) }
+        if self.lend_all_places()
+            && let Some(block) = self.take_hole(env, search, false)?
+        {
+            return Ok(Some(block));
+        }
+        self.take_elsewhere(env, search)
+    }
+
+    /// A part of one hole of another home, where no view was made and nothing more can be had: so the last small request
+    /// is served by a hole among large ones. None in a capture, or if none is large enough.
+    fn take_elsewhere(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+    ) -> Result<Option<BlockId>, DeviceError> {
+        let (parts, missing) = self.gather(search);
+        let is_one = missing == 0 && parts.len() == 1 && !self.is_capturing();
+        if is_one { self.stitch_parts(env, search, parts) } else { Ok(None) }
     }
 
     /// True if a request may be given a view. A graph would have its addresses for ever, be it one that nobody has told

@@ -9,6 +9,7 @@ use crate::stats::Stats;
 
 mod given_up;
 mod patching;
+mod refused;
 mod repeats;
 mod share;
 mod waits;

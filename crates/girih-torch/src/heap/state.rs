@@ -233,6 +233,14 @@ impl State {
         Ok(self.enter(granted))
     }
 
+    /// The same, for one who can make room if it is refused: see [`Env::may_wait`].
+    pub(crate) fn take_at_once(&mut self, request: Request) -> Result<Address, AllocError> {
+        let mut env = Env::new(&mut *self.device, &mut self.journal);
+        env.may_wait = false;
+        let granted = self.engine.allocate(&mut env, request)?;
+        Ok(self.enter(granted))
+    }
+
     /// Enters a block that the policy has given. Its address.
     #[inline]
     pub(super) fn enter(&mut self, granted: Granted) -> Address {

@@ -218,7 +218,7 @@ impl Swap {
             Call::TakeGpu => {
                 let (size, stream, storage) = (entry.size, entry.stream, entry.storage);
                 let request = Request { size, stream, pool: PoolId::DEFAULT };
-                let address = state.take(request).map_err(|error| match error {
+                let address = self.take(state, request).map_err(|error| match error {
                     error if error.is_out_of_memory() => Fail::Gpu(error),
                     error => Fail::Other(error.into()),
                 })?;

@@ -146,6 +146,8 @@ pub(crate) struct Swap {
     in_hand: [Option<RecordId>; THREADS],
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
+    /// Nothing more can go for the request that is served now: the host may wait for the device rather than refuse it.
+    is_last_try: bool,
     steps: Steps,
     links: Measured,
     states: States,
@@ -225,6 +227,7 @@ impl Swap {
             streams: FxHashMap::default(),
             in_hand: [None; THREADS],
             is_backward: false,
+            is_last_try: false,
             steps: Steps::new(room, budget),
             links: Measured::new(&Tuning::default()),
             states: States::open(),
@@ -242,7 +245,7 @@ impl Swap {
         }
         let mut refusals = 0;
         loop {
-            match state.take(request) {
+            match self.take(state, request) {
                 Ok(address) => {
                     if request.size >= LEAST && is_own {
                         self.streams.insert(address, request.stream);
@@ -252,11 +255,11 @@ impl Swap {
                         state.forgive_ooms(refusals);
                         self.note_averted(state);
                     }
+                    self.is_last_try = false;
                     return Ok(address);
                 }
                 Err(error) if can_be_averted(state, request, &error) => {
-                    self.note_full(state);
-                    if !self.make_more_room(state, request)? {
+                    if !self.relieve(state, request, refusals)? {
                         state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }
@@ -265,6 +268,25 @@ impl Swap {
                 Err(error) => return Err(state.explain(request, error)),
             }
         }
+    }
+
+    /// Bytes for a request: what the policy can give at once, or, in the last try, after the host has waited for the
+    /// device.
+    fn take(&self, state: &mut State, request: Request) -> Result<Address, AllocError> {
+        if self.is_last_try { state.take(request) } else { state.take_at_once(request) }
+    }
+
+    /// A request was refused, after so many `refusals` before. True if it may be served now: something has gone; or,
+    /// where nothing more can go, in a last try.
+    ///
+    /// How much is missing is not known, and is mostly little: what is held lies in pieces of which the ends are no use.
+    /// So little goes first, and four times as much each time.
+    fn relieve(&mut self, state: &mut State, request: Request, refusals: u64) -> Outcome<bool> {
+        self.note_full(state);
+        let goal = LEAST.checked_shl(2 * refusals as u32).unwrap_or(u64::MAX);
+        let has_gone = self.make_more_room(state, request, goal.min(request.size))?;
+        self.is_last_try = !has_gone && !self.is_last_try;
+        Ok(has_gone || self.is_last_try)
     }
 
     /// The error of a request for which nothing more could go, with what stayed and why.
@@ -466,11 +488,11 @@ impl Swap {
             match self.carry_for(state, id, Wish::Use, stream) {
                 Ok(()) => {
                     state.forgive_ooms(refusals);
+                    self.is_last_try = false;
                     return Ok(());
                 }
                 Err(Fail::Gpu(error)) => {
-                    self.note_full(state);
-                    if !self.make_more_room(state, request)? {
+                    if !self.relieve(state, request, refusals)? {
                         state.forgive_ooms(refusals);
                         return Err(self.explain(state, request, error));
                     }

@@ -36,13 +36,18 @@ impl Swap {
         Ok(())
     }
 
-    /// Lets go of bytes because the device gave none. False if there is nothing to let go of.
-    pub(super) fn make_more_room(&mut self, state: &mut State, request: Request) -> Outcome<bool> {
+    /// Lets go of so many bytes because the device gave none. False if there is nothing to let go of.
+    pub(super) fn make_more_room(
+        &mut self,
+        state: &mut State,
+        request: Request,
+        bytes: u64,
+    ) -> Outcome<bool> {
         if state.device.is_capturing(request.stream)? {
             return Ok(false);
         }
         let before = state.bytes_in_use();
-        while before - state.bytes_in_use().min(before) < request.size {
+        while before - state.bytes_in_use().min(before) < bytes {
             if !self.send_one(state)? {
                 break;
             }

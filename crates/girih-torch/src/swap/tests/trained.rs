@@ -225,6 +225,14 @@ impl Run {
         calls.iter().find(|(call, _)| *call == "map").map_or(0, |(_, count)| *count)
     }
 
+    /// How often all that was free went back to the device for a request, and pages that did so.
+    pub(super) fn retries(&self) -> (i64, u64) {
+        let stats = self.heap.stats().expect("it works");
+        let calls = self.heap.with(|state| Ok(state.device.calls())).expect("it works");
+        let released = calls.iter().find(|(call, _)| *call == "release");
+        (stats.num_alloc_retries, released.map_or(0, |(_, count)| *count))
+    }
+
     /// An optimizer whose states have these sizes and whose step takes so long. To be called once, at the beginning.
     pub(super) fn optimize(&mut self, sizes: &[u64], us: f64) {
         self.optimizer_us = us;
