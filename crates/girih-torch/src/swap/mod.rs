@@ -49,6 +49,7 @@ mod waits;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use girih_runtime::{Address, AllocError, Request};
 use girih_swap::record::{State as Place, Wish};
@@ -149,6 +150,8 @@ pub(crate) struct Swap {
     /// Nothing more can go for the request that is served now: the host may wait for the device rather than refuse it.
     is_last_try: bool,
     steps: Steps,
+    /// How long the driver's calls for memory had taken when the step began.
+    driver: Duration,
     links: Measured,
     states: States,
     waits: Waits,
@@ -229,6 +232,7 @@ impl Swap {
             is_backward: false,
             is_last_try: false,
             steps: Steps::new(room, budget),
+            driver: state.device.memory_time(),
             links: Measured::new(&Tuning::default()),
             states: States::open(),
             waits: Waits::default(),

@@ -59,6 +59,8 @@ pub(super) struct Observation {
     pub(super) stamps: Vec<(u32, TimeStamp)>,
     /// Waits for copies, with the operator that waited. Microseconds.
     pub(super) waits: Vec<(u32, f64)>,
+    /// What the driver took to give, take and map memory. Microseconds.
+    pub(super) driver_us: f64,
     /// The number of the policy that it follows.
     pub(super) followed: u32,
     /// It ended with another.

@@ -110,6 +110,9 @@ impl Swap {
     pub(crate) fn end_step(&mut self, state: &mut State) -> bool {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
+        let driver = state.device.memory_time();
+        self.steps.note_driver(driver.saturating_sub(self.driver).as_secs_f64() * 1e6);
+        self.driver = driver;
         let Some(copies) = state.device.copies() else { return false };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         self.links.end_step(copies);

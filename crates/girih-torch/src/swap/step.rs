@@ -224,6 +224,11 @@ impl Steps {
         }
     }
 
+    /// So many microseconds the driver took in the step that ends to give, take and map memory.
+    pub(super) fn note_driver(&mut self, us: f64) {
+        self.now.driver_us = us;
+    }
+
     /// The number of the operator that begins next.
     pub(super) fn next_operator(&self) -> u32 {
         self.now.keys.len() as u32
@@ -444,7 +449,7 @@ impl Steps {
         }
         let times = self.times.entry(hash).or_default();
         if let Some(us) = whole.filter(|_| !seen.is_mixed) {
-            times.note(seen.followed, us, peak_of(loads));
+            times.note(seen.followed, us, seen.driver_us, peak_of(loads));
         }
         let own_us = taken.us.clone();
         times.see(taken);

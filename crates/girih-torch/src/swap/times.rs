@@ -63,6 +63,8 @@ pub(super) struct Times {
     again: u32,
     /// What had the shortest step so far: no policy at first.
     best: Tried,
+    /// No policy, once one is better.
+    without: Option<Tried>,
     /// The policy that is tried now.
     last: Option<Tried>,
     /// Steps in a row, up to the last, that had room for everything.
@@ -84,6 +86,9 @@ struct Tried {
     /// first: that one finds what another policy has left.
     steps: u32,
     us: f64,
+    /// The shortest but for the time that the driver took to give, take and map memory. Where copies are others than in
+    /// the step before, so is what is free when, and views are made for some steps until the lake has come to rest.
+    net_us: f64,
     /// The most bytes that were in use or away in that step. Where sizes vary it is the largest: others take less
     /// whatever they follow.
     peak: u64,
@@ -91,20 +96,21 @@ struct Tried {
 
 impl Default for Tried {
     fn default() -> Tried {
-        Tried { policy: None, steps: 0, us: f64::INFINITY, peak: 0 }
+        Tried { policy: None, steps: 0, us: f64::INFINITY, net_us: f64::INFINITY, peak: 0 }
     }
 }
 
 impl Tried {
-    fn note(&mut self, us: f64, peak: u64) {
-        self.steps += 1;
+    fn note(&mut self, us: f64, driver_us: f64, peak: u64) {
+        self.steps = self.steps.saturating_add(1);
         if self.steps == 1 {
             return;
         }
         if are_alike(peak, self.peak) {
             self.us = self.us.min(us);
+            self.net_us = self.net_us.min(us - driver_us);
         } else if peak > self.peak {
-            (self.us, self.peak) = (us, peak);
+            (self.us, self.net_us, self.peak) = (us, us - driver_us, peak);
         }
     }
 
@@ -194,11 +200,12 @@ impl Times {
         self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
     }
 
-    /// A step that followed the policy of this number took so long, and had so many bytes in use or away at most.
-    pub(super) fn note(&mut self, number: u32, us: f64, peak: u64) {
+    /// A step that followed the policy of this number took so long, of which the driver took so much for memory, and
+    /// had so many bytes in use or away at most.
+    pub(super) fn note(&mut self, number: u32, us: f64, driver_us: f64, peak: u64) {
         let tried = std::iter::once(&mut self.best).chain(&mut self.last);
         if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
-            tried.note(us, peak);
+            tried.note(us, driver_us, peak);
         }
     }
 
@@ -210,15 +217,32 @@ impl Times {
         if let Some(last) = self.last.take() {
             // What smaller or larger steps took says nothing of it; then the one that knows more of them stays.
             let is_like = self.best.us.is_infinite() || are_alike(last.peak, self.best.peak);
-            let is_better = is_like && last.us < self.best.us * (1.0 - tuning.better);
+            let is_better = is_like && last.net_us < self.best.net_us * (1.0 - tuning.better);
             self.in_vain = if is_better { 0 } else { self.in_vain + 1 };
             // The same with a policy as without one is rather with it.
-            if !is_like || last.us <= self.best.us {
+            if !is_like || last.net_us <= self.best.net_us {
                 self.promised = last.policy.as_ref().map_or([0.0; 3], |policy| policy.us);
-                self.best = last;
+                let before = std::mem::replace(&mut self.best, last);
+                if before.policy.is_none() {
+                    self.without = Some(before);
+                }
             }
         }
+        self.prove(tuning);
         true
+    }
+
+    /// The policy that has stayed must keep what it promised once views are made no more: if all its steps took longer
+    /// than one without a policy, none is followed.
+    fn prove(&mut self, tuning: &Tuning) {
+        let is_known = self.best.steps >= tuning.steps_proven && self.is_exhausted(tuning);
+        let without = self.without.take_if(|without| {
+            let is_like = are_alike(without.peak, self.best.peak);
+            is_known && is_like && self.best.us > without.us * (1.0 + tuning.better)
+        });
+        if let Some(without) = without {
+            (self.best, self.promised) = (without, [0.0; 3]);
+        }
     }
 
     /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
@@ -365,211 +389,4 @@ pub(super) fn times_of(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn coarse_times_do_not_replace_others_and_are_replaced_by_them() {
-        let taken = |at: &[u32], us: f64, is_coarse| Taken {
-            at: at.to_vec(),
-            us: vec![us; 5],
-            waited: vec![2.0 * us; 5],
-            is_coarse,
-        };
-        let mut times = Times::default();
-        times.see(taken(&[0, 3], 5.0, true));
-        times.see(taken(&[0, 2], 9.0, true));
-        assert_eq!(times.us(), [9.0; 5]);
-        times.see(taken(&[0, 1, 2, 3], 8.0, false));
-        times.see(taken(&[0, 3], 10.0, true));
-        assert_eq!((times.us(), &*times.waited), (&[8.0; 5][..], &[20.0; 5][..]));
-        times.see(taken(&[0, 1, 2, 3], 7.0, false));
-        assert_eq!(times.us(), [7.0; 5]);
-        // Of a long step the points are others once its length is known, and may be fewer.
-        times.see(taken(&[0, 2], 6.0, false));
-        assert_eq!(times.us(), [6.0; 5]);
-    }
-
-    #[test]
-    fn coarse_times_that_are_shorter_shorten_others() {
-        let of = |at: &[u32], us: &[f64], is_coarse| Taken {
-            at: at.to_vec(),
-            us: us.to_vec(),
-            waited: us.iter().map(|us| us + 1.0).collect(),
-            is_coarse,
-        };
-        let mut times = Times::default();
-        times.see(of(&[0, 1, 2, 3], &[1.0, 3.0, 0.0, 0.0, 6.0], false));
-        let coarse = [1.0, 1.0, 2.0, 2.0, 3.0];
-        times.see(of(&[0, 2], &coarse, true));
-        assert_eq!(
-            times.us(),
-            [0.5, 1.5, 0.0, 0.0, 6.0],
-            "each by the same part; longer ones stay"
-        );
-        let last: Vec<f64> = [12.0, 24.0, 10.0, 10.0, 70.0].map(|us| us / 9.0).into();
-        let differs = times.waited.iter().zip(&last).any(|(us, other)| (us - other).abs() > 1e-9);
-        assert!(!differs, "{:?}: the last step's, whatever it is", times.waited);
-        // The shorter of what was divided and what is measured again would be the time of neither.
-        times.see(of(&[0, 1, 2, 3], &[1.0, 1.0, 0.0, 0.0, 6.0], false));
-        assert_eq!(times.us(), [1.0, 1.0, 0.0, 0.0, 6.0]);
-        times.see(of(&[0, 1, 2, 3], &[2.0, 0.9, 0.0, 0.0, 6.0], false));
-        assert_eq!(times.us(), [1.0, 0.9, 0.0, 0.0, 6.0]);
-    }
-
-    /// A policy for a step of two operators, which it knows.
-    fn of_two() -> Policy {
-        let ops = vec![girih_swap::Op::default(); 2];
-        let step = girih_swap::Step { ops, load: vec![0; 2], ..Default::default() };
-        Policy::of((step, Vec::new()), Default::default(), &Links::default(), 1)
-    }
-
-    /// While plans were tried the host had fallen behind: each operator seemed to take 10 us, and takes 8.
-    #[test]
-    fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_promised_follows()
-    {
-        let (tuning, links) = (Tuning::default(), Links::default());
-        let taken = |us: f64, is_coarse| Taken {
-            at: vec![0, 1, 2],
-            us: vec![us; 4],
-            waited: vec![us; 4],
-            is_coarse,
-        };
-        let (mut times, mut plans) = (Times::default(), 0);
-        let mut step = |times: &mut Times, us: f64| {
-            times.note(plans, 4.0 * us, 0);
-            times.see(taken(us, true));
-            if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
-                let sum = times.next(&tuning, &links).iter().sum();
-                plans += 1;
-                times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }));
-            }
-            plans
-        };
-        times.see(taken(10.0, false));
-        // What none takes was not seen twice, so that the first is better.
-        let usual = 1 + tuning.in_vain_max;
-        let before = (0..40).map(|_| step(&mut times, 10.0)).last();
-        assert_eq!(before, Some(usual));
-        assert!(times.outdated(&tuning).is_none());
-        assert_eq!(step(&mut times, 9.7), usual, "that is as good as the same");
-        let number = times.outdated(&tuning).expect("and yet it is known").number;
-        times.reckoned(number + 1, [1.0; 3]);
-        assert_eq!(times.promised(), [40.0; 3], "another's");
-        times.reckoned(number, [38.8; 3]);
-        assert_eq!(times.promised(), [38.8; 3]);
-        assert!(times.outdated(&tuning).is_none());
-        let after = (0..40).map(|_| step(&mut times, 8.0)).last();
-        assert_eq!(after, Some(usual), "it is not told yet what it takes now");
-        times.reckoned(number, [32.0, 32.1, 32.0]);
-        assert_eq!(step(&mut times, 8.0), usual, "no other would take less");
-        times.reckoned(number, [32.0, 33.0, 32.0]);
-        let after = (0..40).map(|_| step(&mut times, 8.0)).last();
-        assert_eq!(after, Some(usual + 1), "once, and 8 is what it was planned with");
-        assert!((times.promised()[0] - 32.0).abs() < 1e-9);
-        // Ever less: each plan seems to be better than the one before.
-        let ever = (1..400).map(|k| {
-            let us = 8.0 * 0.99_f64.powi(k);
-            let policy = times.outdated(&tuning).map(|policy| policy.number);
-            policy.into_iter().for_each(|it| times.reckoned(it, [4.0 * us, 5.0 * us, 4.0 * us]));
-            step(&mut times, us)
-        });
-        assert_eq!(ever.last(), Some(tuning.plans_max));
-    }
-
-    /// Each operator was at its shortest in another step: 8 us, of steps in which they take 10 on average.
-    #[test]
-    fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
-        let tuning = Tuning::default();
-        let taken = |us: [f64; 4], is_coarse| Taken {
-            at: vec![0, 1, 2],
-            us: us.to_vec(),
-            waited: us.to_vec(),
-            is_coarse,
-        };
-        let mut times = Times::default();
-        times.see(taken([8.0, 12.0, 8.0, 12.0], false));
-        times.see(taken([12.0, 8.0, 12.0, 8.0], false));
-        assert_eq!(times.us(), [8.0; 4]);
-        times.tries(&Arc::new(Policy { number: 1, us: [32.0; 3], ..of_two() }));
-        (0..tuning.steps_judged).for_each(|_| times.note(1, 40.0, 0));
-        assert!(times.judge(&tuning));
-        for step in 0..tuning.steps_judged {
-            assert!(times.outdated(&tuning).is_none(), "{step} steps say little");
-            times.see(taken([10.5 - 0.1 * f64::from(step); 4], true));
-        }
-        let shortest = 4.0 * (10.6 - 0.1 * f64::from(tuning.steps_judged));
-        assert_eq!(times.outdated(&tuning).map(|policy| policy.number), Some(1));
-        let told: f64 = times.told(&tuning).iter().sum();
-        assert!((told - shortest).abs() < 1e-9, "{told}");
-        times.reckoned(1, [told; 3]);
-        assert!(times.outdated(&tuning).is_none(), "and now it is promised");
-    }
-
-    #[test]
-    fn the_largest_steps_alone_are_compared() {
-        let mut tried = Tried::default();
-        let mut note = |us: f64, peak: u64| {
-            tried.note(us, peak);
-            tried.us
-        };
-        assert!(note(10.0, 9000).is_infinite(), "the first finds what another has left");
-        let seen = [(90.0, 1000), (60.0, 900), (91.0, 990), (89.0, 1010), (120.0, 1100)];
-        assert_eq!(seen.map(|(us, peak)| note(us, peak)), [90.0, 90.0, 90.0, 89.0, 120.0]);
-    }
-
-    /// The first plan was tried with steps of other sizes than those without one: it stays, until one that is tried with
-    /// such as it had is better.
-    #[test]
-    fn plans_are_not_judged_by_steps_of_other_sizes() {
-        let tuning = Tuning::default();
-        let mut times = Times::default();
-        let mut tried = |number: u32, us: f64, peak: u64| {
-            times.tries(&Arc::new(Policy { number, ..of_two() }));
-            (0..tuning.steps_judged).for_each(|_| times.note(number, us, peak));
-            assert!(times.judge(&tuning));
-            (times.best.number(), times.in_vain)
-        };
-        assert_eq!(tried(1, 100.0, 1000), (1, 0), "no step without a plan was seen twice");
-        assert_eq!(tried(2, 200.0, 2000), (2, 1));
-        assert_eq!(tried(3, 250.0, 2000), (2, 2));
-        assert_eq!(tried(4, 150.0, 2000), (4, 0));
-        assert_eq!(tried(5, 10.0, 100), (5, 1));
-    }
-
-    #[test]
-    fn what_an_operator_waited_for_is_taken_off_where_it_waited() {
-        let stamps: Vec<_> = [0, 2, 3, 5].map(|at| (at, TimeStamp(u64::from(at)))).into();
-        let waits = [(0, 4.0), (1, 2.0), (4, 6.0), (2, 1.0), (9, 50.0)];
-        let mut between = |from: TimeStamp, to: TimeStamp| Some(10.0 * (to.0 - from.0) as f64);
-        let us = times_of(6, &stamps, &waits, &mut between).expect("it is known");
-        assert_eq!(us[..5], [7.0, 7.0, 9.0, 7.0, 7.0]);
-    }
-
-    /// Links that go up and down for ever, while no plan makes the step shorter.
-    #[test]
-    fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
-        let tuning = Tuning::default();
-        let links = [55.0, 30.0].map(|each| Links::of_gigabytes(each, each, 2.0 * each));
-        let (mut times, mut plans) = (Times::default(), 0);
-        let mut policy = Policy::default();
-        // The first step of a policy does not count, nor that of none.
-        times.note(NO_POLICY, 100.0, 0);
-        for step in 0..1000 {
-            let links = links[step / 20 % 2];
-            times.note(plans, 100.0, 0);
-            if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
-                let _ = times.next(&tuning, &links);
-                plans += 1;
-                policy.number = plans;
-                times.tries(&Arc::new(std::mem::take(&mut policy)));
-            }
-        }
-        assert_eq!(plans, tuning.in_vain_max + tuning.again_max);
-        let same = Links::of_gigabytes(55.0, 55.0, 110.0 * 0.96);
-        times.made_with = Some((same, 0.0));
-        times.again = 0;
-        assert!(times.is_settled(&tuning, &links[0]), "that is as good as the same");
-        assert!(!times.is_settled(&tuning, &links[1]));
-    }
-}
+mod tests;

@@ -31,6 +31,9 @@ pub(crate) struct Tuning {
     pub(crate) better: f64,
     /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
     pub(crate) steps_judged: u32,
+    /// Steps of the policy that has stayed until all of them together must have been as short as one without a policy. The
+    /// lake needs some to come to rest.
+    pub(crate) steps_proven: u32,
     /// The part of what a step adds up to that must be there before another like it is told to need less.
     pub(crate) told_by: u64,
     /// The part of the room that must be left over in a step that is smaller than what was planned for nothing to go.
@@ -66,6 +69,7 @@ impl Default for Tuning {
             in_vain_max: 2,
             better: 0.005,
             steps_judged: 3,
+            steps_proven: 20,
             told_by: 8,
             surely: 16,
             remembered: 2,
