@@ -25,6 +25,7 @@ mod ahead;
 pub(crate) mod attention;
 mod beside;
 mod carry;
+mod clearing;
 pub(crate) mod edge;
 mod host;
 mod links;
@@ -58,6 +59,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub(crate) use self::carry::Fail;
+use self::clearing::Clearing;
 use self::host::{Host, Slot};
 use self::links::Measured;
 pub(crate) use self::pins::await_end;
@@ -147,8 +149,10 @@ pub(crate) struct Swap {
     in_hand: [Option<RecordId>; THREADS],
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
-    /// Nothing more can go for the request that is served now: the host may wait for the device rather than refuse it.
+    /// Nothing more can go for the request that is served now, or `clearing` is due: the host may wait for the device
+    /// rather than refuse it.
     is_last_try: bool,
+    clearing: Clearing,
     steps: Steps,
     /// How long the driver's calls for memory had taken when the step began.
     driver: Duration,
@@ -231,6 +235,7 @@ impl Swap {
             in_hand: [None; THREADS],
             is_backward: false,
             is_last_try: false,
+            clearing: Clearing::default(),
             steps: Steps::new(room, budget),
             driver: state.device.memory_time(),
             links: Measured::new(&Tuning::default()),
@@ -281,12 +286,16 @@ impl Swap {
     }
 
     /// A request was refused, after so many `refusals` before. True if it may be served now: something has gone; or,
-    /// where nothing more can go, in a last try.
+    /// where nothing more can go, in a last try, which comes first now and then (`clearing`).
     ///
     /// How much is missing is not known, and is mostly little: what is held lies in pieces of which the ends are no use.
     /// So little goes first, and four times as much each time.
     fn relieve(&mut self, state: &mut State, request: Request, refusals: u64) -> Outcome<bool> {
         self.note_full(state);
+        if refusals == 0 && !self.is_last_try && self.clearing.is_due() {
+            self.is_last_try = true;
+            return Ok(true);
+        }
         let goal = LEAST.checked_shl(2 * refusals as u32).unwrap_or(u64::MAX);
         let has_gone = self.make_more_room(state, request, goal.min(request.size))?;
         self.is_last_try = !has_gone && !self.is_last_try;

@@ -113,6 +113,7 @@ impl Swap {
         let driver = state.device.memory_time();
         self.steps.note_driver(driver.saturating_sub(self.driver).as_secs_f64() * 1e6);
         self.driver = driver;
+        self.clearing.end_step();
         let Some(copies) = state.device.copies() else { return false };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         self.links.end_step(copies);
