@@ -287,17 +287,14 @@ impl Swap {
 
     /// A request was refused, after so many `refusals` before. True if it may be served now: something has gone; or,
     /// where nothing more can go, in a last try, which comes first now and then (`clearing`).
-    ///
-    /// How much is missing is not known, and is mostly little: what is held lies in pieces of which the ends are no use.
-    /// So little goes first, and four times as much each time.
     fn relieve(&mut self, state: &mut State, request: Request, refusals: u64) -> Outcome<bool> {
         self.note_full(state);
         if refusals == 0 && !self.is_last_try && self.clearing.is_due() {
             self.is_last_try = true;
             return Ok(true);
         }
-        let goal = LEAST.checked_shl(2 * refusals as u32).unwrap_or(u64::MAX);
-        let has_gone = self.make_more_room(state, request, goal.min(request.size))?;
+        let goal = room::goal_after(refusals).min(request.size);
+        let has_gone = self.make_more_room(state, request, goal)?;
         self.is_last_try = !has_gone && !self.is_last_try;
         Ok(has_gone || self.is_last_try)
     }

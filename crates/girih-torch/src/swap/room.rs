@@ -15,6 +15,13 @@ use super::{Fail, LEAST, Swap};
 use crate::error::Outcome;
 use crate::heap::State;
 
+/// Bytes that shall go for a request that was refused after so many refusals before. How much is missing is not known,
+/// and is mostly little: what is held lies in pieces of which the ends are no use. So little goes first, and four times
+/// as much each time.
+pub(super) fn goal_after(refusals: u64) -> u64 {
+    LEAST << (2 * refusals.min(20))
+}
+
 impl Swap {
     /// Makes room for a request, if more would be in use than may be.
     pub(super) fn make_room(&mut self, state: &mut State, request: Request) -> Outcome<()> {
@@ -167,5 +174,16 @@ impl Swap {
             }
             Err(fail) => Err(fail.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_more_go_however_many_there_were() {
+        assert_eq!([0, 1, 2, 5].map(goal_after), [1 << 20, 4 << 20, 16 << 20, 1 << 30]);
+        assert!((0..200).all(|refusals| goal_after(refusals + 1) >= goal_after(refusals)));
     }
 }
