@@ -170,8 +170,11 @@ impl Lake {
         env: &mut Env<'_>,
         search: &Search,
     ) -> Result<Option<BlockId>, DeviceError> {
+        if self.is_capturing() {
+            return Ok(None);
+        }
         let (parts, missing) = self.gather(search);
-        let is_one = missing == 0 && parts.len() == 1 && !self.is_capturing();
+        let is_one = missing == 0 && parts.len() == 1;
         if is_one { self.stitch_parts(env, search, parts) } else { Ok(None) }
     }
 

@@ -253,6 +253,7 @@ impl Swap {
             self.make_room(state, request)?;
         }
         let mut refusals = 0;
+        self.is_last_try = false;
         loop {
             match self.take(state, request) {
                 Ok(address) => {
@@ -264,7 +265,6 @@ impl Swap {
                         state.forgive_ooms(refusals);
                         self.note_averted(state);
                     }
-                    self.is_last_try = false;
                     return Ok(address);
                 }
                 Err(error) if can_be_averted(state, request, &error) => {
@@ -494,11 +494,11 @@ impl Swap {
             _ => {}
         }
         let mut refusals = 0;
+        self.is_last_try = false;
         loop {
             match self.carry_for(state, id, Wish::Use, stream) {
                 Ok(()) => {
                     state.forgive_ooms(refusals);
-                    self.is_last_try = false;
                     return Ok(());
                 }
                 Err(Fail::Gpu(error)) => {

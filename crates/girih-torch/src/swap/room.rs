@@ -165,6 +165,7 @@ impl Swap {
         if state.bytes_in_use().saturating_add(size) > self.room {
             return Ok(false);
         }
+        self.is_last_try = false;
         match self.carry(state, id, Wish::Fetch) {
             Ok(()) => Ok(true),
             Err(Fail::Gpu(_)) => {

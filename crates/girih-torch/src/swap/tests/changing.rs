@@ -146,8 +146,8 @@ fn what_a_step_of_any_size_took_is_what_the_simulator_says_of_it() {
     assert!((measured / simulated - 1.0).abs() < 0.01, "{measured} us, not {simulated}");
 }
 
-/// Each of them waited for all that the device had been given to do, until views of what was free there were gone and
-/// its pages given back: 96 times in 30 steps, before anything went that could.
+/// Each request that was refused had the host wait for the device and all that was free go back, views with it: 96 times
+/// in 30 steps, before anything went that could.
 #[test]
 fn tensors_go_before_the_host_waits_and_all_that_is_free_is_given_back() {
     let Some(Taken { us, alone, retries, refused, .. }) = run_of("kinds/experts.girih") else {
