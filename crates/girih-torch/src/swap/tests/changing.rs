@@ -46,7 +46,7 @@ struct Taken {
 /// With another part of the budget left free, and other numbers.
 fn run(steps: &[(Step, Recorded)], budget: u64, spare: f64, tuning: Tuning) -> Taken {
     let most = steps.iter().max_by_key(|(step, _)| step.peak()).expect("there are steps");
-    let mut run = Run::recorded(most, budget, tuning);
+    let mut run = Run::recorded(most, budget, 0.0, tuning);
     let room = crate::swap::settings::room(budget);
     run.set_room(room - (budget as f64 * spare) as u64);
     let mut taken = Taken::default();

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use girih_cuda::StreamHandle;
 use girih_runtime::{
@@ -67,6 +68,8 @@ pub(super) struct Timed {
     /// Events and points in time.
     times: HashMap<u64, f64>,
     next: u64,
+    /// How many times the prices of the list the driver takes for memory; 0 for no time at all.
+    dearness: f64,
 }
 
 impl Timed {
@@ -86,8 +89,14 @@ impl Timed {
             rates,
             times: HashMap::new(),
             next: 0,
+            dearness: 0.0,
         };
         (device, clock)
+    }
+
+    /// The driver takes so many times the prices of the list.
+    pub(super) fn with_driver(self, dearness: f64) -> Timed {
+        Timed { dearness, ..self }
     }
 
     /// From now on it refuses this.
@@ -264,6 +273,10 @@ impl HeapDevice for Timed {
 
     fn calls(&self) -> Vec<(&'static str, u64)> {
         self.memory.calls()
+    }
+
+    fn memory_time(&self) -> Duration {
+        Duration::from_nanos(self.memory.prices().spent_ns).mul_f64(self.dearness)
     }
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {

@@ -86,6 +86,8 @@ pub(super) struct Run {
     /// States of an optimizer, which steps behind the last operator.
     states: Vec<Alive>,
     optimizer_us: f64,
+    /// How long the driver had taken for memory when the last kernel was queued.
+    waited_us: f64,
     pub(super) refused: u32,
 }
 
@@ -108,13 +110,16 @@ impl Run {
         Run::over(device, clock, step, budget, Tuning::default())
     }
 
-    /// With every request of a recording, as it came.
+    /// With every request of a recording, as it came. The driver takes so many times the prices of the list for memory:
+    /// a kernel is queued that much later, and begins so much later.
     pub(super) fn recorded(
         (step, recorded): &(Step, Recorded),
         budget: u64,
+        dearness: f64,
         tuning: Tuning,
     ) -> Run {
         let (device, clock) = Timed::new(4 * step.peak().max(budget), RATES);
+        let device = device.with_driver(dearness);
         let mut run = Run::in_mode("auto", device, clock, step, budget, tuning);
         let mut recorded = recorded.clone();
         if let Some(stays) = run.stays.take() {
@@ -192,6 +197,7 @@ impl Run {
             alive,
             states,
             optimizer_us,
+            waited_us: 0.0,
             refused,
         };
         let stays = run.laid.besides.iter().copied().min().unwrap_or(0);
@@ -217,6 +223,24 @@ impl Run {
             work(self, &mut recorded);
             self.recorded = Some(recorded);
         }
+    }
+
+    /// Where the program's stream is. Microseconds.
+    pub(super) fn now(&self) -> f64 {
+        self.clock.now(STREAM)
+    }
+
+    /// How long the driver took for memory so far. Microseconds.
+    pub(super) fn driver_us(&self) -> f64 {
+        let driver = self.heap.with(|state| Ok(state.device.memory_time())).expect("it works");
+        driver.as_secs_f64() * 1e6
+    }
+
+    /// While the driver works for it, the host queues no kernel.
+    fn wait_for_driver(&mut self) {
+        let driver_us = self.driver_us();
+        let taken = driver_us - std::mem::replace(&mut self.waited_us, driver_us);
+        self.clock.run(STREAM, taken);
     }
 
     /// Pages that were mapped so far.
@@ -311,6 +335,7 @@ impl Run {
                 0 => None,
                 bytes => self.allocate(bytes),
             };
+            self.wait_for_driver();
             self.clock.run(STREAM, self.step.ops[op].us);
             if let Some(address) = besides {
                 self.free(address);
