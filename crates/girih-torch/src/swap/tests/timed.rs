@@ -1,6 +1,7 @@
 //! A device whose streams have clocks: how long a step takes with its copies, without a GPU.
 //!
 //! The host is taken to be ahead of the device all the time, so that the order in which work is queued is all that counts.
+//! Only the driver's calls for memory may keep it ([`Timed::with_driver`]).
 //! A stream's clock is where its work ends that was queued so far; an event is a time; a wait moves a clock forward.
 
 use std::collections::{HashMap, HashSet};
