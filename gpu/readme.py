@@ -5,7 +5,8 @@
 The workloads are those of `workloads/`, the allocators those of `modes.py`: torch's two, `stitch`,
 a first launch of `auto` and a second, and native once more, which says how much of a ratio of step
 times is the card's. A launch has its cards to itself, while the next one loads its libraries. What
-needs more cards than there are is left out, and said. `scripts/bench --readme` makes README's table
+needs more cards than there are is left out, and said. The launches of a workload that is cut off
+before its last one lie beside the output. `scripts/bench --readme` makes README's table
 of the file, once it lies in `bench/results/gpu/`.
 """
 
@@ -72,20 +73,31 @@ def machine() -> str:
     return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
 
 
-def measure(row: tuple[int, str, str], only: list[str], timeout: float) -> dict[str, Any]:
-    """All launches of one workload."""
+def measure(
+    row: tuple[int, str, str], only: list[str], timeout: float, so_far: Path | None
+) -> dict[str, Any]:
+    """All launches of one workload. What there is of them is in a file after each."""
     cards, what, line = row
     name, *rest = line.split()
     launch = argparse.Namespace(
         workload=str(WORKLOADS / name), rest=rest, gpus=cards, torchrun=False, timeout=timeout
     )
     with tempfile.TemporaryDirectory() as cache:
-        runs = [modes.launch(mode, launch, cache) for mode in only]
+        runs = []
+        for mode in only:
+            runs.append(modes.launch(mode, launch, cache))
+            if so_far:
+                done = {"what": what, **modes.summary(runs, launch)}
+                so_far.write_text(json.dumps(done, indent=1) + "\n")
     return {"what": what, **modes.summary(runs, launch)}
 
 
 def side_by_side(
-    rows: list[tuple[int, str, str]], groups: list[str], only: list[str], timeout: float
+    rows: list[tuple[int, str, str]],
+    groups: list[str],
+    only: list[str],
+    timeout: float,
+    output: Path | None,
 ) -> Iterator[dict[str, Any]]:
     """All launches of these workloads, each on a group of cards of its own, in turns."""
     context = multiprocessing.get_context("spawn")
@@ -101,7 +113,9 @@ def side_by_side(
             initargs=(free, turns),
         ) as workers,
     ):
-        tasks = [workers.submit(measure, row, only, timeout) for row in rows]
+        of_row = [output and output.with_suffix(f".{ROWS.index(row)}.json") for row in rows]
+        each = zip(rows, of_row, strict=True)
+        tasks = [workers.submit(measure, row, only, timeout, path) for row, path in each]
         for task in concurrent.futures.as_completed(tasks):
             yield task.result()
 
@@ -155,7 +169,7 @@ def main() -> int:
         firsts = range(0, arguments.cards - width + 1, width)
         groups = [",".join(names[first : first + width]) for first in firsts]
         of_width = [row for row in rows if row[0] == width]
-        for done in side_by_side(of_width, groups, only, arguments.timeout):
+        for done in side_by_side(of_width, groups, only, arguments.timeout, arguments.output):
             keep(done)
     return int(any("error" in run for done in head["rows"] for run in done["runs"]))
 

@@ -13,7 +13,7 @@ use girih_trace::{Event, Mark, MarkKind, PoolId, StreamId};
 
 const MIB: u64 = 1 << 20;
 /// Most calls that are made to fail, one at a time, evenly spread.
-const FAULTS_MAX: u64 = 200;
+const FAULTS_MAX: u64 = 100;
 
 fn expandable() -> Config {
     Config { expandable_segments: true, ..Config::default() }

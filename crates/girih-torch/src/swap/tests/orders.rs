@@ -314,9 +314,9 @@ fn all_orders(lives: &[&'static [Action]], tensors: usize, thinned: usize) -> (u
 }
 
 #[test]
-fn two_tensors_are_right_in_one_of_193_orders() {
-    let (runs, went) = all_orders(&LIVES, 2, 193);
-    assert!(runs > 30_000 && went * 2 > runs, "something went in {went} of {runs}");
+fn two_tensors_are_right_in_one_of_397_orders() {
+    let (runs, went) = all_orders(&LIVES, 2, 397);
+    assert!(runs > 15_000 && went * 2 > runs, "something went in {went} of {runs}");
 }
 
 #[test]
