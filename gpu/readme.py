@@ -5,9 +5,9 @@
 The workloads are those of `workloads/`, the allocators those of `modes.py`: torch's two, `stitch`,
 a first launch of `auto` and a second, and native once more, which says how much of a ratio of step
 times is the card's. A launch has its cards to itself, while the next one loads its libraries. What
-needs more cards than there are is left out, and said. The launches of a workload that is cut off
-before its last one lie beside the output. `scripts/bench --readme` makes README's table
-of the file, once it lies in `bench/results/gpu/`.
+needs more cards than there are is left out, and said. What there is of a workload lies beside the
+output after each of its launches, also if it is cut off. `scripts/bench --readme` makes README's
+table of the output, once it lies in `bench/results/gpu/`.
 """
 
 import argparse
@@ -86,10 +86,10 @@ def measure(
         runs = []
         for mode in only:
             runs.append(modes.launch(mode, launch, cache))
+            done = {"what": what, **modes.summary(runs, launch)}
             if so_far:
-                done = {"what": what, **modes.summary(runs, launch)}
                 so_far.write_text(json.dumps(done, indent=1) + "\n")
-    return {"what": what, **modes.summary(runs, launch)}
+    return done
 
 
 def side_by_side(
