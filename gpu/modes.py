@@ -7,7 +7,8 @@
 Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a first launch that
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
 first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `gmlake` is
-GMLake as published, `gmlake:16` with a fragmentation limit of 16 MiB; `profile` records without a
+GMLake as published, `gmlake:16` with a fragmentation limit of 16 MiB; after an `@` stands an option
+of Girih's, as in `stitch@swap=off`; `profile` records without a
 cache, and `plan` follows the plan of that recording; `uncached` is torch without a cache at all,
 each request a cudaMalloc. Ratios of step times are to the first native's of the same run, step by
 step, and the median of these; native comes once more at the end, and its own ratio says how much of
@@ -58,10 +59,12 @@ def command(mode: str, arguments: argparse.Namespace, cache: str) -> list[str]:
     """The command line of one launch."""
     program = [arguments.workload, *arguments.rest]
     if mode not in TORCHS_OWN:
-        own, _, limit = mode.removeprefix("girih-").partition(":")
+        own, _, option = mode.removeprefix("girih-").partition("@")
+        own, _, limit = own.partition(":")
         own = "auto" if own == "again" else own
         girih = ["-m", "girih", "run", "--mode", own, "--plan-dir", cache]
         girih += ["--option", f"gmlake_limit={int(float(limit) * MIB)}"] if limit else []
+        girih += ["--option", option] if option else []
         girih += ["--report", str(Path(cache) / f"report-{mode}.json")]
         girih += ["--plan", plan_file(cache)] if mode == "plan" else []
         # Recordings are wanted by some that call this, not by the command line.

@@ -12,8 +12,8 @@ What a paper's figure or table compares is run at the size that one card allows 
 as Markdown, and written as JSON to bench/results/seeds/. What the machine cannot run is said in one
 line, with exit status 1. `kept` prints files of results again, and those of `modes.py -o`.
 `record`, `replay` and `together` make several tables in the time of few (`seeds/apart.py`): where
-bytes alone are asked, recordings are made side by side, each with a share of the card, and
-replayed on a machine without one; what is timed has the card in turns.
+bytes alone are asked, recordings are made side by side, each with a share of a card, and replayed
+on a machine without one; what is timed has a card in turns. All cards that are there are used.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     add("--commit", default="", help="of the build that is measured")
     add("--timeout", type=float, default=280, help="seconds for one launch")
     add("--keep", type=Path, metavar="FOLDER", help="keeps the recordings there")
-    add("--at-once", type=int, default=6, help="recordings, or tables, side by side (6)")
+    add("--at-once", type=int, default=6, help="recordings, or tables, on a card (6)")
     add("--seconds", type=float, default=540, help="of `record` and `together`, in all (540)")
     add("-o", "--output", type=Path, help="the file (bench/results/seeds/...)")
     # Options may stand before the names too.

@@ -1,11 +1,13 @@
 """Tables of bytes in two parts: what is recorded on a card, and what is replayed anywhere.
 
 ```text
- tables ─► recordings they want ─► so many at once, each with a share of the card ─► FOLDER
-                                              │ compared as soon as they are there     │
-                                              ▼                                        ▼
-                                         the processors                       tables, without a GPU
+ tables ─► recordings they want ─► so many at once, each with a share of a card ─► FOLDER
+                                              │ compared as soon as they are there    │
+                                              ▼                                       ▼
+                                         the processors                      tables, without a GPU
 ```
+
+All cards that the process may use are used, each for as many at once.
 
 Of a recording sizes, order and streams count alone, so that several can be made on one card at the
 same time: in the memory of `phantom`, in which only small tensors have bytes of their own where the
@@ -16,16 +18,19 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ from seeds.bench import (
     Bench,
     Table,
     Wanted,
+    card_names,
     commit,
     comparison,
     has_module,
@@ -152,6 +158,28 @@ def wishes(tables: Iterable[Table], options: argparse.Namespace) -> list[Wanted]
     return list(found.values())
 
 
+class Cards:
+    """The GPUs of this process, each with places for so many that use it at once."""
+
+    def __init__(self, places: int) -> None:
+        names = card_names()
+        self.count = len(names)
+        self.places = places * len(names)
+        self._free: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # In turns, so that each card has one before any has two.
+        for name in names * places:
+            self._free.put(name)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """A place on a card, once one is free: its name, and the environment of what runs there."""
+        name = self._free.get()
+        try:
+            yield name, os.environ | {"CUDA_VISIBLE_DEVICES": name}
+        finally:
+            self._free.put(name)
+
+
 def card_bytes() -> int:
     """Bytes that are free on the first GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
@@ -167,6 +195,7 @@ class Recorder:
     ) -> None:
         self.folder = folder
         self.options = options
+        self.cards = Cards(options.at_once)
         self.solid = f"{int(SOLID_PART * free / options.at_once)}B"
         self.end = time.monotonic() + options.seconds
         self.lock = threading.Lock()
@@ -177,6 +206,7 @@ class Recorder:
             "tables": [[table.seed, table.name] for table in tables],
             "quick": options.quick,
             "at_once": options.at_once,
+            "cards": self.cards.count,
             "modules": [name for name in MODULES if has_module(name)],
             "recordings": [],
         }
@@ -196,14 +226,18 @@ class Recorder:
 
     def record(self, one: Wanted) -> Path | None:
         """One recording; None if there is none."""
+        with self.cards.one() as (_, environment):
+            return self.record_on(one, environment)
+
+    def record_on(self, one: Wanted, environment: dict[str, str]) -> Path | None:
+        """One recording, on the card of an environment; None if there is none."""
         if self.left() <= 0:
             self.keep(one, 0.0, "the time was over before it began")
             return None
         trace = self.folder / one.file
         start = time.monotonic()
-        error = recorded(
-            one.command(self.folder, self.solid), trace, min(self.options.timeout, self.left())
-        )
+        most = min(self.options.timeout, self.left())
+        error = recorded(one.command(self.folder, self.solid), trace, most, environment)
         self.keep(one, time.monotonic() - start, error)
         return None if error else trace
 
@@ -216,9 +250,9 @@ class Recorder:
 
     def all(self, recordings: list[Wanted]) -> bool:
         """Whether each of them is there at the end."""
-        processors = max(1, (os.cpu_count() or 2) - self.options.at_once)
+        processors = max(1, (os.cpu_count() or 2) - self.cards.places)
         with (
-            concurrent.futures.ThreadPoolExecutor(self.options.at_once) as card,
+            concurrent.futures.ThreadPoolExecutor(self.cards.places) as card,
             concurrent.futures.ThreadPoolExecutor(processors) as replays,
         ):
             tasks = [card.submit(self.record, one) for one in recordings]
@@ -234,8 +268,8 @@ def record(folder: Path, tables: list[Table], options: argparse.Namespace) -> in
     recordings = wishes(tables, options)
     recorder = Recorder(folder, tables, options, card_bytes())
     print(
-        f"{len(recordings)} recordings, {options.at_once} at once, {recorder.solid} of the card for"
-        " each",
+        f"{len(recordings)} recordings, {recorder.cards.places} at once on {recorder.cards.count}"
+        f" GPUs, {recorder.solid} of a card for each",
         flush=True,
     )
     return int(not recorder.all(recordings))
@@ -268,30 +302,33 @@ def replay(folder: Path, tables: list[Table], options: argparse.Namespace, resul
 
 
 def together(script: Path, tables: list[Table], options: argparse.Namespace) -> int:
-    """Makes tables side by side, each in a process: their launches have the GPU in turns.
+    """Makes tables side by side, each in a process: their launches have a GPU in turns.
 
     Libraries are loaded meanwhile, which is half of what a short launch takes. Those that take a
-    part of the card away come after the others, one by one. What is not done in time is ended, and
-    has in its file what was measured by then. 1 if a table failed or was ended.
+    part of the card away come after the others, one on each. What is not done in time is ended,
+    and has in its file what was measured by then. 1 if a table failed or was ended.
     """
     end = time.monotonic() + options.seconds
     beside = [table for table in tables if not table.fills_card]
     alone = [table for table in tables if table.fills_card]
     with tempfile.TemporaryDirectory(prefix="girih-turns-") as folder:
-        turns = str(Path(folder) / "turns")
+        turns = Path(folder)
 
-        def make(table: Table) -> bool:
+        def make(table: Table, cards: Cards) -> bool:
             words = [sys.executable, str(script), table.seed, table.name]
             words += ["--quick"] if options.quick else []
             words += ["--part", "times"] if len(table.parts) > 1 else []
             words += ["--commit", options.commit] if options.commit else []
             # A launch waits for its turn, and that is a part of its time.
             words += ["--timeout", str(options.timeout * options.at_once)]
-            return run_until(words, end, os.environ | {"GIRIH_TURNS": turns})
+            with cards.one() as (name, environment):
+                return run_until(words, end, environment | {"GIRIH_TURNS": str(turns / name)})
 
-        with concurrent.futures.ThreadPoolExecutor(options.at_once) as workers:
-            made = list(workers.map(make, beside))
-        made += [make(table) for table in alone]
+        made = []
+        for some, places in ((beside, options.at_once), (alone, 1)):
+            cards = Cards(places)
+            with concurrent.futures.ThreadPoolExecutor(cards.places) as workers:
+                made += workers.map(make, some, itertools.repeat(cards))
     return int(not all(made))
 
 

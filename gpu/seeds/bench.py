@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import signal
@@ -109,6 +110,12 @@ def cards() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def card_names() -> list[str]:
+    """Of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(card) for card in range(cards())]
 
 
 def commit() -> str:
@@ -407,10 +414,14 @@ class Wanted:
         return [*command, *rest]
 
 
-def recorded(command: list[str], trace: Path, timeout: float) -> str:
+def recorded(
+    command: list[str], trace: Path, timeout: float, environment: dict[str, str] | None = None
+) -> str:
     """Runs it. What went wrong, in a line; nothing if the recording is there."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
         return f"ran past {timeout:.0f} s"
     if done.returncode == 0 and written(trace):

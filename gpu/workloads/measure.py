@@ -103,6 +103,49 @@ def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
     return {name: round(value, 4) for name, value in found.items()}
 
 
+class Kernels:
+    """What the kernels of one step take, by CUPTI.
+
+    It tells whether a step is longer because of the host, which gives the device nothing to do, or
+    because kernels are.
+    """
+
+    def __init__(self) -> None:
+        self.activities = [torch.profiler.ProfilerActivity.CUDA]
+        self.found: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def seen(self) -> Iterator[None]:
+        """A step that is looked at."""
+        start = time.perf_counter()
+        with torch.profiler.profile(activities=self.activities) as profile:
+            before = time.process_time(), time.perf_counter()
+            yield
+            torch.cuda.synchronize()
+            taken = time.process_time() - before[0], time.perf_counter() - before[1]
+        results = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        on_device = [it for it in results if it.device_type() != torch.autograd.DeviceType.CPU]
+        spans = sorted((it.start_ns(), it.start_ns() + it.duration_ns()) for it in on_device)
+        busy = end = 0
+        for begins, ends in spans:
+            busy += max(0, ends - max(begins, end))
+            end = max(end, ends)
+        kinds: collections.Counter[str] = collections.Counter()
+        counts: collections.Counter[str] = collections.Counter()
+        for it in on_device:
+            kinds[it.name()[:120]] += it.duration_ns()
+            counts[it.name()[:120]] += 1
+        self.found = {
+            "step_s": taken[1],
+            "cpu_s": taken[0],
+            "kernels": len(on_device),
+            "busy_s": busy / 1e9,
+            "sum_s": sum(kinds.values()) / 1e9,
+            "longest": {name: [ns / 1e9, counts[name]] for name, ns in kinds.most_common(25)},
+            "looking_s": time.perf_counter() - start,
+        }
+
+
 class Measure:
     """Times and peaks of one process's training."""
 
@@ -126,6 +169,9 @@ class Measure:
         # What Girih did in each step, if that is wanted: to ask for it is itself a driver's call.
         self.looks = each
         self.each: list[dict[str, Any]] = []
+        # The step with this number is looked at kernel by kernel, and not timed with the others.
+        self.looked_at = int(os.environ.get("GIRIH_KERNELS", "-1"))
+        self.kernels = Kernels()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -138,6 +184,10 @@ class Measure:
                 self.girih = girih_stats()
         girih = girih_stats() if self.on_gpu and self.looks else None
         self._synchronize()
+        if self.on_gpu and len(self.seconds) == self.looked_at and not self.kernels.found:
+            with self.kernels.seen():
+                yield
+            return
         start = time.perf_counter()
         try:
             yield
@@ -187,32 +237,36 @@ class Measure:
         whole = {key: max(peak[key] for peak in self.peaks) for key in self.peaks[0]}
         settled = self.peaks[-1]
         steady = sorted(self.seconds[self.settled :]) or sorted(self.seconds)
-        return {
-            "name": self.name,
-            "rank": int(os.environ.get("RANK", "0")),
-            "losses": [f"{loss:.6f}" for loss in self.losses],
-            "exact_losses": [loss.hex() for loss in self.losses],
-            "allocated_peak": whole["allocated"],
-            "reserved_peak": whole["reserved"],
-            "efficiency": whole["allocated"] / max(1, whole["reserved"]),
-            "settled_allocated_peak": settled["allocated"],
-            "settled_reserved_peak": settled["reserved"],
-            "settled_efficiency": settled["allocated"] / max(1, settled["reserved"]),
-            "device_used": self.device_used,
-            "first_step_s": self.seconds[0],
-            "median_step_s": steady[len(steady) // 2],
-            "step_s": [round(seconds, 5) for seconds in self.seconds],
-            "step_reserved": self.reserved,
-            "settled_from": self.settled if self.seconds[self.settled :] else 0,
-            "samples": self.samples,
-            "requests": stats["allocation.all.allocated"],
-            "retries": stats["num_alloc_retries"],
-            "ooms": stats["num_ooms"],
-            "device_calls": self._device_calls(),
-            "settled_device_calls": self._device_calls() - self.device_calls,
-            "torch": torch.__version__,
-            "gpu": torch.cuda.get_device_name() if self.on_gpu else None,
-        } | followed
+        return (
+            {
+                "name": self.name,
+                "rank": int(os.environ.get("RANK", "0")),
+                "losses": [f"{loss:.6f}" for loss in self.losses],
+                "exact_losses": [loss.hex() for loss in self.losses],
+                "allocated_peak": whole["allocated"],
+                "reserved_peak": whole["reserved"],
+                "efficiency": whole["allocated"] / max(1, whole["reserved"]),
+                "settled_allocated_peak": settled["allocated"],
+                "settled_reserved_peak": settled["reserved"],
+                "settled_efficiency": settled["allocated"] / max(1, settled["reserved"]),
+                "device_used": self.device_used,
+                "first_step_s": self.seconds[0],
+                "median_step_s": steady[len(steady) // 2],
+                "step_s": [round(seconds, 5) for seconds in self.seconds],
+                "step_reserved": self.reserved,
+                "settled_from": self.settled if self.seconds[self.settled :] else 0,
+                "samples": self.samples,
+                "requests": stats["allocation.all.allocated"],
+                "retries": stats["num_alloc_retries"],
+                "ooms": stats["num_ooms"],
+                "device_calls": self._device_calls(),
+                "settled_device_calls": self._device_calls() - self.device_calls,
+                "torch": torch.__version__,
+                "gpu": torch.cuda.get_device_name() if self.on_gpu else None,
+            }
+            | followed
+            | ({"kernels": self.kernels.found} if self.kernels.found else {})
+        )
 
     def _followed(self) -> dict[str, Any]:
         """What Girih did in the settled steps, number by number."""

@@ -308,6 +308,8 @@ def machine(parsers, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", stand_in)
     monkeypatch.setattr(tables, "cards", lambda: 1)
+    monkeypatch.setattr(sys.modules["seeds.bench"], "cards", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(bench, "has_module", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(sys.modules["seeds.gmlake"], "includes", lambda: ["-I."])
@@ -592,6 +594,40 @@ def test_tables_that_take_a_part_of_the_card_away_come_after_the_others(machine,
     ]
     assert made[0][0][2:4] == ["--part", "times"]
     assert len({turns for _, turns in made}) == 1
+
+
+def test_all_cards_are_used_and_one_that_was_given_away_is_not(machine, monkeypatch):
+    apart = sys.modules["seeds.apart"]
+    both, places = threading.Barrier(2, timeout=30), []
+
+    def run_until(words, end, environment):
+        card = environment["CUDA_VISIBLE_DEVICES"]
+        places.append((words[3], card, Path(environment["GIRIH_TURNS"]).name))
+        # Of two tables neither ends before the other has begun.
+        both.wait()
+        return True
+
+    monkeypatch.setattr(apart, "run_until", run_until)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    names = ["memo/fig1a", "memo/table4", "gmlake/fig14", "stweaver/table1"]
+    argv = ["tables.py", "together", *names, "--at-once", "1"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert tables.main() == 0
+    assert {name for name, _, _ in places[:2]} == {"fig1a", "table4"}
+    assert {name for name, _, _ in places[2:]} == {"fig14", "table1"}
+    for pair in (places[:2], places[2:]):
+        assert {card for _, card, _ in pair} == {"1", "3"}
+        assert [card for _, card, _ in pair] == [turns for _, _, turns in pair]
+
+
+def test_recordings_are_spread_over_the_cards_before_a_card_has_two(machine, monkeypatch):
+    apart = sys.modules["seeds.apart"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    cards = apart.Cards(2)
+    assert (cards.count, cards.places) == (2, 4)
+    with contextlib.ExitStack() as stack:
+        names = [stack.enter_context(cards.one())[0] for _ in range(4)]
+        assert names == ["0", "2", "0", "2"]
 
 
 def has_ended(state):
