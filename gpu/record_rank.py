@@ -14,12 +14,16 @@ from __future__ import annotations
 import argparse
 import bisect
 import csv
+import datetime
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+from modes import shareable
+from seeds.bench import commit, machine_here
 
 # Requests in a row that are shown from the first difference on.
 SHOWN = 5
@@ -127,6 +131,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0, help="which of them is recorded alone")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="FILE", help="only compares")
     parser.add_argument("-o", "--output", type=Path, help="keeps what was found, as JSON")
+    parser.add_argument("--commit", default="", help="of the build that is measured")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     if not arguments.program and arguments.compare is None:
@@ -147,7 +152,10 @@ def main() -> int:
     for name, value in found.items():
         print(f"{name:<20} {value}")
     if arguments.output:
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        of = {"world": arguments.world, "rank": arguments.rank, "program": arguments.program}
+        made = {"commit": arguments.commit or commit(), "date": str(datetime.date.today())}
+        kept = shareable({**made, "machine": machine_here(), **of, **found})
+        arguments.output.write_text(json.dumps(kept, indent=1) + "\n")
     return int(found["first_difference"] is not None)
 
 

@@ -272,7 +272,7 @@ class Behind(nn.Module):
 def test_a_function_that_writes_elsewhere_is_not_answered():
     Shared.buffer = torch.empty(1, 301, WIDTH)
     report = check(Model(make=Behind), ids(), alphas=(0,), passes=3, splits=False)
-    assert all("communicates" in layer["reason"] for layer in report)
+    assert all("communicates" in layer["reason"] for layer in report), report
 
 
 class Gathering(nn.Module):

@@ -216,9 +216,17 @@ def _starts(them: Iterable[Any]) -> set[int]:
 _lock = threading.Lock()
 _here = threading.local()
 _users = 0
-_BELOW: Any = getattr(torch.autograd.function, "_SingleLevelFunction", None)
-"""What `Function.apply` calls, also where a program has noted it as a function of its own. Without
-it (another torch) each operator of a function is answered by itself."""
+_FUNCTION: Any = torch.autograd.Function
+# Up to 2.14 `Function.apply` is of Python, and calls that of the class below: what is put there hears
+# of it too where a program has noted `apply` as a function of its own. From 2.15 on it is of C.
+_HAS_BELOW = isinstance(vars(_FUNCTION).get("apply"), classmethod)
+_OWNER: Any = (
+    getattr(torch.autograd.function, "_SingleLevelFunction", None) if _HAS_BELOW else _FUNCTION
+)
+"""The class whose `apply` is heard of. Without one (another torch) each operator of a function is
+answered by itself."""
+_OWN: Any = None if _OWNER is None else vars(_OWNER).get("apply")
+"""What it has as `apply` itself, instead of by inheritance."""
 
 
 @contextlib.contextmanager
@@ -238,16 +246,19 @@ def _install(users: int) -> None:
     global _users
     with _lock:
         _users += users
-        if _BELOW is None:
+        if _OWNER is None:
             return
         if _users == 1 and users == 1:
-            _BELOW.apply = classmethod(_apply)
+            _OWNER.apply = classmethod(_apply)
+        elif _users == 0 and _OWN is None:
+            del _OWNER.apply
         elif _users == 0:
-            del _BELOW.apply
+            _OWNER.apply = _OWN
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    run = functools.partial(super(_BELOW, cls).apply, *args, **kwargs)
+    apply = super(_OWNER, cls).apply if _OWN is None else _OWN.__get__(None, cls)
+    run = functools.partial(apply, *args, **kwargs)
     handlers = getattr(_here, "handlers", None)
     if not handlers or getattr(cls, "is_ours", False):
         return run()
