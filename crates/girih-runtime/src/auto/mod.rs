@@ -134,6 +134,11 @@ impl Auto {
         self.lake.expect(is_trying);
     }
 
+    /// See [`Lake::coarsen`].
+    pub fn coarsen(&mut self, most: u64) {
+        self.lake.coarsen(most);
+    }
+
     /// What follows the plans.
     pub fn lake(&self) -> &Lake {
         &self.lake

@@ -45,7 +45,7 @@ pub mod tensors;
 #[cfg(test)]
 mod tests;
 mod times;
-mod tuning;
+pub(crate) mod tuning;
 mod waits;
 
 use std::cell::Cell;

@@ -156,7 +156,8 @@ impl Device for Timed {
     }
 
     fn prices(&self) -> Prices {
-        self.memory.prices()
+        let prices = self.memory.prices();
+        Prices { spent_ns: (prices.spent_ns as f64 * self.dearness) as u64, ..prices }
     }
 
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {
