@@ -220,7 +220,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 24] = [
+const KNOBS: [(&str, Knob); 21] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -242,9 +242,6 @@ const KNOBS: [(&str, Knob); 24] = [
     ("alike", |options| &mut options.alike),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
-    ("coarsest", |options| &mut options.coarsest),
-    ("dear", |options| &mut options.dear),
-    ("dear_steps", |options| &mut options.dear_steps),
 ];
 
 /// Those of time, which matter where time passes.
@@ -261,9 +258,6 @@ const OF_TIME: [&str; 8] = [
 
 /// Those that matter with a plan alone.
 const OF_PLANS: [&str; 2] = ["ahead", "strain"];
-
-/// Those that matter within a budget alone: to be named on the command line, with `coarsest`.
-const OF_BUDGETS: [&str; 3] = ["coarsest", "dear", "dear_steps"];
 
 /// The usual options with a constant at half or at twice its value, and what to call them.
 fn varied(name: &str, knob: Knob, double: bool) -> (String, Options) {
@@ -319,8 +313,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         row(&format!("`{group}`"), &runs, parse(group)?)?;
     }
     let has_settings = !settings.is_empty();
-    let is_varied = |name: &str| !has_settings && !OF_BUDGETS.contains(&name);
-    for (name, knob) in KNOBS.into_iter().filter(|(name, _)| is_varied(name)) {
+    for (name, knob) in KNOBS.into_iter().filter(|_| !has_settings) {
         let is_asked = iterations == 0 || OF_TIME.contains(&name);
         for double in [false, true].into_iter().filter(|_| is_asked && !OF_PLANS.contains(&name)) {
             let (what, options) = varied(name, knob, double);

@@ -208,15 +208,6 @@ impl Engine {
         }
     }
 
-    /// New pages may become so many times as large: see [`Lake::coarsen`](girih_runtime::lake::Lake::coarsen).
-    pub(crate) fn coarsen(&mut self, most: u64) {
-        match self {
-            Engine::Lake(policy) => policy.coarsen(most),
-            Engine::Auto(policy) => policy.coarsen(most),
-            _ => {}
-        }
-    }
-
     /// How often the policy gave up the plan that it followed.
     pub(crate) fn given_up(&self) -> u64 {
         if let Engine::Auto(policy) = self { policy.given_up() } else { 0 }

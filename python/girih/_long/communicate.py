@@ -217,9 +217,8 @@ _lock = threading.Lock()
 _here = threading.local()
 _users = 0
 _FUNCTION: Any = torch.autograd.Function
-# Up to torch 2.11 at least `Function.apply` is of Python, and calls that of the class below: what is
-# put there hears of it too where a program has noted `apply` as a function of its own. In 2.15 it is
-# of C.
+# In torch 2.11 `Function.apply` is of Python, and calls that of the class below: what is put there
+# hears of it too where a program has noted `apply` as a function of its own. In 2.15 it is of C.
 _HAS_BELOW = isinstance(vars(_FUNCTION).get("apply"), classmethod)
 _OWNER: Any = (
     getattr(torch.autograd.function, "_SingleLevelFunction", None) if _HAS_BELOW else _FUNCTION

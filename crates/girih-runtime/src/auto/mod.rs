@@ -134,11 +134,6 @@ impl Auto {
         self.lake.expect(is_trying);
     }
 
-    /// See [`Lake::coarsen`].
-    pub fn coarsen(&mut self, most: u64) {
-        self.lake.coarsen(most);
-    }
-
     /// What follows the plans.
     pub fn lake(&self) -> &Lake {
         &self.lake

@@ -5,7 +5,7 @@
 //!
 //! A page is a certain part of what was in use when it was made: so a run of a few GiB is cut finely, and one
 //! that fills the card has no more pages. For a large request pages are larger: what is large once is so
-//! again, and its views are of fewer pages then. Within a budget that swapping fills they may become larger still (`grain`). The last of several is smaller: no more is mapped than is asked for.
+//! again, and its views are of fewer pages then. The last of several is smaller: no more is mapped than is asked for.
 
 use super::block::{Block, Home};
 use super::pages::Segment;
@@ -96,8 +96,7 @@ impl Lake {
         if is_small {
             return self.granule;
         }
-        let of_request = (bytes / self.options.request_pages).saturating_mul(self.grain.times());
-        self.page_of(self.most_in_use).max(self.whole_page(of_request))
+        self.page_of(self.most_in_use).max(self.whole_page(bytes / self.options.request_pages))
     }
 
     /// Bytes of new pages where `in_use` bytes are in use.
@@ -105,15 +104,10 @@ impl Lake {
         self.whole_page(in_use / self.options.pages)
     }
 
-    /// Bytes of the largest page.
-    pub(super) fn page_max(&self) -> u64 {
-        self.options.page_max.saturating_mul(self.grain.times()).max(self.granule)
-    }
-
     /// The page of at least so many bytes, or the largest.
     fn whole_page(&self, bytes: u64) -> u64 {
         let granules = bytes.div_ceil(self.granule).max(1).next_power_of_two();
-        granules.saturating_mul(self.granule).min(self.page_max())
+        granules.saturating_mul(self.granule).min(self.options.page_max.max(self.granule))
     }
 
     /// The way to grow that maps the fewest bytes, outside of the window of a plan.

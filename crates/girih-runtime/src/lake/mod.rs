@@ -34,7 +34,6 @@ mod cells;
 mod follow;
 mod follower;
 mod frees;
-mod grain;
 mod growth;
 mod last_uses;
 mod lending;
@@ -62,7 +61,6 @@ use self::block::{Heap, Home};
 use self::follow::Followed;
 pub use self::follow::Following;
 pub use self::follower::{EntryId, Follower};
-use self::grain::Grain;
 use self::pace::Pace;
 use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
@@ -149,12 +147,6 @@ pub struct Options {
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
     pub strain: u64,
-    /// Pages may become so many times as large; 1 without a budget ([`Lake::coarsen`]).
-    pub coarsest: u64,
-    /// They do once views took one nanosecond in so many of a step.
-    pub dear: u64,
-    /// In so many steps in a row.
-    pub dear_steps: u64,
 }
 
 impl Default for Options {
@@ -181,9 +173,6 @@ impl Default for Options {
             alike: 90,
             ahead: 4096,
             strain: 50,
-            coarsest: 1,
-            dear: 8,
-            dear_steps: 16,
         }
     }
 }
@@ -228,7 +217,6 @@ pub struct Lake {
     given_up: u64,
     /// Bytes of which pages are multiples: the device's granularity, once it was asked for memory.
     granule: u64,
-    grain: Grain,
     /// The device maps a handle at several addresses, once it was asked for memory.
     maps_twice: bool,
     /// Serves the private pools. Its default pool stays empty.
@@ -260,7 +248,6 @@ impl Lake {
             following: Following::default(),
             given_up: 0,
             granule: 2 << 20,
-            grain: Grain::default(),
             maps_twice: true,
             beside: Beside::new(pools),
         }
@@ -347,7 +334,7 @@ impl Lake {
     /// views; so such requests lie side by side, and what is free above them is whole.
     #[inline]
     fn near(&self, home: Home, size: u64) -> u64 {
-        if home.is_small || size > self.page_max() { 1 } else { self.options.near }
+        if home.is_small || size > self.options.page_max { 1 } else { self.options.near }
     }
 
     /// A block of `size` bytes that is no place of a plan.
@@ -401,7 +388,6 @@ impl Wrapper for Lake {
         if mark.kind == MarkKind::Step {
             self.views.turn(self.options.stale);
             self.turn_repeats();
-            self.turn_grain(env, mark.time_us);
         }
         Wrapper::mark(&mut self.beside, env, mark)
     }

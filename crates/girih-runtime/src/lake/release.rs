@@ -55,11 +55,7 @@ impl Lake {
 
     /// Gives back the pages that lie wholly inside a free block. What is left of it on both sides stays
     /// free. On an error nothing has changed.
-    pub(super) fn release_pages(
-        &mut self,
-        env: &mut Env<'_>,
-        id: BlockId,
-    ) -> Result<(), DeviceError> {
+    fn release_pages(&mut self, env: &mut Env<'_>, id: BlockId) -> Result<(), DeviceError> {
         let block = self.heap.blocks[id];
         let whole = self.segment_of(&block).whole_pages(block.part());
         let Some(pages) = whole.filter(|whole| whole.size > 0) else { return Ok(()) };

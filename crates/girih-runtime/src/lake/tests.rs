@@ -8,7 +8,6 @@ use crate::sim::{Call, Fault, FaultKind, LiveObjects, SimDevice};
 use crate::stats::Stats;
 
 mod given_up;
-mod grain;
 mod patching;
 mod refused;
 mod repeats;

@@ -8,7 +8,6 @@ use crate::error::{Outcome, unknown};
 use crate::settings::Settings;
 use crate::swap::states::OtherStates;
 use crate::swap::storages::{self, StorageId};
-use crate::swap::tuning::Tuning;
 use crate::swap::{RecordId, Shape, Swap, SwapReport};
 
 /// A tensor that autograd saves.
@@ -104,10 +103,7 @@ impl State {
         self.engine.policy_mut().set_limit(Some(budget));
         let opened = Swap::open(settings.swap, storages::of_the_process(), self);
         match opened {
-            Ok(swap) => {
-                self.engine.coarsen(Tuning::default().coarser);
-                self.swap = Some(swap);
-            }
+            Ok(swap) => self.swap = Some(swap),
             Err(reason) => self.warn(format!(
                 "device {}: nothing is swapped, and requests above the budget are refused: {reason}",
                 self.ordinal

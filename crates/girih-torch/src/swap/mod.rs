@@ -45,7 +45,7 @@ pub mod tensors;
 #[cfg(test)]
 mod tests;
 mod times;
-pub(crate) mod tuning;
+mod tuning;
 mod waits;
 
 use std::cell::Cell;

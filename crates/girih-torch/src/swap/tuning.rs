@@ -54,9 +54,6 @@ pub(crate) struct Tuning {
     pub(crate) times_told: f64,
     /// How often a step is planned once more at most, on either account.
     pub(crate) again_max: u32,
-    /// Pages of large requests may become so many times as large where views are dear all the time: while copies go on the
-    /// driver takes two to six times as long for a page of one as it does alone.
-    pub(crate) coarser: u64,
 }
 
 impl Default for Tuning {
@@ -81,7 +78,6 @@ impl Default for Tuning {
             times_differ: 0.05,
             times_told: 0.01,
             again_max: 2,
-            coarser: 4,
         }
     }
 }

@@ -259,8 +259,7 @@ impl World {
 pub(super) struct Adversary {
     memory: Simulated,
     world: World,
-    /// The memory of each handle, and its bytes.
-    handles: HashMap<u64, (u64, u64)>,
+    handles: HashMap<u64, u64>,
     streams: HashMap<StreamId, u64>,
     lanes: u64,
 }
@@ -345,7 +344,7 @@ impl Device for Adversary {
         self.call("create")?;
         let handle = self.memory.create(size)?;
         let of = self.fresh();
-        self.handles.insert(handle.0, (of, size));
+        self.handles.insert(handle.0, of);
         Ok(handle)
     }
 
@@ -356,7 +355,8 @@ impl Device for Adversary {
     fn map(&mut self, address: Address, handle: Handle) -> Result<(), DeviceError> {
         self.call("map")?;
         self.memory.map(address, handle)?;
-        let (of, size) = self.handles[&handle.0];
+        let of = self.handles[&handle.0];
+        let size = self.granularity();
         self.world.with(|inner| inner.mapped.insert(address, (of, size)));
         Ok(())
     }

@@ -7,7 +7,6 @@ use girih_trace::generate::{Chance, Rng};
 use super::ablation::trace_of;
 use super::recorded::Recorded;
 use super::trained::Run;
-use super::views::DEARNESS;
 use crate::swap::tuning::Tuning;
 
 /// Recordings of steps that vary, and shares of their peaks that most of them can keep.
@@ -46,20 +45,8 @@ struct Taken {
 
 /// So many steps, with another part of the budget left free, and other numbers.
 fn run(steps: &[(Step, Recorded)], count: usize, budget: u64, spare: f64, tuning: Tuning) -> Taken {
-    run_with(0.0, steps, count, budget, spare, tuning)
-}
-
-/// The same with a driver that takes so many times the prices of the list.
-fn run_with(
-    dearness: f64,
-    steps: &[(Step, Recorded)],
-    count: usize,
-    budget: u64,
-    spare: f64,
-    tuning: Tuning,
-) -> Taken {
     let most = steps.iter().max_by_key(|(step, _)| step.peak()).expect("there are steps");
-    let mut run = Run::recorded(most, budget, dearness, tuning);
+    let mut run = Run::recorded(most, budget, 0.0, tuning);
     let room = crate::swap::settings::room(budget);
     run.set_room(room - (budget as f64 * spare) as u64);
     let mut taken = Taken::default();
@@ -127,35 +114,6 @@ fn ablation_of_changing_steps() {
                 it.demanded,
                 measured / simulated,
             );
-        }
-    }
-}
-
-/// Pages that stay as they are, and that become larger where views are dear all the time; and within less of the budgets,
-/// down to those that cannot be kept.
-#[test]
-#[ignore = "it takes a quarter of an hour and prints a table"]
-#[expect(clippy::print_stdout, reason = "it prints a table")]
-fn ablation_of_pages() {
-    println!("| recording | budget | coarser | over alone | pages a step | refused |");
-    println!("| :-- | --: | --: | --: | --: | --: |");
-    for (name, share) in RUNS {
-        let Some(trace) = trace_of(name) else { continue };
-        let steps = Recorded::all_of(&trace);
-        let Some(peak) = steps.iter().map(|(step, _)| step.peak()).max() else { continue };
-        for less in [0.8, 0.9, 1.0] {
-            let budget = (peak as f64 * share * less) as u64;
-            for coarser in [1, 2, 4, 8] {
-                let tuning = Tuning { coarser, ..Tuning::default() };
-                let it = run_with(DEARNESS, &steps, 56, budget, 0.0, tuning);
-                println!(
-                    "| {name} | {:.3} | {coarser} | {:.4} | {} | {} |",
-                    share * less,
-                    it.us / it.alone,
-                    it.pages / u64::from(it.steps.max(1)),
-                    it.refused,
-                );
-            }
         }
     }
 }

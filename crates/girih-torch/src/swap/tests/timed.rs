@@ -156,8 +156,7 @@ impl Device for Timed {
     }
 
     fn prices(&self) -> Prices {
-        let prices = self.memory.prices();
-        Prices { spent_ns: (prices.spent_ns as f64 * self.dearness) as u64, ..prices }
+        self.memory.prices()
     }
 
     fn record_event(&mut self, stream: StreamId) -> Result<StreamEvent, DeviceError> {

@@ -179,9 +179,7 @@ impl Run {
             state.with_swap(|swap, _| {
                 swap.tune(tuning);
                 Ok(())
-            })?;
-            state.engine.coarsen(tuning.coarser);
-            Ok(Some(()))
+            })
         });
         assert_eq!(tuned.expect("it works"), Some(()), "it swaps");
         let laid = Laid::of(step);

@@ -5,9 +5,9 @@ use super::recorded::Recorded;
 use super::trained::Run;
 use crate::swap::tuning::Tuning;
 
-/// How many times the prices of the list a GPU's driver takes for a page while copies go on: 2 to 6 in the runs of
-/// `bench/results/gpu` that swap.
-pub(super) const DEARNESS: f64 = 3.0;
+/// How many times the prices of the list an H100's driver takes for a page beside a thread that launches kernels
+/// (`gpu/facts/busy.py`).
+const DEARNESS: f64 = 1.85;
 
 /// Pages that are mapped in each of so many steps.
 fn mapped(run: &mut Run, steps: usize) -> Vec<u64> {
