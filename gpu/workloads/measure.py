@@ -103,6 +103,29 @@ def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
     return {name: round(value, 4) for name, value in found.items()}
 
 
+def kernel_times(events: list[tuple[str, int, int]]) -> dict[str, Any]:
+    """What the work of a device took, of which name, beginning and nanoseconds are given.
+
+    How many there were, how long at least one ran, how long all of them together, and the names
+    that took longest with their seconds and how many they were.
+    """
+    busy = end = 0
+    for _, begins, took in sorted(events, key=lambda event: event[1]):
+        busy += max(0, begins + took - max(begins, end))
+        end = max(end, begins + took)
+    times: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
+    for name, _, took in events:
+        times[name[:120]] += took
+        counts[name[:120]] += 1
+    return {
+        "kernels": len(events),
+        "busy_s": busy / 1e9,
+        "sum_s": sum(times.values()) / 1e9,
+        "longest": {name: [took / 1e9, counts[name]] for name, took in times.most_common(25)},
+    }
+
+
 class Kernels:
     """What the kernels of one step take, by CUPTI.
 
@@ -123,25 +146,13 @@ class Kernels:
             yield
             torch.cuda.synchronize()
             taken = time.process_time() - before[0], time.perf_counter() - before[1]
-        results = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        on_device = [it for it in results if it.device_type() != torch.autograd.DeviceType.CPU]
-        spans = sorted((it.start_ns(), it.start_ns() + it.duration_ns()) for it in on_device)
-        busy = end = 0
-        for begins, ends in spans:
-            busy += max(0, ends - max(begins, end))
-            end = max(end, ends)
-        kinds: collections.Counter[str] = collections.Counter()
-        counts: collections.Counter[str] = collections.Counter()
-        for it in on_device:
-            kinds[it.name()[:120]] += it.duration_ns()
-            counts[it.name()[:120]] += 1
+        events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        here = torch.autograd.DeviceType.CPU
+        there = [it for it in events if it.device_type() != here]
         self.found = {
             "step_s": taken[1],
             "cpu_s": taken[0],
-            "kernels": len(on_device),
-            "busy_s": busy / 1e9,
-            "sum_s": sum(kinds.values()) / 1e9,
-            "longest": {name: [ns / 1e9, counts[name]] for name, ns in kinds.most_common(25)},
+            **kernel_times([(it.name(), it.start_ns(), it.duration_ns()) for it in there]),
             "looking_s": time.perf_counter() - start,
         }
 

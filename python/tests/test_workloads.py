@@ -157,13 +157,18 @@ def test_passes_of_experts_are_marked_by_layer_and_nothing_else():
     assert seen == once * 2
 
 
-def test_a_step_that_ends_in_an_error_says_how_far_the_run_was(capsys):
+def measured():
+    """The module that workloads measure with."""
     pytest.importorskip("torch", reason="torch is not installed")
     sys.path.insert(0, str(WORKLOADS))
     try:
-        measure = importlib.import_module("measure").Measure("a run", 1, 1, device="cpu")
+        return importlib.import_module("measure")
     finally:
         sys.path.remove(str(WORKLOADS))
+
+
+def test_a_step_that_ends_in_an_error_says_how_far_the_run_was(capsys):
+    measure = measured().Measure("a run", 1, 1, device="cpu")
     with measure.step():
         pass
     with pytest.raises(MemoryError), measure.step():
@@ -171,3 +176,13 @@ def test_a_step_that_ends_in_an_error_says_how_far_the_run_was(capsys):
     word, _, said = capsys.readouterr().out.partition(" ")
     assert word == "STOPPED"
     assert len(json.loads(said)["step_s"]) == 1
+
+
+def test_of_kernels_side_by_side_the_time_counts_once_and_each_by_its_name():
+    kernel_times = measured().kernel_times
+    events = [("b", 10, 20), ("a", 0, 15), ("a", 100, 5), ("c", 12, 2)]
+    found = kernel_times(events)
+    assert (found["kernels"], found["busy_s"], found["sum_s"]) == (4, 35e-9, 42e-9)
+    assert found["longest"] == {"b": [20e-9, 1], "a": [20e-9, 2], "c": [2e-9, 1]}
+    nothing = {"kernels": 0, "busy_s": 0, "sum_s": 0, "longest": {}}
+    assert kernel_times([]) == nothing
