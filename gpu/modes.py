@@ -8,13 +8,13 @@ Rows: PyTorch's native allocator, its expandable segments, and Girih: `auto`, a 
 knows nothing, and `again`, a second launch, which follows the plan that the first one left from its
 first request. `girih-native` and `girih-expandable` are Girih's rebuilt allocators; `gmlake` is
 GMLake as published, `gmlake:16` with a fragmentation limit of 16 MiB; after an `@` stands an option
-of Girih's, as in `stitch@swap=off`; `profile` records without a
-cache, and `plan` follows the plan of that recording; `uncached` is torch without a cache at all,
-each request a cudaMalloc. Ratios of step times are to the first native's of the same run, step by
-step, and the median of these; native comes once more at the end, and its own ratio says how much of
-the others' is the card's. `losses` says whether every loss is the first native's to the bit;
-without `--exact` of the workload native does not even equal
-itself. Below the table stands what each row of Girih asked of the driver in the settled steps.
+of Girih's, as in `stitch@swap=off`; `profile` records without a cache, and `plan` follows the plan
+of that recording; `uncached` is torch without a cache at all, each request a cudaMalloc. Ratios of
+step times are to the first native's of the same run, step by step, and the median of these; native
+comes once more at the end, and its own ratio says how much of the others' is the card's. `losses`
+says whether every loss is the first native's to the bit; without `--exact` of the workload native
+does not even equal itself. Below the table stands what each row of Girih asked of the driver in the
+settled steps.
 """
 
 import argparse
