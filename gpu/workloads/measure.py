@@ -243,41 +243,39 @@ class Measure:
     def result(self) -> dict[str, Any]:
         """Everything that was seen. Bytes and seconds."""
         followed = self._followed()
+        if self.kernels.found:
+            followed["kernels"] = self.kernels.found
         self._note_peaks()
         stats = self._stats()
         whole = {key: max(peak[key] for peak in self.peaks) for key in self.peaks[0]}
         settled = self.peaks[-1]
         steady = sorted(self.seconds[self.settled :]) or sorted(self.seconds)
-        return (
-            {
-                "name": self.name,
-                "rank": int(os.environ.get("RANK", "0")),
-                "losses": [f"{loss:.6f}" for loss in self.losses],
-                "exact_losses": [loss.hex() for loss in self.losses],
-                "allocated_peak": whole["allocated"],
-                "reserved_peak": whole["reserved"],
-                "efficiency": whole["allocated"] / max(1, whole["reserved"]),
-                "settled_allocated_peak": settled["allocated"],
-                "settled_reserved_peak": settled["reserved"],
-                "settled_efficiency": settled["allocated"] / max(1, settled["reserved"]),
-                "device_used": self.device_used,
-                "first_step_s": self.seconds[0],
-                "median_step_s": steady[len(steady) // 2],
-                "step_s": [round(seconds, 5) for seconds in self.seconds],
-                "step_reserved": self.reserved,
-                "settled_from": self.settled if self.seconds[self.settled :] else 0,
-                "samples": self.samples,
-                "requests": stats["allocation.all.allocated"],
-                "retries": stats["num_alloc_retries"],
-                "ooms": stats["num_ooms"],
-                "device_calls": self._device_calls(),
-                "settled_device_calls": self._device_calls() - self.device_calls,
-                "torch": torch.__version__,
-                "gpu": torch.cuda.get_device_name() if self.on_gpu else None,
-            }
-            | followed
-            | ({"kernels": self.kernels.found} if self.kernels.found else {})
-        )
+        return {
+            "name": self.name,
+            "rank": int(os.environ.get("RANK", "0")),
+            "losses": [f"{loss:.6f}" for loss in self.losses],
+            "exact_losses": [loss.hex() for loss in self.losses],
+            "allocated_peak": whole["allocated"],
+            "reserved_peak": whole["reserved"],
+            "efficiency": whole["allocated"] / max(1, whole["reserved"]),
+            "settled_allocated_peak": settled["allocated"],
+            "settled_reserved_peak": settled["reserved"],
+            "settled_efficiency": settled["allocated"] / max(1, settled["reserved"]),
+            "device_used": self.device_used,
+            "first_step_s": self.seconds[0],
+            "median_step_s": steady[len(steady) // 2],
+            "step_s": [round(seconds, 5) for seconds in self.seconds],
+            "step_reserved": self.reserved,
+            "settled_from": self.settled if self.seconds[self.settled :] else 0,
+            "samples": self.samples,
+            "requests": stats["allocation.all.allocated"],
+            "retries": stats["num_alloc_retries"],
+            "ooms": stats["num_ooms"],
+            "device_calls": self._device_calls(),
+            "settled_device_calls": self._device_calls() - self.device_calls,
+            "torch": torch.__version__,
+            "gpu": torch.cuda.get_device_name() if self.on_gpu else None,
+        } | followed
 
     def _followed(self) -> dict[str, Any]:
         """What Girih did in the settled steps, number by number."""
