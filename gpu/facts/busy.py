@@ -1,13 +1,17 @@
-"""What the driver's calls for pages cost the host while the GPU is idle, and while it works.
+"""What the driver's calls for pages cost the host while the GPU is idle, works, and copies.
 
     python gpu/facts/busy.py                  # 64 pages of 16 MiB
-    python gpu/facts/busy.py --pages 128 --mib 2 --rounds 50
+    python gpu/facts/busy.py --pages 128 --mib 2 --rounds 50 --loads idle,copies
 
 Each round maps the pages one by one, gives access page by page or to all of them in one call, and
-unmaps them page by page or all in one call. It does so while the GPU is idle; while products of
-matrices are queued, one long kernel after the other; and while short kernels are launched by
-another thread of the process, as a training step launches them. Prints one JSON object a line:
-median and 95th percentile of the microseconds a page.
+unmaps them page by page or all in one call. Then the same pages are mapped once more in a second
+range of addresses that is reserved for it and given back, as a view of the lake is made and let go;
+and the driver is asked how much is free. It does so while the GPU is idle (`idle`); while products
+of matrices are queued, one long kernel after the other (`long`); while short kernels are launched
+by another thread of the process, as a training step launches them (`short`); while pinned memory
+is copied both ways (`copies`); and with long kernels and copies at once (`both`). Prints one JSON
+object a line: median and 95th percentile of the microseconds a page, and of those a call for what
+is done to all pages at once or to none.
 """
 
 import argparse
@@ -65,7 +69,7 @@ class Pages:
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.base = ctypes.c_uint64()
-        call("cuMemAddressReserve", ctypes.byref(self.base), ctypes.c_size_t(count * size), 0, 0, 0)
+        self.reserve()
         here = Location(DEVICE_MEMORY, torch.cuda.current_device())
         self.access = Access(here, READ_AND_WRITE)
         properties = Properties(type=1, location=here)
@@ -73,6 +77,28 @@ class Pages:
         for handle in self.handles:
             size_t = ctypes.c_size_t(size)
             call("cuMemCreate", ctypes.byref(handle), size_t, ctypes.byref(properties), 0)
+
+    def reserve(self) -> None:
+        """Addresses for all pages."""
+        size = ctypes.c_size_t(self.count * self.size)
+        call("cuMemAddressReserve", ctypes.byref(self.base), size, *[ctypes.c_size_t(0)] * 3)
+
+    def unreserve(self) -> None:
+        """Gives them back."""
+        call("cuMemAddressFree", self.base, ctypes.c_size_t(self.count * self.size))
+
+    @contextlib.contextmanager
+    def twice(self) -> Iterator[None]:
+        """The pages stay mapped where they are; meanwhile this is another range of addresses."""
+        for page in range(self.count):
+            self.map(page)
+        self.give_access(0, self.count)
+        home, self.base = self.base, ctypes.c_uint64()
+        try:
+            yield
+        finally:
+            self.base = home
+            self.unmap(0, self.count)
 
     def map(self, page: int) -> None:
         """One page at its place."""
@@ -114,6 +140,16 @@ def round_of(pages: Pages, seen: dict[str, list[float]]) -> None:
         pages.map(page)
     note("access_at_once", micros(lambda: pages.give_access(0, pages.count)), pages.count)
     note("unmap_at_once", micros(lambda: pages.unmap(0, pages.count)), pages.count)
+    with pages.twice():
+        note("view_reserve", micros(pages.reserve))
+        for page in every:
+            note("view_map", micros(lambda page=page: pages.map(page)))  # type: ignore[misc]
+        note("view_access", micros(lambda: pages.give_access(0, pages.count)))
+        note("view_unmap", micros(lambda: pages.unmap(0, pages.count)))
+        note("view_unreserve", micros(pages.unreserve))
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        asks = [ctypes.byref(free), ctypes.byref(total)]
+        note("memory_info", micros(lambda: call("cuMemGetInfo_v2", *asks)))
 
 
 @contextlib.contextmanager
@@ -155,19 +191,53 @@ def short_kernels() -> Iterator[None]:
         thread.join()
 
 
+class Copies:
+    """Both ways at once, of pinned memory, on a stream each."""
+
+    def __init__(self, gib: float = 1.0) -> None:
+        count = int(gib * (1 << 30))
+        self.host = [torch.empty(count, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self.here = [torch.empty(count, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator[None]:
+        """About a second and a half of them is queued."""
+        for _ in range(60):
+            with torch.cuda.stream(self.streams[0]):
+                self.host[0].copy_(self.here[0], non_blocking=True)
+            with torch.cuda.stream(self.streams[1]):
+                self.here[1].copy_(self.host[1], non_blocking=True)
+        yield
+        if all(stream.query() for stream in self.streams):
+            raise RuntimeError("the copies were over before the round was: queue more")
+        torch.cuda.synchronize()
+
+
 def main() -> None:
-    """Measures in each of the three."""
+    """Measures under each of the loads."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--pages", type=int, default=64)
     parser.add_argument("--mib", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--loads", default="idle,long,short,copies,both")
     options = parser.parse_args()
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     pages = Pages(options.pages, options.mib * MIB)
-    for name, load in (("idle", idle), ("long", long_kernels), ("short", short_kernels)):
+    copies = Copies()
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with long_kernels(), copies.load():
+            yield
+
+    loads = {"idle": idle, "long": long_kernels, "short": short_kernels}
+    loads |= {"copies": copies.load, "both": both}
+    for name in options.loads.split(","):
+        load = loads[name]
         seen: dict[str, list[float]] = {}
         for _ in range(options.rounds):
             with load():
@@ -176,8 +246,9 @@ def main() -> None:
             what: [round(statistics.median(us), 1), round(statistics.quantiles(us, n=20)[-1], 1)]
             for what, us in seen.items()
         }
-        card = torch.cuda.get_device_name()
-        print(json.dumps({"card": card, "kernels": name, "mib": options.mib, "us_a_page": found}))
+        about = {"card": torch.cuda.get_device_name(), "load": name}
+        about |= {"mib": options.mib, "pages": options.pages}
+        print(json.dumps(about | {"us": found}), flush=True)
 
 
 if __name__ == "__main__":

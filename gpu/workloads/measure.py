@@ -83,6 +83,11 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     # The second look itself asked the driver once.
     calls["memory_info"] = max(0, calls.get("memory_info", 0) - 1)
     changes["calls"] = {name: count for name, count in calls.items() if count}
+    spent_before = before.get("driver_seconds_by_call", {})
+    changes["driver_seconds_by_call"] = {
+        name: seconds - spent_before.get(name, 0)
+        for name, seconds in after.get("driver_seconds_by_call", {}).items()
+    }
     return changes
 
 
@@ -98,6 +103,9 @@ def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
     swap, swap_before = after.get("swap") or {}, before.get("swap") or {}
     found = {name: after[name] - before.get(name, 0) for name in EACH if name in after}
     found["mapped"] = after["calls"].get("map", 0) - before["calls"].get("map", 0)
+    spent_before = before.get("driver_seconds_by_call", {})
+    for call, seconds in after.get("driver_seconds_by_call", {}).items():
+        found[f"{call}_s"] = seconds - spent_before.get(call, 0)
     found |= {name: swap[name] - swap_before.get(name, 0) for name in EACH_OF_SWAP if name in swap}
     found |= {name: swap[name] for name in ("settled", "step_us_swapped") if name in swap}
     return {name: round(value, 4) for name, value in found.items()}

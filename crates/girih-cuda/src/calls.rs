@@ -32,6 +32,8 @@ pub struct Calls {
     pub event_query: u64,
     /// `cuStreamWaitEvent`.
     pub stream_wait: u64,
+    /// `cuStreamWaitValue32`.
+    pub value_wait: u64,
     /// `cuEventSynchronize`, `cuStreamSynchronize` and `cuCtxSynchronize`.
     pub synchronize: u64,
     /// `cuMemcpyDtoHAsync`.
@@ -56,6 +58,6 @@ impl Calls {
     /// Calls about events and streams.
     pub fn order(&self) -> u64 {
         let events = self.event_create + self.event_record + self.event_query;
-        events + self.stream_wait + self.synchronize
+        events + self.stream_wait + self.value_wait + self.synchronize
     }
 }

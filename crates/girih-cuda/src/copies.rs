@@ -13,6 +13,7 @@ use crate::device::CudaDevice;
 use crate::driver::types::CuStream;
 use crate::driver::{Driver, Failure};
 use crate::events::EventPool;
+use crate::gate::{Closed, Gate};
 use crate::host::{HostBooks, Pinnable};
 use crate::near::processors;
 
@@ -21,31 +22,76 @@ use crate::near::processors;
 pub(crate) struct CopyBooks {
     /// Memory of the host.
     host: Arc<HostBooks>,
+    /// What copies to the host wait for.
+    gate: Gates,
     /// Events that take the time.
     pub(crate) timers: EventPool,
+}
+
+/// The gate of a device.
+#[derive(Default)]
+enum Gates {
+    /// Nothing was copied to the host yet.
+    #[default]
+    Unknown,
+    Has(Gate),
+    /// The driver, or this machine, cannot.
+    Lacks,
+}
+
+impl CopyBooks {
+    /// Keeps copies to the host from beginning until what this gives is dropped.
+    pub(crate) fn close_gate(&self) -> Option<Closed<'_>> {
+        match &self.gate {
+            Gates::Has(gate) => Some(gate.close()),
+            Gates::Unknown | Gates::Lacks => None,
+        }
+    }
 }
 
 /// A copy of the driver, of so many bytes from the beginning of the whole one on, of which there are so many.
 type CopyCall<'a> = &'a dyn Fn(&'static Driver, u64, usize, CuStream) -> Result<(), Failure>;
 
 impl CudaDevice {
-    /// Makes a copy in as many pieces as the host's memory has under it. If one is refused, those before are waited
-    /// for: the caller gives the bytes to others then. How many calls were made.
+    /// Makes what comes next on a lane wait for the gate. False where there is none, or none any more.
+    fn guard(&mut self, stream: CuStream) -> bool {
+        let Gates::Has(gate) = &self.copies.gate else { return false };
+        self.calls.value_wait += 1;
+        let is_guarded = gate.guard(self.driver, stream).is_ok();
+        if !is_guarded {
+            self.copies.gate = Gates::Lacks;
+        }
+        is_guarded
+    }
+
+    /// Makes a copy in as many pieces as the host's memory has under it, in smaller ones behind the gate where it is to
+    /// the host. If one is refused, those before are waited for: the caller gives the bytes to others then. How many
+    /// copies were made.
     fn copy_pieces(
         &mut self,
         call: &'static str,
         lane: StreamId,
         host: HostAddress,
         size: u64,
+        is_out: bool,
         copy: CopyCall<'_>,
     ) -> Result<u64, DeviceError> {
-        let Some(pieces) = self.copies.host.cut(host, size) else {
+        let Some(mut pieces) = self.copies.host.cut(host, size) else {
             return misuse(call, format!("{size} bytes at {host:#x} of the host are not pinned"));
         };
         let (stream, context) = self.stream(call, lane)?;
+        if is_out && matches!(self.copies.gate, Gates::Unknown) {
+            let gate = Gate::new(self.driver, self.context);
+            self.copies.gate = gate.map_or(Gates::Lacks, Gates::Has);
+        }
         let scope = self.checked(Scope::enter(self.driver, context))?;
+        let mut is_guarded = is_out && matches!(self.copies.gate, Gates::Has(_));
+        if is_guarded {
+            pieces = Gate::cut(&pieces);
+        }
         let mut at = 0;
         for piece in &pieces {
+            is_guarded = is_guarded && self.guard(stream);
             if let Err(failure) = copy(self.driver, at, *piece as usize, stream) {
                 drop(scope);
                 if at > 0 {
@@ -74,7 +120,7 @@ impl Copies for CudaDevice {
         size: u64,
     ) -> Result<(), DeviceError> {
         self.calls.copy_out +=
-            self.copy_pieces("copy_out", lane, to, size, &|driver, at, bytes, stream| {
+            self.copy_pieces("copy_out", lane, to, size, true, &|driver, at, bytes, stream| {
                 driver.copy_out(from + at, to + at, bytes, stream)
             })?;
         Ok(())
@@ -88,7 +134,7 @@ impl Copies for CudaDevice {
         size: u64,
     ) -> Result<(), DeviceError> {
         self.calls.copy_in +=
-            self.copy_pieces("copy_in", lane, from, size, &|driver, at, bytes, stream| {
+            self.copy_pieces("copy_in", lane, from, size, false, &|driver, at, bytes, stream| {
                 driver.copy_in(from + at, to + at, bytes, stream)
             })?;
         Ok(())

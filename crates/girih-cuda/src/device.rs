@@ -191,6 +191,11 @@ impl CudaDevice {
         self.times.total()
     }
 
+    /// How long each kind of those calls has taken by now, by the name of its count in [`Calls`].
+    pub fn memory_times(&self) -> impl IntoIterator<Item = (&'static str, Duration)> + use<> {
+        self.times.by_call()
+    }
+
     /// Waits on the host for all work of the device (`cuCtxSynchronize`).
     ///
     /// # Errors
@@ -332,7 +337,7 @@ impl Device for CudaDevice {
         let _scope = self.enter_relaxed()?;
         self.calls.alloc += 1;
         let driver = self.driver;
-        let address = match self.times.measure(Work::Other, || driver.alloc(size as usize)) {
+        let address = match self.times.measure(Work::Alloc, || driver.alloc(size as usize)) {
             Ok(address) => address,
             Err(failure) => return Err(self.refused(failure, size)),
         };
@@ -345,7 +350,7 @@ impl Device for CudaDevice {
         let _scope = self.enter_relaxed()?;
         self.calls.free += 1;
         let driver = self.driver;
-        let freed = self.times.measure(Work::Other, || driver.free(address));
+        let freed = self.times.measure(Work::Free, || driver.free(address));
         self.checked(freed)?;
         self.books.remove_allocation(address);
         Ok(())
@@ -356,7 +361,8 @@ impl Device for CudaDevice {
         let _scope = self.enter_relaxed()?;
         self.calls.reserve += 1;
         let driver = self.driver;
-        let reserved = self.times.measure(Work::Other, || driver.reserve_addresses(size as usize));
+        let reserved =
+            self.times.measure(Work::Reserve, || driver.reserve_addresses(size as usize));
         let address = reserved.map_err(|failure| self.refused(failure, size))?;
         self.books.add_reservation(address, size);
         Ok(address)
@@ -368,7 +374,7 @@ impl Device for CudaDevice {
         self.calls.unreserve += 1;
         let driver = self.driver;
         let freed =
-            self.times.measure(Work::Other, || driver.free_addresses(address, size as usize));
+            self.times.measure(Work::Unreserve, || driver.free_addresses(address, size as usize));
         self.checked(freed)?;
         self.books.remove_reservation(address);
         Ok(())
@@ -390,7 +396,7 @@ impl Device for CudaDevice {
         let _scope = self.enter_relaxed()?;
         self.calls.release += 1;
         let driver = self.driver;
-        let released = self.times.measure(Work::Other, || driver.release(CuMemory(handle.0)));
+        let released = self.times.measure(Work::Release, || driver.release(CuMemory(handle.0)));
         self.checked(released)?;
         self.books.remove_handle(handle);
         self.sharing.forget(handle);
@@ -415,8 +421,12 @@ impl Device for CudaDevice {
         self.books.check_mapped("set_access", address, size)?;
         let _scope = self.enter_relaxed()?;
         self.calls.set_access += 1;
-        let (driver, access) = (self.driver, &self.access);
-        let set_access = || driver.set_access(address, size as usize, access);
+        let (driver, access, copies) = (self.driver, &self.access, &self.copies);
+        let set_access = || {
+            // Copies to the host would keep each page waiting.
+            let _closed = copies.close_gate();
+            driver.set_access(address, size as usize, access)
+        };
         if let Err(failure) = self.times.measure(Work::SetAccess, set_access) {
             return Err(self.refused(failure, size));
         }
@@ -429,7 +439,7 @@ impl Device for CudaDevice {
         let _scope = self.enter_relaxed()?;
         self.calls.unmap += 1;
         let driver = self.driver;
-        let unmapped = self.times.measure(Work::Other, || driver.unmap(address, size as usize));
+        let unmapped = self.times.measure(Work::Unmap, || driver.unmap(address, size as usize));
         self.checked(unmapped)?;
         self.books.remove_mappings(address, size);
         Ok(())

@@ -32,7 +32,7 @@ use crate::near::Near;
 const LARGE_PAGE: u64 = 2 << 20;
 
 /// The driver does not pin memory from or to a part of a page.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// A range of addresses.
 struct Range {
@@ -105,11 +105,22 @@ fn find_pages(_memory: &MmapRaw, _at: usize, _size: usize) -> Result<(), DeviceE
 #[cfg(target_os = "linux")]
 fn advise(memory: &MmapRaw) -> std::io::Result<()> {
     let _ = memory.advise(memmap2::Advice::HugePage);
-    memory.advise(memmap2::Advice::DontFork)
+    keep_from_children(memory)
 }
 
 #[cfg(not(target_os = "linux"))]
 fn advise(_memory: &MmapRaw) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// Processes that are forked get none of it.
+#[cfg(target_os = "linux")]
+pub(crate) fn keep_from_children(memory: &MmapRaw) -> std::io::Result<()> {
+    memory.advise(memmap2::Advice::DontFork)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn keep_from_children(_memory: &MmapRaw) -> std::io::Result<()> {
     Ok(())
 }
 

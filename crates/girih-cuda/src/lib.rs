@@ -9,7 +9,8 @@
 //!                          │           order: events, fences, streams; peers, counters
 //!                          │           stalls: how long streams wait for each other
 //!                          │           ipc: memory of other processes
-//!                          │           copies: to and from the host; host: its memory, pinned in parts
+//!                          │           copies: to and from the host; host: its memory, pinned in parts;
+//!                          │           gate: they wait while pages are made accessible
 //!                          ▼
 //!                        Scope: our context is current, a capture is not disturbed
 //!                          ▼
@@ -31,6 +32,7 @@ pub mod driver;
 mod events;
 #[cfg(test)]
 mod fake;
+mod gate;
 mod host;
 mod idle;
 pub mod ipc;

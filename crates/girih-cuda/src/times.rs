@@ -7,24 +7,49 @@ use std::time::{Duration, Instant};
 
 use girih_runtime::Prices;
 
-/// What the driver does for memory.
+/// What the driver does for memory: a call of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Work {
+    /// `cuMemAlloc`.
+    Alloc,
+    /// `cuMemFree`.
+    Free,
+    /// `cuMemAddressReserve`.
+    Reserve,
+    /// `cuMemAddressFree`.
+    Unreserve,
     /// `cuMemCreate`.
     Create,
+    /// `cuMemRelease`.
+    Release,
     /// `cuMemMap`.
     Map,
+    /// `cuMemUnmap`, of however many pages.
+    Unmap,
     /// `cuMemSetAccess`, of however many pages.
     SetAccess,
-    /// All other calls.
-    Other,
+}
+
+impl Work {
+    /// Each, by the name of its count in [`Calls`](crate::Calls).
+    const NAMES: [(Work, &str); 9] = [
+        (Work::Alloc, "alloc"),
+        (Work::Free, "free"),
+        (Work::Reserve, "reserve"),
+        (Work::Unreserve, "unreserve"),
+        (Work::Create, "create"),
+        (Work::Release, "release"),
+        (Work::Map, "map"),
+        (Work::Unmap, "unmap"),
+        (Work::SetAccess, "set_access"),
+    ];
 }
 
 /// Time and successes of the driver's calls for memory, by kind of work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Times {
-    spent: [Duration; 4],
-    done: [u32; 4],
+    spent: [Duration; Work::NAMES.len()],
+    done: [u32; Work::NAMES.len()],
 }
 
 impl Times {
@@ -49,6 +74,11 @@ impl Times {
     /// The time of all of them.
     pub(crate) fn total(&self) -> Duration {
         self.spent.iter().sum()
+    }
+
+    /// The time of the calls of each kind, by the name of their count.
+    pub(crate) fn by_call(&self) -> [(&'static str, Duration); Work::NAMES.len()] {
+        Work::NAMES.map(|(work, name)| (name, self.spent[work as usize]))
     }
 
     /// What a page costs, and what was spent; before any page was made or mapped, what one costs on an H200.
@@ -90,9 +120,12 @@ mod tests {
         let prices =
             Prices { new_page_ns: 38_000, mapped_again_ns: 28_000, spent_ns: 40_000 + 112_000 };
         assert_eq!(times.prices(), prices);
-        note(&mut times, Work::Other, 1000, true);
+        note(&mut times, Work::Unmap, 1000, true);
         assert_eq!(times.prices(), Prices { spent_ns: 1_152_000, ..prices });
         assert_eq!(times.total(), Duration::from_micros(40 + 12 + 100 + 1000));
+        let taken = times.by_call().map(|(name, time)| (name, time.as_micros()));
+        let taken: Vec<_> = taken.into_iter().filter(|&(_, micros)| micros > 0).collect();
+        assert_eq!(taken, [("create", 40), ("map", 12), ("unmap", 1000), ("set_access", 100)]);
     }
 
     #[test]

@@ -125,6 +125,10 @@ impl HeapDevice for CudaDevice {
         CudaDevice::memory_time(self)
     }
 
+    fn memory_times(&self) -> Vec<(&'static str, Duration)> {
+        CudaDevice::memory_times(self).into_iter().collect()
+    }
+
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(self)
     }
@@ -174,6 +178,10 @@ impl<D: HeapDevice + Backing> HeapDevice for Phantom<D> {
     fn memory_time(&self) -> Duration {
         self.device().memory_time()
     }
+
+    fn memory_times(&self) -> Vec<(&'static str, Duration)> {
+        self.device().memory_times()
+    }
 }
 
 fn ordinal(device: i32) -> Result<u32, DeviceError> {
@@ -200,6 +208,7 @@ fn by_name(calls: Calls) -> Vec<(&'static str, u64)> {
         event_record,
         event_query,
         stream_wait,
+        value_wait,
         synchronize,
         copy_out,
         copy_in,
@@ -219,6 +228,7 @@ fn by_name(calls: Calls) -> Vec<(&'static str, u64)> {
         ("record_event", event_record),
         ("query_event", event_query),
         ("wait_event", stream_wait),
+        ("wait_value", value_wait),
         ("synchronize", synchronize),
         ("copy_out", copy_out),
         ("copy_in", copy_in),

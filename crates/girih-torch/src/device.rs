@@ -83,6 +83,11 @@ pub trait HeapDevice: Device + Send {
         Duration::ZERO
     }
 
+    /// That time by call, named as in [`HeapDevice::calls`]. Nothing of a device that does not tell.
+    fn memory_times(&self) -> Vec<(&'static str, Duration)> {
+        Vec::new()
+    }
+
     /// The device as one that copies to the host and back; none if it cannot.
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         None
@@ -220,6 +225,12 @@ impl HeapDevice for Simulated {
     /// Simulated, and what streams and events cost with it.
     fn memory_time(&self) -> Duration {
         Duration::from_secs_f64(self.device.totals().sum().microseconds / 1e6)
+    }
+
+    fn memory_times(&self) -> Vec<(&'static str, Duration)> {
+        let totals = self.device.totals();
+        let time = |call| Duration::from_secs_f64(totals.of(call).microseconds / 1e6);
+        Call::ALL.into_iter().map(|call| (call.name(), time(call))).collect()
     }
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {

@@ -210,6 +210,10 @@ impl HeapDevice for Sourced {
         self.device.memory_time()
     }
 
+    fn memory_times(&self) -> Vec<(&'static str, Duration)> {
+        self.device.memory_times()
+    }
+
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         self.device.copies()
     }

@@ -272,7 +272,12 @@ fn the_report_has_peaks_and_calls() {
     assert_eq!(report["mode"], "native");
     assert_eq!(report["allocated_peak"], 30 * MIB);
     assert_eq!(report["calls"]["alloc"], 1);
-    assert!(report["driver_seconds"].as_f64().unwrap() > 0.0, "{report}");
+    let taken = report["driver_seconds"].as_f64().unwrap();
+    assert!(taken > 0.0, "{report}");
+    let by_call = report["driver_seconds_by_call"].as_object().unwrap();
+    let sum: f64 = by_call.values().map(|seconds| seconds.as_f64().unwrap()).sum();
+    assert!((sum - taken).abs() < 1e-9, "{report}");
+    assert!(by_call.keys().all(|name| report["calls"][name].as_u64() > Some(0)), "{report}");
     assert_eq!(report["hits"], 0);
     assert!(report["plan"].is_null() && report["recorded_events"].is_null());
     assert!(control::report(Some(63)).unwrap_err().contains("not used"));

@@ -20,7 +20,7 @@ use super::types::{
     CAPTURE_ACTIVE, CAPTURE_NONE, CuAccess, CuAttribute, CuCaptureMode, CuContext, CuDevice,
     CuEvent, CuGraph, CuIpcHandle, CuMemory, CuNode, CuProperties, CuResult, CuStream,
     EVENT_DEFAULT, EVENT_DISABLE_TIMING, GRANULARITY_MINIMUM, HOST_REGISTER_PORTABLE,
-    IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR, STREAM_NON_BLOCKING,
+    IPC_LAZY_PEER_ACCESS, POSIX_FILE_DESCRIPTOR, STREAM_NON_BLOCKING, WAIT_UNTIL_EQUAL,
 };
 
 /// A call that the driver refused.
@@ -379,6 +379,31 @@ impl Driver {
     /// Lets go of memory of the host that was pinned from this address on.
     pub(crate) fn unregister(&self, host: u64) -> Result<(), Failure> {
         make!("cuMemHostUnregister", (self.table.host_unregister)(host as *mut c_void))
+    }
+
+    /// Where a device finds memory of the host that is pinned.
+    pub(crate) fn address_on_device(&self, host: u64) -> Result<u64, Failure> {
+        let start = host as *mut c_void;
+        give!("cuMemHostGetDevicePointer", 0, |out| (self.table.host_address)(out, start, 0))
+    }
+
+    /// Whether streams can wait for a value in memory. Drivers before CUDA 11.7 do not have it.
+    pub(crate) fn waits_for_values(&self) -> bool {
+        self.table.stream_wait_value.is_some()
+    }
+
+    /// What comes next on a stream waits until the word at an address of the device has a value.
+    pub(crate) fn wait_for_value(
+        &self,
+        stream: CuStream,
+        address: u64,
+        value: u32,
+    ) -> Result<(), Failure> {
+        let call = "cuStreamWaitValue32";
+        let Some(wait) = self.table.stream_wait_value else {
+            return Err(Failure { call, code: CuResult::NOT_SUPPORTED });
+        };
+        make!("cuStreamWaitValue32", wait(stream, address, value, WAIT_UNTIL_EQUAL))
     }
 
     /// Queues a copy to the host.

@@ -5,7 +5,7 @@
 //! uses, is a layer over it and shares its contexts, streams and memory.
 //!
 //! [`Driver`] holds a table of functions. `calls` wraps each of them in a safe method that returns a
-//! `Result`; it and `table` are all of the `unsafe` in this crate.
+//! `Result`; it and `table` are all of the `unsafe` in this crate, but for one word that the GPU reads (`gate`).
 
 mod calls;
 #[cfg(test)]

@@ -100,6 +100,7 @@ table! {
         ipc_close = "cuIpcCloseMemHandle" (u64);
 
         host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        host_address = "cuMemHostGetDevicePointer_v2" (*mut u64, *mut c_void, c_uint);
         host_unregister = "cuMemHostUnregister" (*mut c_void);
         copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, CuStream);
         copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, CuStream);
@@ -118,6 +119,8 @@ table! {
     newer {
         // Since CUDA 12.5.
         context_record_event = "cuCtxRecordEvent" (CuContext, CuEvent);
+        // Since CUDA 11.7.
+        stream_wait_value = "cuStreamWaitValue32_v2" (CuStream, u64, u32, c_uint);
         // Since CUDA 12.0.
         stream_id = "cuStreamGetId" (CuStream, *mut u64);
         // Since CUDA 11.4. The plain one has the parts of a partitioned GPU share a UUID.

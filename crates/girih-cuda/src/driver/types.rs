@@ -132,6 +132,8 @@ pub(crate) const GRANULARITY_MINIMUM: u32 = 0;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
+/// `CU_STREAM_WAIT_VALUE_EQ`.
+pub(crate) const WAIT_UNTIL_EQUAL: u32 = 1;
 /// `CU_EVENT_DEFAULT`.
 pub(crate) const EVENT_DEFAULT: u32 = 0;
 /// `CU_EVENT_DISABLE_TIMING`.

@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_void};
 
 use super::State;
 use super::functions::{INVALID, INVALID_HANDLE, call, check, memory_call, put};
-use crate::driver::types::{CuEvent, CuResult, CuStream};
+use crate::driver::types::{CuEvent, CuResult, CuStream, WAIT_UNTIL_EQUAL};
 
 pub(super) extern "C" fn host_register(host: *mut c_void, size: usize, _: c_uint) -> CuResult {
     memory_call("cuMemHostRegister", |state| {
@@ -69,6 +69,41 @@ pub(super) extern "C" fn copy_in(
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
         state.contents.insert(to, bytes.to_vec());
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn host_address(
+    out: *mut u64,
+    host: *mut c_void,
+    _flags: c_uint,
+) -> CuResult {
+    call("cuMemHostGetDevicePointer", |state| {
+        check(state.pinned.contains_key(&(host as usize)), INVALID)?;
+        put(out, host as u64);
+        Ok(())
+    })
+}
+
+/// The word at an address that a stream was told to wait for.
+pub(super) fn word(address: u64) -> u32 {
+    // SAFETY: it is pinned memory of the process, which stays, and is written by this thread alone.
+    unsafe { std::ptr::read_volatile(address as *const u32) }
+}
+
+/// Work is done at once, so what is waited for must be there already.
+pub(super) extern "C" fn stream_wait_value(
+    stream: CuStream,
+    address: u64,
+    value: u32,
+    flags: c_uint,
+) -> CuResult {
+    call("cuStreamWaitValue32", |state| {
+        state.current()?;
+        state.names(stream.0);
+        check(state.pinned.contains_key(&(address as usize)), INVALID)?;
+        check(flags == WAIT_UNTIL_EQUAL && word(address) == value, INVALID)?;
+        state.gates.insert(address);
         Ok(())
     })
 }

@@ -358,6 +358,7 @@ extern "C" fn set_access(
     count: usize,
 ) -> CuResult {
     memory_call("cuMemSetAccess", |state| {
+        state.gates_at_access = state.gates.iter().map(|&gate| copies::word(gate)).collect();
         for start in whole(state, address, size)? {
             let Some(mapped) = state.mappings.get_mut(&start) else { continue };
             for index in 0..count {
@@ -560,6 +561,7 @@ pub(crate) fn table() -> Table {
         ipc_open,
         ipc_close,
         host_register: copies::host_register,
+        host_address: copies::host_address,
         host_unregister: copies::host_unregister,
         copy_out: copies::copy_out,
         copy_in: copies::copy_in,
@@ -571,6 +573,7 @@ pub(crate) fn table() -> Table {
         event_destroy,
         stream_create: copies::stream_create,
         stream_wait_event,
+        stream_wait_value: Some(copies::stream_wait_value),
         stream_synchronize,
         stream_is_capturing,
         context_record_event: Some(context_record_event),

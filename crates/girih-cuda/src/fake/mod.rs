@@ -77,6 +77,10 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeMap<usize, usize>,
     /// What was copied to an address of the device.
     pub(crate) contents: BTreeMap<u64, Vec<u8>>,
+    /// Words that streams were told to wait for.
+    pub(crate) gates: BTreeSet<u64>,
+    /// What was in them when pages were made accessible last.
+    pub(crate) gates_at_access: Vec<u32>,
     calls: Vec<&'static str>,
     fault: Option<(usize, CuResult)>,
 }
@@ -137,6 +141,8 @@ impl State {
             identities: BTreeMap::new(),
             pinned: BTreeMap::new(),
             contents: BTreeMap::new(),
+            gates: BTreeSet::new(),
+            gates_at_access: Vec::new(),
             refuses_push: false,
             calls: Vec::new(),
             fault: None,
@@ -219,6 +225,7 @@ pub(crate) fn old_driver() -> &'static Driver {
         let table = functions::table();
         Driver::from_table(Table {
             context_record_event: None,
+            stream_wait_value: None,
             stream_id: None,
             device_uuid_of_part: None,
             capture_info: None,

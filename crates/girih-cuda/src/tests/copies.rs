@@ -1,12 +1,12 @@
 //! Copies to the host and back.
 
-use girih_runtime::{Copies, Device, DeviceError, HostAddress, HostBacking};
+use girih_runtime::{Address, Copies, Device, DeviceError, HostAddress, HostBacking};
 use girih_trace::StreamId;
 
 use super::device_of;
 use crate::device::CudaDevice;
 use crate::driver::types::CuResult;
-use crate::fake;
+use crate::fake::{self, UNIT};
 
 const MIB: u64 = 1 << 20;
 
@@ -118,11 +118,117 @@ fn a_part_that_is_refused_stays_pageable_and_all_is_given_back_in_the_end() {
     let gpu = device.alloc(4 * MIB).unwrap();
     device.copy_out(lane, gpu, host, 3 * MIB).unwrap();
     device.copy_in(lane, host, gpu, 3 * MIB).unwrap();
-    fake::arrange(|state| assert_eq!(state.pinned.len(), 2));
+    // The gate's page, which stays, is a third.
+    let gates = || fake::arrange(|state| assert_eq!(state.gates.len(), 1));
+    gates();
+    fake::arrange(|state| assert_eq!(state.pinned.len(), 2 + 1));
     memory.release(host);
-    fake::arrange(|state| assert!(state.pinned.is_empty()));
+    gates();
+    fake::arrange(|state| assert_eq!(state.pinned.len(), 1));
     assert!(device.copy_out(lane, gpu, host, MIB).is_err(), "it is gone");
     memory.release(host);
+}
+
+/// A device that copies, a lane, memory of the host and of the device.
+fn copying(size: u64) -> (CudaDevice, StreamId, HostAddress, Address) {
+    let mut device = device_of(2 * size);
+    let handle = device.open_lane().unwrap();
+    let lane = device.add_stream(handle);
+    let host = pinned(&mut device, size);
+    let gpu = device.alloc(size).unwrap();
+    (device, lane, host, gpu)
+}
+
+#[test]
+fn copies_to_the_host_are_kept_waiting_while_pages_are_made_accessible() {
+    let (mut device, lane, host, gpu) = copying(64 * MIB);
+    let base = device.reserve(2 * UNIT).unwrap();
+    let handle = device.create(UNIT).unwrap();
+    device.map(base, handle).unwrap();
+    device.set_access(base, UNIT).unwrap();
+    device.copy_in(lane, host, gpu, 64 * MIB).unwrap();
+    assert_eq!((device.calls().copy_in, device.calls().value_wait), (1, 0));
+    fake::arrange(|state| assert!(state.gates.is_empty(), "nothing was copied to the host"));
+
+    fake::calls();
+    device.copy_out(lane, gpu, host, 40 * MIB).unwrap();
+    let calls = fake::calls();
+    let (wait, copy) = ("cuStreamWaitValue32", "cuMemcpyDtoHAsync");
+    assert_eq!(calls[calls.len() - 6..], [wait, copy, wait, copy, wait, copy]);
+    assert_eq!((device.calls().copy_out, device.calls().value_wait), (3, 3));
+
+    let at_access = || fake::arrange(|state| assert_eq!(state.gates_at_access, [1]));
+    device.set_access(base, UNIT).unwrap();
+    at_access();
+    // The fake refuses a copy behind a gate that is closed.
+    device.copy_out(lane, gpu, host, MIB).unwrap();
+    // A call that is refused opens it again, too.
+    for call in 1.. {
+        fake::fail(call, CuResult::OUT_OF_MEMORY);
+        let accessible = device.set_access(base, UNIT);
+        let came = fake::fault_came();
+        device.copy_out(lane, gpu, host, MIB).unwrap();
+        if !came {
+            accessible.unwrap();
+            break;
+        }
+    }
+    at_access();
+    assert_eq!(device.calls().value_wait, device.calls().copy_out, "the gate was had all along");
+}
+
+#[test]
+fn a_copy_goes_without_a_gate_where_there_is_none() {
+    // Each call fails in turn: those for its memory, the waits, the copies.
+    let mut without = 0;
+    for call in 1.. {
+        let (mut device, lane, host, gpu) = copying(40 * MIB);
+        fake::calls();
+        fake::fail(call, CuResult::NOT_SUPPORTED);
+        let copied = device.copy_out(lane, gpu, host, 40 * MIB);
+        if !fake::fault_came() {
+            copied.unwrap();
+            break;
+        }
+        let before = device.calls();
+        device.copy_out(lane, gpu, host, 40 * MIB).unwrap();
+        let now = device.calls();
+        let made = (now.copy_out - before.copy_out, now.value_wait - before.value_wait);
+        let has_gate = made == (3, 3);
+        assert!(has_gate || made == (1, 0), "call {call}: {made:?}");
+        without += u32::from(!has_gate);
+        // Once a wait was asked for, its page stays.
+        let pinned = 1 + usize::from(has_gate || before.value_wait > 0);
+        fake::arrange(|state| assert_eq!(state.pinned.len(), pinned, "call {call}"));
+        let base = device.reserve(UNIT).unwrap();
+        let handle = device.create(UNIT).unwrap();
+        device.map(base, handle).unwrap();
+        device.set_access(base, UNIT).unwrap();
+        fake::arrange(|state| {
+            let closed = state.gates_at_access.iter().filter(|word| **word == 1).count();
+            assert_eq!(closed, usize::from(has_gate), "call {call}: {:?}", state.gates_at_access);
+        });
+    }
+    // Memory that cannot be pinned or found, and each of the waits.
+    assert!(without >= 5, "{without}");
+
+    fake::reset(64 * MIB);
+    let mut device = CudaDevice::open(fake::old_driver(), 0).unwrap();
+    let handle = device.open_lane().unwrap();
+    let lane = device.add_stream(handle);
+    let host = pinned(&mut device, 40 * MIB);
+    let gpu = device.alloc(40 * MIB).unwrap();
+    device.copy_out(lane, gpu, host, 40 * MIB).unwrap();
+    assert_eq!((device.calls().copy_out, device.calls().value_wait), (1, 0));
+}
+
+#[test]
+fn a_gate_is_had_while_a_graph_is_captured() {
+    let (mut device, lane, host, gpu) = copying(MIB);
+    fake::capture(true);
+    device.copy_out(lane, gpu, host, MIB).unwrap();
+    assert_eq!(device.calls().value_wait, 1);
+    assert!(fake::capture(false), "it is not spoiled");
 }
 
 #[test]
@@ -135,6 +241,8 @@ fn a_piece_of_a_copy_that_is_refused_leaves_none_under_way() {
     memory.pin(host, MIB).unwrap();
     memory.pin(host + MIB, MIB).unwrap();
     let gpu = device.alloc(2 * MIB).unwrap();
+    device.copy_out(lane, gpu, host, MIB).unwrap();
+    let mut lost = 0;
     for call in 1.. {
         fake::calls();
         fake::fail(call, CuResult::OUT_OF_MEMORY);
@@ -144,10 +252,15 @@ fn a_piece_of_a_copy_that_is_refused_leaves_none_under_way() {
             assert!(call > 2, "both pieces were refused in turn");
             break;
         }
-        assert!(copied.is_err(), "call {call}");
         let calls = fake::calls();
+        if copied.is_ok() {
+            // The wait was refused, and the copy went without.
+            lost += 1;
+            continue;
+        }
         let pieces = calls.iter().filter(|name| **name == "cuMemcpyDtoHAsync").count();
         let waits = calls.iter().filter(|name| **name == "cuStreamSynchronize").count();
         assert_eq!(waits, usize::from(pieces == 2), "call {call}: {calls:?}");
     }
+    assert_eq!(lost, 1, "there is no gate after that");
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use girih_plan::Plan;
 use serde::Serialize;
 
+use crate::device::HeapDevice;
 use crate::heap::{Heap, State};
 use crate::heaps;
 use crate::oom::OutOfMemory;
@@ -60,6 +61,8 @@ pub(super) struct Report {
     calls: BTreeMap<&'static str, u64>,
     /// Seconds that the driver took to give, take and map memory.
     driver_seconds: f64,
+    /// That time by call, named as in `calls`.
+    driver_seconds_by_call: BTreeMap<&'static str, f64>,
     /// Events in the recording; null if nothing is recorded.
     recorded_events: Option<u64>,
     /// Seconds that planning took beside the run.
@@ -190,10 +193,17 @@ fn look(state: &mut State) -> Report {
         following,
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),
         driver_seconds: state.device.memory_time().as_secs_f64(),
+        driver_seconds_by_call: seconds_by_call(&*state.device),
         recorded_events: state.journal.recorder().map(|recorder| recorder.len() as u64),
         planning_seconds: state.background.seconds(),
         plan: state.engine.plan().map(PlanSummary::of),
         swap: state.swap_report(),
         warnings: state.warnings.clone(),
     }
+}
+
+/// What the driver took for memory, by call; those that took nothing are not named.
+fn seconds_by_call(device: &dyn HeapDevice) -> BTreeMap<&'static str, f64> {
+    let times = device.memory_times().into_iter();
+    times.map(|(name, time)| (name, time.as_secs_f64())).filter(|&(_, taken)| taken > 0.0).collect()
 }
