@@ -253,8 +253,12 @@ impl Lake {
             return Ok(Some(self.use_view(search, view)));
         }
         let growth = self.choose_growth(search, if is_in_debt { Joins::Clean } else { Joins::Any });
-        let allowed =
-            if is_in_debt { self.allowed_in_debt(env, search) } else { self.allowed(search) };
+        // What is free is asked of the device, and beside copies that takes 50 us: not where the limit is reached anyway.
+        let allowed = if is_in_debt && self.beside.allows(env, growth.missing) {
+            self.allowed_in_debt(env, search)
+        } else {
+            self.allowed(search)
+        };
         if (is_in_debt || !self.stitching_is_cheaper(search, growth, env.device.prices()))
             && let Some(block) = self.grow_within(env, search, growth, allowed)?
         {

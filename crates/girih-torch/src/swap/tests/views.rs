@@ -6,7 +6,7 @@ use super::trained::Run;
 use crate::swap::tuning::Tuning;
 
 /// How many times the prices of the list an H100's driver takes for a page beside a thread that launches kernels
-/// (`gpu/facts/busy.py`).
+/// (`gpu/facts/busy.py`); an H200's takes 1.3 to 1.9 times as much in runs that swap (`bench/results/gpu/gate-h200.json`).
 const DEARNESS: f64 = 1.85;
 
 /// Pages that are mapped in each of so many steps.
