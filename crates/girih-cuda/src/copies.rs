@@ -43,7 +43,7 @@ impl CopyBooks {
     /// Keeps copies to the host from beginning until what this gives is dropped.
     pub(crate) fn close_gate(&self) -> Option<Closed<'_>> {
         match &self.gate {
-            Gates::Has(gate) => Some(gate.close()),
+            Gates::Has(gate) => gate.close(),
             Gates::Unknown | Gates::Lacks => None,
         }
     }

@@ -15,9 +15,12 @@
 //! begun, finds nothing, and all pages are served at once. On an H200 32 pages take 36 us each instead of 1,055, and
 //! pieces and waits cost a copy 1 % of its speed (`gpu/facts/access.py`, bench/results/gpu.md).
 //!
-//! Nobody waits for ever: where the gate is closed the host is in a call that ends by itself.
+//! Nobody waits for ever. While the gate is closed the host is in a call of the driver, and that may wait for a lock that
+//! another thread holds until the device is idle, which it is not before the gate is open: `cuMemFree` does so. So a
+//! thread opens a gate that has been closed for long ([`Watch`]), and where that happens again and again there is none.
 #![expect(unsafe_code, reason = "a word of memory that the GPU reads while it is written")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -26,6 +29,7 @@ use crate::context::Scope;
 use crate::driver::types::{CuContext, CuStream};
 use crate::driver::{Driver, Failure};
 use crate::host::{PAGE, keep_from_children};
+use crate::watch::Watch;
 
 /// Bytes of a piece: 0.3 ms of an H200's link, which a page waits at most. Where they are half as long the link is 1 %
 /// slower.
@@ -34,21 +38,40 @@ const PIECE: u64 = 16 << 20;
 /// Pieces of a copy at most. A stream has room for about a thousand calls; with more the host waits.
 const PIECES_MAX: u64 = 16;
 
+/// A page that is pinned as long as the process, of which the first word is 0 where the gate is open: queued copies look
+/// at it.
+#[derive(Clone, Copy)]
+pub(crate) struct Word(&'static MmapRaw);
+
+impl Word {
+    fn get(&self) -> &AtomicU32 {
+        // SAFETY: the mapping is a page, aligned as one, that is never unmapped; only this word of it is used, and as an
+        // atomic one alone.
+        unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().cast()) }
+    }
+
+    pub(crate) fn open(&self) {
+        self.get().store(0, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        self.get().store(1, Ordering::SeqCst);
+    }
+}
+
 /// What copies to the host wait for.
 pub(crate) struct Gate {
-    /// A page, of which the first word is 0 where it is open.
-    memory: &'static MmapRaw,
+    word: Word,
     /// Where the device finds it.
     address: u64,
+    watch: Arc<Watch>,
 }
 
 /// The gate is closed until this is dropped.
 pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
-    /// An open gate. None if the driver has no such waits, or no memory of the host can be had for it.
-    ///
-    /// Its memory stays pinned as long as the process: queued copies look at it.
+    /// An open gate. None if the driver has no such waits, or no memory of the host can be had for it, or no thread.
     pub(crate) fn new(driver: &'static Driver, context: CuContext) -> Option<Gate> {
         if !driver.waits_for_values() {
             return None;
@@ -64,19 +87,18 @@ impl Gate {
             let _ = driver.unregister(host);
             return None;
         };
-        Some(Gate { memory: Box::leak(Box::new(memory)), address })
+        let word = Word(Box::leak(Box::new(memory)));
+        Some(Gate { word, address, watch: Watch::begin(word)? })
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping is a page, aligned as one, that is never unmapped; only this word of it is used, and as an
-        // atomic one alone.
-        unsafe { AtomicU32::from_ptr(self.memory.as_mut_ptr().cast()) }
-    }
-
-    /// Closes it.
-    pub(crate) fn close(&self) -> Closed<'_> {
-        self.word().store(1, Ordering::SeqCst);
-        Closed(self)
+    /// Closes it. None if it has been in the way too often.
+    pub(crate) fn close(&self) -> Option<Closed<'_>> {
+        if self.watch.gives_up() {
+            return None;
+        }
+        self.word.close();
+        self.watch.turn();
+        Some(Closed(self))
     }
 
     /// What comes next on a stream waits until it is open.
@@ -94,17 +116,71 @@ impl Gate {
     }
 }
 
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.watch.end();
+    }
+}
+
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        self.0.word().store(0, Ordering::SeqCst);
+        self.0.watch.turn();
+        self.0.word.open();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+    use crate::device::CudaDevice;
+    use crate::{fake, watch};
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn one_that_stays_closed_is_opened_and_given_up_after_some_times() {
+        fake::reset(64 * MIB);
+        let device = CudaDevice::open(fake::driver(), 0).unwrap();
+        let gate = Gate::new(fake::driver(), device.context).unwrap();
+        let is_open = || gate.word.get().load(Ordering::SeqCst) == 0;
+        assert!(is_open());
+        let mut times = 0;
+        while let Some(closed) = gate.close() {
+            times += 1;
+            // What keeps the host waits for it to be open.
+            while !is_open() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(closed);
+            assert!(is_open());
+            // Many that are open at once again say nothing.
+            (0..100).for_each(|_| drop(gate.close()));
+        }
+        assert_eq!(times, watch::FORCED_MAX);
+    }
+
+    #[test]
+    fn its_thread_sleeps_while_nothing_happens_and_ends_with_it() {
+        fake::reset(64 * MIB);
+        let device = CudaDevice::open(fake::driver(), 0).unwrap();
+        let gate = Gate::new(fake::driver(), device.context).unwrap();
+        let watch = Arc::clone(&gate.watch);
+        for _ in 0..3 {
+            drop(gate.close());
+            while !watch.sleeps() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert!(!watch.gives_up());
+        drop(gate);
+        // This one and the thread's.
+        while Arc::strong_count(&watch) > 1 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
 
     #[test]
     fn pieces_are_of_one_size_and_few() {

@@ -45,6 +45,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod times;
+mod watch;
 
 pub use calls::Calls;
 pub use context::{BegunAlloc, Waiter};

@@ -13,13 +13,13 @@ use std::process::{Command, Stdio};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use girih_cuda::ipc::IpcError;
 use girih_cuda::{CudaDevice, Driver, Phantom};
 use girih_runtime::caching::{Caching, Config};
-use girih_runtime::{Address, Device, DeviceError, Env, Policy, Request};
+use girih_runtime::{Address, Copies, Device, DeviceError, Env, HostBacking, Policy, Request};
 use girih_trace::PoolId;
 
 const MIB: u64 = 1 << 20;
@@ -232,6 +232,45 @@ fn an_event_is_done_when_the_work_before_it_is() {
     }
     assert_eq!(device.calls().event_create, 2, "events are used again");
     device.synchronize_stream(first).expect("a wait");
+}
+
+/// Without the gate each of 32 pages is kept waiting for a millisecond.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "it is about the time")]
+fn a_copy_to_the_host_keeps_no_page_waiting_and_comes_whole() {
+    const SIZE: u64 = 512 * MIB;
+    const PART: u64 = 16 * MIB;
+    let _turn = turn();
+    let Some(mut device) = device(0) else { return };
+    let lane = device.open_lane().expect("a stream");
+    let lane = device.add_stream(lane);
+    let memory = device.host_memory();
+    let host = memory.reserve(SIZE).expect("there are addresses");
+    assert_eq!(memory.pin(host, SIZE).expect("there is memory"), HostBacking::Pinned);
+    let gpu = device.alloc(SIZE).expect("there is memory");
+    let parts = || (0..SIZE / PART).map(|part| (gpu + part * PART, part as u8 + 1));
+    parts().for_each(|(at, byte)| fill(at, PART, byte));
+    let page = device.granularity();
+    let (base, all, handles) = map(&mut device, &[page; 32]);
+    device.unmap(base, all).expect("it is mapped");
+    for (at, handle) in (base..).step_by(page as usize).zip(handles) {
+        device.map(at, handle).expect("nothing is there");
+    }
+    for _ in 0..8 {
+        device.copy_out(lane, gpu, host, SIZE).expect("a copy");
+    }
+    let before = Instant::now();
+    device.set_access(base, all).expect("it is mapped");
+    let taken = before.elapsed();
+    device.synchronize_stream(lane).expect("a wait");
+    assert!(device.calls().value_wait > 0 && taken < Duration::from_millis(12), "{taken:?}");
+    fill(base, all, 7);
+
+    fill(gpu, SIZE, 0);
+    device.copy_in(lane, host, gpu, SIZE).expect("a copy");
+    device.synchronize_stream(lane).expect("a wait");
+    parts().for_each(|(at, byte)| assert_eq!(ends(at, PART), [byte; 2]));
+    memory.release(host);
 }
 
 #[test]

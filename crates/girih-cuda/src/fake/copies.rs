@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "memory of the host is read and written, as the driver does")]
 
 use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::State;
 use super::functions::{INVALID, INVALID_HANDLE, call, check, memory_call, put};
@@ -49,10 +50,9 @@ pub(super) extern "C" fn copy_out(
     call("cuMemcpyDtoHAsync", |state| {
         state.names(stream.0);
         check_copy(state, to as usize, from, size)?;
-        let bytes = state.contents.get(&from).cloned().unwrap_or_else(|| vec![0; size]);
-        let count = bytes.len().min(size);
+        let bytes = state.contents_from(from, size);
         // SAFETY: the range is memory that the test has reserved: the books of the device know it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), count) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), size) };
         Ok(())
     })
 }
@@ -87,8 +87,8 @@ pub(super) extern "C" fn host_address(
 
 /// The word at an address that a stream was told to wait for.
 pub(super) fn word(address: u64) -> u32 {
-    // SAFETY: it is pinned memory of the process, which stays, and is written by this thread alone.
-    unsafe { std::ptr::read_volatile(address as *const u32) }
+    // SAFETY: it is pinned memory of the process, which stays, aligned as a page, and is an atomic word wherever it is used.
+    unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(Ordering::SeqCst)
 }
 
 /// Work is done at once, so what is waited for must be there already.

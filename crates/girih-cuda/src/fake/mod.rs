@@ -161,6 +161,15 @@ impl State {
         self.next = address;
     }
 
+    /// So many bytes from an address of the device on: what was copied there, and zeros where nothing was.
+    pub(crate) fn contents_from(&self, from: u64, size: usize) -> Vec<u8> {
+        let copied = self.contents.range(..=from).next_back();
+        let copied = copied.and_then(|(&at, bytes)| bytes.get((from - at) as usize..));
+        let mut bytes = copied.unwrap_or_default().to_vec();
+        bytes.resize(size, 0);
+        bytes
+    }
+
     /// Counts a call; fails if it is the one that shall.
     pub(crate) fn enter(&mut self, name: &'static str) -> Result<(), CuResult> {
         self.calls.push(name);

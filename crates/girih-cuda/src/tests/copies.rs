@@ -35,6 +35,18 @@ fn what_went_out_comes_back_as_it_was() {
 }
 
 #[test]
+fn pieces_come_back_whole() {
+    let (mut device, lane, host, gpu) = copying(40 * MIB);
+    let bytes: Vec<u8> = (0..40 * MIB).map(|at| (at % 251) as u8).collect();
+    fake::arrange(|state| drop(state.contents.insert(gpu, bytes.clone())));
+    device.copy_out(lane, gpu, host, 40 * MIB).unwrap();
+    let to = device.alloc(40 * MIB).unwrap();
+    device.copy_in(lane, host, to, 40 * MIB).unwrap();
+    fake::arrange(|state| assert!(state.contents[&to] == bytes));
+    assert_eq!((device.calls().copy_out, device.calls().copy_in), (3, 1));
+}
+
+#[test]
 fn a_copy_outside_of_pinned_memory_is_refused_before_the_driver_is_asked() {
     let mut device = device_of(64 * MIB);
     let handle = device.open_lane().unwrap();
@@ -131,7 +143,7 @@ fn a_part_that_is_refused_stays_pageable_and_all_is_given_back_in_the_end() {
 
 /// A device that copies, a lane, memory of the host and of the device.
 fn copying(size: u64) -> (CudaDevice, StreamId, HostAddress, Address) {
-    let mut device = device_of(2 * size);
+    let mut device = device_of(3 * size);
     let handle = device.open_lane().unwrap();
     let lane = device.add_stream(handle);
     let host = pinned(&mut device, size);
