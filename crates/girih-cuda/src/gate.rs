@@ -1,9 +1,9 @@
 //! A gate before each copy to the host, which is closed while pages are made accessible.
 //!
-//! `cuMemSetAccess` has the GPU write the entries of its page tables, page by page, and what writes them is served by
-//! the engine that copies to the host. As long as that has copies it has its millisecond first: a page that takes 27 us
-//! otherwise takes 1,055, be it of 2 MiB or of 64, and copies of no size are short enough; only where the engine finds
-//! nothing to do, if only for a moment, the page comes before its time. (Copies *from* the host do not matter.)
+//! `cuMemSetAccess` has the GPU write the entries of its page tables, page by page, and, as it seems, the engine that
+//! copies to the host serves that too. As long as it has copies they have a millisecond first: a page that takes 25 us
+//! otherwise takes 1,055, be it of 2 MiB or of 64, however short the copies are. Only where the engine finds nothing to
+//! do, if only for a moment, the page comes before its time. (Copies *from* the host do not matter.)
 //!
 //! ```text
 //!  lane:   │wait│ 16 MiB │wait│ 16 MiB │wait│ ··· closed ··· │ 16 MiB │wait│ ...
@@ -13,7 +13,7 @@
 //! So copies to the host go in pieces, each of which waits on the device until a word of the host's memory is 0
 //! (`cuStreamWaitValue32`). The host sets it while it makes pages accessible: the engine ends the piece that it has
 //! begun, finds nothing, and all pages are served at once. On an H200 32 pages take 36 us each instead of 1,055, and
-//! pieces and waits cost a copy 1 % of its speed (`gpu/facts/access.py`, bench/results/gpu.md).
+//! pieces and waits cost a copy 1.3 % of its speed (`gpu/facts/access.py`, bench/results/gpu.md).
 //!
 //! Nobody waits for ever. While the gate is closed the host is in a call of the driver, and that may wait for a lock that
 //! another thread holds until the device is idle, which it is not before the gate is open: `cuMemFree` does so. So a
