@@ -23,7 +23,10 @@ from busy import MIB, Pages, call, micros
 
 # Pieces that are queued at once; the driver takes no more than about a thousand without waiting.
 QUEUED = 300
+ROUNDS = 6
+# CU_STREAM_WAIT_VALUE_EQ.
 EQUAL = 1
+# Of the memory of the host: closed where it is not 0.
 GATE = torch.zeros(1, dtype=torch.int32)
 
 
@@ -31,9 +34,6 @@ def wait_for_gate(stream: torch.cuda.Stream) -> None:
     """What comes next on the stream waits until the gate is 0."""
     at, zero = ctypes.c_uint64(GATE.data_ptr()), ctypes.c_uint32(0)
     call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream.cuda_stream), at, zero, EQUAL)
-
-
-ROUNDS = 6
 
 
 class Way:
