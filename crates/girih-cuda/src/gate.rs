@@ -15,9 +15,10 @@
 //! begun, finds nothing, and all pages are served at once. On an H200 32 pages take 36 us each instead of 1,055, and
 //! pieces and waits cost a copy 1.3 % of its speed (`gpu/facts/access.py`, bench/results/gpu.md).
 //!
-//! Nobody waits for ever. While the gate is closed the host is in a call of the driver, and that may wait for a lock that
-//! another thread holds until the device is idle, which it is not before the gate is open: `cuMemFree` does so. So a
-//! thread opens a gate that has been closed for long ([`Watch`]), and where that happens again and again there is none.
+//! Nobody waits for ever. While the gate is closed the host is in a call of the driver. Should that wait for a lock that
+//! another thread holds until the device is idle (`cuMemFree` waits for the device; what it holds is not known), the
+//! device would not be idle before the gate is open. So a thread opens a gate that has been closed for long ([`Watch`]),
+//! and where that happens again and again there is none.
 #![expect(unsafe_code, reason = "a word of memory that the GPU reads while it is written")]
 
 use std::sync::Arc;
@@ -140,6 +141,18 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Waits for what another thread does.
+    #[track_caller]
+    fn wait_until(is_so: impl Fn() -> bool) {
+        for _ in 0..60_000 {
+            if is_so() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it did not come within a minute");
+    }
+
     #[test]
     fn one_that_stays_closed_is_opened_and_given_up_after_some_times() {
         fake::reset(64 * MIB);
@@ -151,9 +164,7 @@ mod tests {
         while let Some(closed) = gate.close() {
             times += 1;
             // What keeps the host waits for it to be open.
-            while !is_open() {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_until(is_open);
             drop(closed);
             assert!(is_open());
             // Many that are open at once again say nothing.
@@ -170,16 +181,12 @@ mod tests {
         let watch = Arc::clone(&gate.watch);
         for _ in 0..3 {
             drop(gate.close());
-            while !watch.sleeps() {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_until(|| watch.sleeps());
         }
         assert!(!watch.gives_up());
         drop(gate);
         // This one and the thread's.
-        while Arc::strong_count(&watch) > 1 {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(|| Arc::strong_count(&watch) == 1);
     }
 
     #[test]
