@@ -110,8 +110,9 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
 
 def changes(seen: dict[str, Any]) -> dict[str, float]:
     """What swapping did in the settled steps, for each of them."""
-    before, after = seen.get("settled_changes", {}), seen.get("settled_steps", 1)
-    return {name: value / max(1, after) for name, value in before.items()}
+    found, steps = seen.get("settled_changes", {}), seen.get("settled_steps", 1)
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return {name: value / max(1, steps) for name, value in numbers.items()}
 
 
 def scheduled(seen: dict[str, Any]) -> float | None:

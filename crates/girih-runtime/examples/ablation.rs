@@ -239,7 +239,7 @@ const KNOBS: [(&str, Knob); 21] = [
     ("room", |options| &mut options.room),
     ("in_vain", |options| &mut options.in_vain),
     ("rest", |options| &mut options.rest),
-    ("alike", |options| &mut options.alike),
+    ("lost", |options| &mut options.lost),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
 ];

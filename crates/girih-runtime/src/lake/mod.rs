@@ -36,6 +36,8 @@ mod follower;
 mod frees;
 mod growth;
 mod last_uses;
+mod laying;
+mod layout;
 mod lending;
 mod mapped;
 mod pace;
@@ -136,13 +138,12 @@ pub struct Options {
     pub bought_in_ms: u64,
     /// Of the device, one byte in so many stays free where time is bought.
     pub room: u64,
-    /// Requests are given what they had in the step before until views took as long as without it in so many steps in a
-    /// row; 0 for never.
+    /// A step that repeats is laid out until views took as long as without it in so many steps in a row; 0 for never.
     pub in_vain: u64,
-    /// For how many steps they are not, then. The next time it is twice as many.
+    /// For how many steps it is not, then. The next time it is twice as many.
     pub rest: u64,
-    /// A step is like another if of a hundred large requests so many are the same in both.
-    pub alike: u64,
+    /// It is if no more of what it has to lie in than one byte in so many is missing.
+    pub lost: u64,
     /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
@@ -170,7 +171,7 @@ impl Default for Options {
             room: 8,
             in_vain: 4,
             rest: 16,
-            alike: 90,
+            lost: 50,
             ahead: 4096,
             strain: 50,
         }

@@ -22,6 +22,8 @@ struct Program {
     blocks: usize,
     /// The most bytes that are in use at once.
     peak: u64,
+    /// Of what is alive at the beginning, if the step does not ask for all of it.
+    sizes: Vec<u64>,
 }
 
 impl Program {
@@ -71,7 +73,8 @@ impl Program {
                 Act::Ask(at, _) | Act::Free(at) => *at = number(*at),
             }
         }
-        let mut program = Program { acts, lasting: count, blocks: count + next, peak: 0 };
+        let mut program =
+            Program { acts, lasting: count, blocks: count + next, peak: 0, sizes: Vec::new() };
         program.measure(older);
         program
     }
@@ -92,6 +95,69 @@ impl Program {
             }
             self.peak = self.peak.max(in_use);
         }
+    }
+
+    /// A step of a recording of a run that swaps, which is repeated.
+    fn of_step(recording: &[u8], step: usize) -> Program {
+        let read = girih_trace::open::detect_and_read(recording, Limits::default());
+        let trace = read.expect("a recording").traces.swap_remove(0);
+        let steps = trace.marks.iter().filter(|mark| mark.kind == MarkKind::Step);
+        let bounds: Vec<usize> =
+            steps.map(|mark| mark.before as usize).skip(step).take(2).collect();
+        let (start, end) = (bounds[0], bounds[1]);
+        // What is alive at the beginning, and what the step does. Blocks go by the event that they were born at.
+        let (mut alive, mut older, mut acts) = (FxHashMap::default(), Vec::new(), Vec::new());
+        let mut freed: Vec<(usize, u64)> = Vec::new();
+        let mut numbers: FxHashMap<usize, usize> = FxHashMap::default();
+        for (at, event) in trace.events.iter().enumerate() {
+            if at == start {
+                older = alive.values().copied().collect();
+                older.sort_unstable();
+                numbers.extend(older.iter().zip(0..).map(|(&(born, _), number)| (born, number)));
+            }
+            let is_in_step = (start..end).contains(&at);
+            match event.action {
+                Action::Alloc => {
+                    alive.insert(event.address, (at, event.size));
+                    if is_in_step {
+                        acts.push((at, Some(event.size)));
+                    }
+                }
+                Action::FreeRequested => {
+                    let (born, size) = alive.remove(&event.address).expect("it is there");
+                    if is_in_step {
+                        acts.push((born, None));
+                        if born < start {
+                            freed.push((born, size));
+                        }
+                    } else if (start..end).contains(&born)
+                        && let Some(place) = freed.iter().position(|(_, other)| *other == size)
+                    {
+                        // It lasts, and takes the place of one that the step has freed: in the order of frees.
+                        let number = numbers[&freed.remove(place).0];
+                        numbers.insert(born, number);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut blocks = older.len();
+        let mut number = |born: usize| {
+            *numbers.entry(born).or_insert_with(|| {
+                blocks += 1;
+                blocks - 1
+            })
+        };
+        let act = |(born, size): (usize, Option<u64>)| match size {
+            Some(size) => Act::Ask(number(born), size),
+            None => Act::Free(number(born)),
+        };
+        let acts = acts.into_iter().map(act).collect();
+        let sizes: Vec<u64> = older.into_iter().map(|(_, size)| size).collect();
+        let lasting = sizes.len();
+        let mut program = Program { acts, lasting, blocks, peak: 0, sizes: sizes.clone() };
+        program.measure(sizes);
+        program
     }
 
     fn lasting(&self) -> Vec<(usize, u64)> {
@@ -163,6 +229,31 @@ fn a_step_that_repeats_makes_no_views_any_more() {
     let without = late(0);
     assert!(without.iter().all(|&pages| pages > 1000), "without it: {without:?}");
     assert_eq!(late(Options::default().in_vain), [0; 6]);
+}
+
+/// Pages mapped in each of so many steps that are a step of a recording, on a device of so many MiB.
+fn mapped_in_steps(recording: &[u8], step: usize, mib: u64, steps: usize) -> Vec<u64> {
+    let program = Program::of_step(recording, step);
+    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..Options::default() };
+    let mut machine = Machine::of(options, config(), mib * MIB);
+    let mut blocks = vec![None; program.blocks];
+    for (at, size) in program.sizes.iter().enumerate() {
+        blocks[at] = Some(machine.ask_unchecked(*size));
+    }
+    let mut run = Run { machine, blocks, step: 0 };
+    (0..steps).map(|_| run.step(&program)).collect()
+}
+
+#[test]
+fn steps_of_runs_that_swap_are_laid_out_where_memory_is_full() {
+    let batch16 = include_bytes!("../../../../../corpus/swapped/batch16.girih");
+    let opt = include_bytes!("../../../../../corpus/swapped/opt.girih");
+    // Three steps until two were the same, one in which what lasts moves, and one in which the others do.
+    for (recording, step, mib) in [(&batch16[..], 38, 24 << 10), (&opt[..], 40, 18_000)] {
+        let mapped = mapped_in_steps(recording, step, mib, 16);
+        assert!(mapped[..3].iter().all(|&pages| pages > 500), "{mapped:?}");
+        assert_eq!(mapped[10..], [0; 6], "{mapped:?}");
+    }
 }
 
 /// The same with other sizes of what does not last.
@@ -264,9 +355,11 @@ fn places_are_not_had_again_while_schedules_are_tried() {
     let [told, untold] = [true, false].map(mapped_while_schedules_are_tried);
     let sum = |pages: &[u64]| pages.iter().sum::<u64>();
     assert!(sum(&told) * 4 <= sum(&untold) * 3, "{told:?}, and {untold:?} untold");
-    // Settled in step 21 and, after one more schedule, in 23; layers are compared in step 32.
+    // Settled in step 21 and, after one more schedule, in 23; layers are compared in step 32, and the last step has 148
+    // requests that no other has.
     assert_eq!(told[26..30], [0; 4], "{told:?}");
-    assert_eq!(told[34..], [0; 9], "{told:?}");
+    assert_eq!(told[33..42], [0; 9], "{told:?}");
+    assert!(told[42] < 200, "{told:?}");
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! Laying a step out, and giving its requests what they have in it.
+
+use girih_trace::StreamId;
+use rustc_hash::FxHashMap;
+
+use super::layout::{Ground, Layout, Ring, Run};
+use super::views::Part;
+use super::{Lake, Search};
+use crate::order::Stamp;
+use crate::policy::{BlockId, Env};
+
+/// Requests may come so many too many or too few in a step that is the one that is laid out.
+const ASIDE: u32 = 16;
+
+impl Lake {
+    /// A step has begun. If the one before is to be laid out it is cut, at the request where most has room; where too much
+    /// has none, it stays as it is.
+    pub(super) fn cut_step(&mut self) {
+        let Some(mut ring) = self.repeats.ring.take() else { return };
+        let free = self.free_of_stream(ring.stream).map(|id| self.heap.blocks[id].size);
+        let bytes = free.sum::<u64>() + ring.alive();
+        if ring.cut_for(bytes) <= bytes / self.options.lost {
+            self.repeats.ring = Some(ring);
+        }
+    }
+
+    /// A block for a large request by the layout, on no shelf. None if it is for the search.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_repeated(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
+        if !self.may_stitch(env, search) {
+            return None;
+        }
+        let count = self.repeats.count();
+        if let Some(ring) = self.repeats.ring.take_if(|ring| ring.cut <= count) {
+            self.lay_out(&ring);
+        }
+        let number = self.repeats.next(search)?;
+        let layout = self.repeats.layout.as_ref()?;
+        let (place, reader) = (layout.place(number), search.home.stream);
+        if !place.is_empty() && self.latest_use_of_parts(place, reader).is_some() {
+            let parts = place.to_vec();
+            return self.take_parts(env, search, parts);
+        }
+        // What does not come about where it did is of another step, of which the layout says nothing.
+        if number.abs_diff(count) > ASIDE {
+            return None;
+        }
+        let mut free = Vec::new();
+        for id in self.free_of_stream(reader) {
+            self.runs_of(self.heap.blocks[id].part(), &mut free);
+        }
+        let parts = layout.find(search.size, number, &free)?;
+        let taken = self.take_parts(env, search, parts.clone())?;
+        if number == count
+            && self.repeats.is_steady()
+            && let Some(mut layout) = self.repeats.layout.take()
+        {
+            layout.settle(number, parts, |parts| self.runs_of_all(parts));
+            self.repeats.layout = Some(layout);
+        }
+        Some(taken)
+    }
+
+    /// Lays out the step whose cut is reached.
+    fn lay_out(&mut self, ring: &Ring) {
+        let lies = self.repeats.lying(ring);
+        let mut runs = Vec::new();
+        for id in self.free_of_stream(ring.stream) {
+            self.runs_of(self.heap.blocks[id].part(), &mut runs);
+        }
+        lies.iter().flatten().for_each(|part| self.runs_of(*part, &mut runs));
+        let most = runs.iter().map(|run| run.part.size).sum::<u64>() / self.options.lost;
+        let mut views: FxHashMap<u64, Vec<Vec<Part>>> = FxHashMap::default();
+        for view in self.views.views.iter().flatten() {
+            views.entry(view.size).or_default().push(view.parts.clone());
+        }
+        let ground = Ground { runs, lies, views };
+        let alike = self.repeats.alike_before();
+        let runs_of = |parts: &[Part]| self.runs_of_all(parts);
+        self.repeats.layout = Layout::new(ring, alike, ground, most, runs_of);
+    }
+
+    /// A block of these parts and no others, by the view over them, if there is one that is idle.
+    fn take_parts(
+        &mut self,
+        env: &mut Env<'_>,
+        search: &Search,
+        parts: Vec<Part>,
+    ) -> Option<BlockId> {
+        let latest = self.latest_use_of_parts(&parts, search.home.stream)?;
+        if !self.comes_after(env, latest, search.home.stream) {
+            return None;
+        }
+        if let [part] = parts[..] {
+            return self.lend_alone(&part);
+        }
+        let is_over_them = |&place: &u32| {
+            let view = self.views.get(place);
+            view.parts == parts && view.lent.is_empty()
+        };
+        let known = self.views.of_size(search.size).find(is_over_them);
+        let view = match known {
+            Some(place) => place,
+            // What the device refuses of it the search asks for in its own way.
+            None => self.map_view(env, search, parts).ok()?,
+        };
+        Some(self.use_view(search, view))
+    }
+
+    /// Lets a stream wait for a free, unless time is owed: then the search looks first for what need not wait. False
+    /// if it does not.
+    fn comes_after(&mut self, env: &mut Env<'_>, latest: Stamp, reader: StreamId) -> bool {
+        let may_wait = latest == 0 || !self.pace.is_in_debt();
+        may_wait && self.wait_for(env, latest, reader).unwrap_or(false)
+    }
+
+    /// The free blocks of large requests of a stream.
+    fn free_of_stream(&self, stream: StreamId) -> impl Iterator<Item = BlockId> {
+        self.heap.free_blocks(true).filter(move |&id| {
+            let home = self.heap.blocks[id].home;
+            home.stream == stream && !home.is_small
+        })
+    }
+
+    /// The pages of a part, and what of each is of it. Nothing of a segment that is gone.
+    fn runs_of(&self, part: Part, runs: &mut Vec<Run>) {
+        let segment = self.segments.iter().flatten().find(|it| it.contains(part.address));
+        let pages = segment.into_iter().flat_map(|segment| segment.pages(part));
+        runs.extend(pages.map(|page| Run { page: page.part(), part: page.part().both(&part) }));
+    }
+
+    fn runs_of_all(&self, parts: &[Part]) -> Vec<Run> {
+        let mut runs = Vec::new();
+        parts.iter().for_each(|part| self.runs_of(*part, &mut runs));
+        runs
+    }
+}
