@@ -220,7 +220,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 21] = [
+const KNOBS: [(&str, Knob); 22] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -239,6 +239,7 @@ const KNOBS: [(&str, Knob); 21] = [
     ("room", |options| &mut options.room),
     ("in_vain", |options| &mut options.in_vain),
     ("rest", |options| &mut options.rest),
+    ("alike", |options| &mut options.alike),
     ("lost", |options| &mut options.lost),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),

@@ -6,7 +6,6 @@ use rustc_hash::FxHashMap;
 use super::layout::{Ground, Layout, Ring, Run};
 use super::views::Part;
 use super::{Lake, Search};
-use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
 /// Requests may come so many too many or too few in a step that is the one that is laid out.
@@ -24,18 +23,18 @@ impl Lake {
         }
     }
 
-    /// A block for a large request by the layout, on no shelf. None if it is for the search.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn take_repeated(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
-        if !self.may_stitch(env, search) {
-            return None;
-        }
+    /// Lays the step out whose cut is reached, if one is to be.
+    pub(super) fn begin_layout(&mut self) {
         let count = self.repeats.count();
         if let Some(ring) = self.repeats.ring.take_if(|ring| ring.cut <= count) {
             self.lay_out(&ring);
         }
-        let number = self.repeats.next(search)?;
+    }
+
+    /// A block for a large request by the layout, on no shelf. None if it is for the search.
+    pub(super) fn take_laid(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
+        let count = self.repeats.count();
+        let number = self.repeats.next_laid(search)?;
         let layout = self.repeats.layout.as_ref()?;
         let (place, reader) = (layout.place(number), search.home.stream);
         if !place.is_empty() && self.latest_use_of_parts(place, reader).is_some() {
@@ -106,13 +105,6 @@ impl Lake {
             None => self.map_view(env, search, parts).ok()?,
         };
         Some(self.use_view(search, view))
-    }
-
-    /// Lets a stream wait for a free, unless time is owed: then the search looks first for what need not wait. False
-    /// if it does not.
-    fn comes_after(&mut self, env: &mut Env<'_>, latest: Stamp, reader: StreamId) -> bool {
-        let may_wait = latest == 0 || !self.pace.is_in_debt();
-        may_wait && self.wait_for(env, latest, reader).unwrap_or(false)
     }
 
     /// The free blocks of large requests of a stream.

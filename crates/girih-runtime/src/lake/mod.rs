@@ -138,11 +138,15 @@ pub struct Options {
     pub bought_in_ms: u64,
     /// Of the device, one byte in so many stays free where time is bought.
     pub room: u64,
-    /// A step that repeats is laid out until views took as long as without it in so many steps in a row; 0 for never.
+    /// Requests are given what they had in the step before until views took as long as without it in so many steps in a
+    /// row; 0 for never.
     pub in_vain: u64,
-    /// For how many steps it is not, then. The next time it is twice as many.
+    /// For how many steps they are not, then. The next time it is twice as many.
     pub rest: u64,
-    /// It is if no more of what it has to lie in than one byte in so many is missing.
+    /// A step is like another if of a hundred large requests so many are the same in both.
+    pub alike: u64,
+    /// A step that is the same as the one before is laid out, if no more of what it has to lie in than one byte in so many
+    /// is missing; 0 for never.
     pub lost: u64,
     /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
@@ -171,7 +175,8 @@ impl Default for Options {
             room: 8,
             in_vain: 4,
             rest: 16,
-            lost: 50,
+            alike: 90,
+            lost: 0,
             ahead: 4096,
             strain: 50,
         }

@@ -1,60 +1,80 @@
-//! Steps that repeat, and when they are laid out.
+//! Where the requests of a step lay in the step before.
 //!
-//! In a run that repeats, the same places would do again. A search does not find them. Of holes it takes the one that
-//! fits best, which is another as soon as anything lies elsewhere, and so on through the step. Where memory is full nearly
-//! all the time, as it is when what does not fit goes to the host, nearly every large request is then a view made anew, in
-//! every step, for ever. So, once views have taken more time than they may (`pace`), large requests are remembered for two
-//! steps. If these are the same, the step is laid out (`layout`), and from then on a large request is given
+//! In a run that repeats, the same places would do again: what was given in one step is free again in the next, in the
+//! same order, and the views over it are there. A search does not find them. Of holes it takes the one that fits best,
+//! which is another as soon as anything lies elsewhere, and so on through the step. Where memory is full nearly all the
+//! time, as it is when what does not fit goes to the host, nearly every large request is then a view made anew, in
+//! every step, for ever. So, once views have taken more time than they may (`pace`), a large request is given
 //!
-//! 1. what it has in the layout;
-//! 2. or, if that is taken, bytes that are wanted as little as can be while it lives, if all that came before it in the
-//!    step came as laid out;
-//! 3. or whatever the search finds.
-//!
-//! Which request of the layout it is tell its size, its stream and how many like it came before it in the step. So what
-//! comes in between shifts nothing but what is like it. A step that differs has its own places, and what it leaves behind is
-//! in the way of the next alone.
-//!
-//! Where no layout has room for all, or it does not help, it rests for a while, and for longer each time. And it
-//! does not begin while somebody is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is:
-//! each schedule has other copies, and what was laid out for one step is of no use to those of the next.
+//! 1. what it had in the step before;
+//! 2. or bytes that nobody is going to want as long as it lives, as the step before tells;
+//! 3. or bytes that none of those is going to want that *last*, which live on into the next step;
+//! 4. or whatever the search finds.
 //!
 //! ```text
-//!      a step takes too much       the next two are the same
+//!  step n    |  ── a ──     ──── b ────     ── c ─────|──   c lasts
+//!  step n+1  |  ── a ──  ─────── d ───────  ── c ─────|──   d cannot have what it had: it is given bytes
+//!            |                                              of neither b nor c, or else none of c
+//! ```
+//!
+//! Within a step any places are as good as any others. What ties one step to the next is what lasts: where that keeps
+//! its places, the step after has all of the places that this one has found, whatever they are, and makes no views. So
+//! a run comes to rest after one step, if what lasts could be kept out of the way.
+//!
+//! Which request of the step before it is tell its size, its stream and how many like it came before it in the step. So
+//! what comes in between shifts nothing but what is like it. That is done only once a step was like the one before
+//! ([`Options::alike`]): where sizes vary, what little comes again would have its places at the expense of all else.
+//! With [`Options::lost`] a step that is the same as the one before it is laid out (`layout`), and its requests are given what
+//! they have there instead.
+//!
+//! Where all this does not help, it rests for a while, and for longer each time. And it does not begin while somebody
+//! is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each schedule has other
+//! copies, and what was found for one step is of no use to those of the next.
+//!
+//! ```text
+//!      a step takes too much       the next, like it, too
 //!     ┌─> Off ───────────────> Watching ─────────────> On ──┐ views took less time,
 //!     │    ^                      │  ^                  │ ^─┘ or one step differs
 //!     │    └──────────────────────┘  └── three differ ──┤
 //!     │      not, or none is alike                      │
-//!     └────────────── in vain, or no room ──────────────┘
+//!     └──────────────────── in vain ────────────────────┘
 //! ```
 
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
 use super::layout::{Item, Layout, Ring};
+use super::stitching::{Hole, collect, in_order};
 use super::views::Part;
 use super::{Lake, Options, Search};
 use crate::device::Address;
-use crate::policy::BlockId;
+use crate::order::Stamp;
+use crate::policy::{BlockId, Env};
 
 /// Requests of a step at most that are remembered, and parts of theirs: together 2 MiB for a step, of which there are
 /// two. What comes after them is served by the search.
 pub(super) const REQUESTS_MAX: usize = 1 << 14;
 pub(super) const PARTS_MAX: usize = 1 << 16;
-/// The request is not freed yet.
-const ALIVE: u32 = u32::MAX;
 /// Steps are the same if no more than one request in so many is another: one that a tensor more or less that went to the
 /// host has asked for.
 const FEW: u32 = 200;
-/// Steps in which views are made for a new layout, and for those after the first.
-const SETTLING: u64 = 2;
+/// The request is not freed yet.
+const ALIVE: u32 = u32::MAX;
 
 /// The requests of one size and stream, by their numbers.
 pub(super) type Alike = FxHashMap<(u64, StreamId), Vec<u32>>;
 
+/// True if so many of a step's requests are all but a few.
+fn is_most(known: u32, count: u32) -> bool {
+    count.saturating_sub(known) <= count / FEW
+}
+
 /// A request of a step, and what it was given.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
+    address: Address,
+    /// The place of the view that it was given; none if its bytes lay side by side.
+    view: Option<u32>,
     /// Where its parts begin among those of the step.
     parts: u32,
     /// The number of the request before which it was freed. Those of the next step go on counting.
@@ -80,16 +100,15 @@ impl Turn {
         self.requests.len() as u32
     }
 
+    /// True if of so many requests in a hundred each is one of the step before, and the other way round.
+    fn is_like(&self, before: &Turn, percent: u64) -> bool {
+        let most = u64::from(self.count().max(before.count()));
+        most > 0 && u64::from(self.known) * 100 >= most * percent
+    }
+
     /// True if it has the requests of the step before and no others, but for a few.
     fn is_same(&self, before: &Turn) -> bool {
         self.known > 0 && is_most(self.known, self.count().max(before.count()))
-    }
-
-    fn parts_of(&self, number: u32) -> &[Part] {
-        let start_of = |number: usize| self.requests.get(number).map(|seen| seen.parts as usize);
-        let start = start_of(number as usize).unwrap_or(self.parts.len());
-        let end = start_of(number as usize + 1).unwrap_or(self.parts.len());
-        &self.parts[start..end]
     }
 
     /// The requests that come again, of the stream that has most of the bytes, where this step is the same as the one
@@ -124,27 +143,42 @@ impl Turn {
         items.sort_unstable_by_key(|item| item.number);
         Some(Ring { items, stream, count, cut: 0 })
     }
+
+    /// True if a request lives on when its step has ended.
+    fn lasts(&self, seen: &Seen) -> bool {
+        seen.until >= self.count()
+    }
+
+    /// How many requests came while this one lived; of one that is alive yet as many as there are in a step.
+    fn life(&self, number: u32) -> u32 {
+        match self.requests[number as usize].until {
+            ALIVE => self.count(),
+            until => until.saturating_sub(number),
+        }
+    }
+
+    fn parts_of(&self, number: u32) -> &[Part] {
+        let start_of = |number: usize| self.requests.get(number).map(|seen| seen.parts as usize);
+        let start = start_of(number as usize).unwrap_or(self.parts.len());
+        let end = start_of(number as usize + 1).unwrap_or(self.parts.len());
+        &self.parts[start..end]
+    }
 }
 
-/// True if so many of a step's requests are all but a few.
-fn is_most(known: u32, count: u32) -> bool {
-    count.saturating_sub(known) <= count / FEW
-}
-
-/// Whether steps are laid out.
+/// Whether places are had again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     /// Not in the next so many steps.
     Off(u64),
-    /// Requests are remembered. So many steps before this one were each another than the one before.
+    /// Those of this step are remembered for the next. So many steps before it were unlike each other.
     Watching(u64),
-    /// They are, or are about to be.
+    /// They are.
     On {
         /// What views took in the step that was watched last. Nanoseconds.
         before: u64,
         /// How many steps in a row they took more than half of that.
         in_vain: u64,
-        /// How many up to the last were another than the one before them.
+        /// How many up to the last were unlike the one before them.
         unlike: u64,
     },
 }
@@ -167,8 +201,6 @@ pub(super) struct Repeats {
     pub(super) ring: Option<Ring>,
     /// The step as it is laid out.
     pub(super) layout: Option<Layout>,
-    /// Steps since it was to be laid out.
-    age: u64,
     /// It is not tried again to lay a step out in so many steps, and for how many after the next time.
     untried: u64,
     pause: u64,
@@ -190,7 +222,6 @@ impl Repeats {
             is_trying: false,
             ring: None,
             layout: None,
-            age: 0,
             untried: 0,
             pause: options.rest,
             same: 0,
@@ -204,16 +235,16 @@ impl Repeats {
         (self.now.requests.len(), self.now.parts.len())
     }
 
-    /// True if the requests of this step are remembered.
+    /// True if the places of this step are remembered.
     #[inline]
     pub(super) fn is_watching(&self) -> bool {
         !matches!(self.stage, Stage::Off(_))
     }
 
-    /// True if the step is laid out, or is going to be.
+    /// True if those of the step before are.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
-        self.layout.is_some() || self.ring.is_some()
+        matches!(self.stage, Stage::On { .. })
     }
 
     /// What is asked for is still being tried, or will be as it was in the last step: what was of no use before may be
@@ -239,35 +270,30 @@ impl Repeats {
         let taken = spent - std::mem::replace(&mut self.spent, spent);
         // What is owed may be of steps that are long over.
         let is_dear = is_in_debt && taken > share;
-        let is_same = self.now.is_same(&self.before);
-        self.same = if is_same { self.same + 1 } else { 0 };
-        self.age += 1;
+        let is_like = self.now.is_like(&self.before, options.alike);
         self.stage = match self.stage {
             Stage::Off(0) if is_dear && options.in_vain > 0 && !self.is_trying => {
                 Stage::Watching(0)
             }
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
             Stage::Watching(_) if self.is_trying => Stage::Off(0),
-            Stage::Watching(_) if is_same && is_dear => {
+            Stage::Watching(_) if is_like && is_dear => {
                 Stage::On { before: taken, in_vain: 0, unlike: 0 }
             }
-            Stage::Watching(_) if is_same => Stage::Off(0),
+            Stage::Watching(_) if is_like => Stage::Off(0),
             // The first step that is watched has none before it.
             Stage::Watching(unlike) if unlike <= options.in_vain => Stage::Watching(unlike + 1),
             // One that differs is unlike the one before it, and the one after it unlike it.
-            Stage::On { before, in_vain, unlike } if !is_same && unlike < 2 => {
+            Stage::On { before, in_vain, unlike } if !is_like && unlike < 2 => {
                 Stage::On { before, in_vain, unlike: unlike + 1 }
             }
-            Stage::On { unlike, .. } if !is_same => Stage::Watching(unlike + 1),
+            Stage::On { unlike, .. } if !is_like => Stage::Watching(unlike + 1),
             Stage::On { before, .. } if taken <= before / 2 => {
                 self.rest = options.rest;
                 Stage::On { before, in_vain: 0, unlike: 0 }
             }
-            Stage::On { before, in_vain, .. }
-                if self.layout.is_some() && in_vain + 1 < options.in_vain =>
-            {
-                let in_vain = in_vain + u64::from(self.age > SETTLING);
-                Stage::On { before, in_vain, unlike: 0 }
+            Stage::On { before, in_vain, .. } if in_vain + 1 < options.in_vain => {
+                Stage::On { before, in_vain: in_vain + 1, unlike: 0 }
             }
             Stage::Watching(_) | Stage::On { .. } => {
                 let rest = self.rest;
@@ -275,7 +301,9 @@ impl Repeats {
                 Stage::Off(rest)
             }
         };
-        self.turn_layout(is_same && is_dear);
+        if options.lost > 0 {
+            self.turn_layout(is_dear);
+        }
         if !self.is_watching() {
             (self.before, self.now) = (Turn::default(), Turn::default());
             self.alive.clear();
@@ -287,19 +315,21 @@ impl Repeats {
     }
 
     /// A step ends. If it could be laid out and is not the one that is, it is going to be, unless that was tried not long ago.
-    fn turn_layout(&mut self, is_possible: bool) {
+    fn turn_layout(&mut self, is_dear: bool) {
+        let is_same = self.now.is_same(&self.before);
+        self.same = if is_same { self.same + 1 } else { 0 };
         let laid = std::mem::take(&mut self.laid);
         self.ring = None;
         self.untried = self.untried.saturating_sub(1);
-        if !matches!(self.stage, Stage::On { .. }) {
+        if !self.is_on() {
             self.layout = None;
             return;
         }
         let count = self.now.count();
-        let is_laid =
-            self.layout.as_ref().is_some_and(|layout| is_most(laid, count.max(layout.count())));
-        if is_possible && !is_laid && self.untried == 0 {
-            (self.untried, self.age) = (self.pause, 0);
+        let is_of = |layout: &Layout| is_most(laid, count.max(layout.count()));
+        let is_laid = self.layout.as_ref().is_some_and(is_of);
+        if is_same && is_dear && !is_laid && self.untried == 0 {
+            self.untried = self.pause;
             self.pause = self.pause.saturating_mul(2);
             self.ring = self.now.ring(&self.before);
         }
@@ -340,7 +370,7 @@ impl Repeats {
     }
 
     /// The number that the next request like this one has in the layout.
-    pub(super) fn next(&mut self, search: &Search) -> Option<u32> {
+    pub(super) fn next_laid(&mut self, search: &Search) -> Option<u32> {
         let like = (search.size, search.home.stream);
         let count = self.now.alike.get(&like).map_or(0, Vec::len);
         let number = self.layout.as_mut()?.next(like, count)?;
@@ -348,7 +378,14 @@ impl Repeats {
         Some(number)
     }
 
-    fn note(&mut self, search: &Search, address: Address, parts: &[Part]) {
+    /// The number that the next request like this one had in the step before.
+    fn next(&self, search: &Search) -> Option<u32> {
+        let like = (search.size, search.home.stream);
+        let count = self.now.alike.get(&like).map_or(0, Vec::len);
+        self.before.alike.get(&like)?.get(count).copied()
+    }
+
+    fn note(&mut self, search: &Search, address: Address, view: Option<u32>, parts: &[Part]) {
         let Turn { requests, parts: all, alike, known, is_cut_off } = &mut self.now;
         if requests.len() >= REQUESTS_MAX || all.len() + parts.len() > PARTS_MAX {
             *is_cut_off = true;
@@ -359,7 +396,7 @@ impl Repeats {
         let alike = alike.entry(like).or_default();
         let twin = self.before.alike.get(&like).and_then(|it| it.get(alike.len()).copied());
         *known += u32::from(twin.is_some());
-        requests.push(Seen { parts: all.len() as u32, until: ALIVE, twin });
+        requests.push(Seen { address, view, parts: all.len() as u32, until: ALIVE, twin });
         all.extend_from_slice(parts);
         alike.push(number);
         self.alive.insert(address, (true, number));
@@ -378,11 +415,40 @@ impl Repeats {
         };
         turn.requests[number as usize].until = at;
     }
+
+    /// The bytes, by address, that those had in the step before that came within `count` requests after that number and
+    /// lasted, or of all of them. After the last request of a step comes the first.
+    fn wanted(&self, number: u32, count: u32, only_lasting: bool) -> Vec<Part> {
+        let turn = &self.before;
+        let all = turn.count();
+        let after = (1..=count.min(all)).map(|ahead| (number + ahead) % all.max(1));
+        let wanted = after.filter(|&other| {
+            other != number && (!only_lasting || turn.lasts(&turn.requests[other as usize]))
+        });
+        let mut parts: Vec<Part> = wanted.flat_map(|other| turn.parts_of(other)).copied().collect();
+        parts.sort_unstable_by_key(|part| part.address);
+        parts
+    }
+}
+
+/// What is left of a part without others, which are in order of address and may overlap.
+fn without(part: Part, others: &[Part]) -> Vec<Part> {
+    let (mut at, mut left) = (part.address, Vec::new());
+    for other in others.iter().filter(|other| other.overlaps(&part)) {
+        if at < other.address {
+            left.push(Part::between(at, other.address));
+        }
+        at = at.max(other.end());
+    }
+    if at < part.end() {
+        left.push(Part::between(at, part.end()));
+    }
+    left
 }
 
 impl Lake {
-    /// Somebody is trying what is best asked for in a step, or has found it: nothing is laid out before that, and then at
-    /// once if views take more time than they may. Said at the end of each step.
+    /// Somebody is trying what is best asked for in a step, or has found it: it is not tried whether places can be had
+    /// again before that, and then at once if views take more time than they may. Said at the end of each step.
     pub fn expect(&mut self, is_trying: bool) {
         self.repeats.expect(&self.options, is_trying);
     }
@@ -394,14 +460,120 @@ impl Lake {
         self.cut_step();
     }
 
-    /// Remembers what a large request was given.
+    /// A block for a large request by what it had in the step before, on no shelf. None if it is for the search.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_repeated(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
+        if !self.may_stitch(env, search) {
+            return None;
+        }
+        if self.options.lost > 0 {
+            self.begin_layout();
+            if self.repeats.layout.is_some() {
+                return self.take_laid(env, search);
+            }
+        }
+        let number = self.repeats.next(search)?;
+        // What the device refuses of it the search asks for in its own way.
+        self.take_again(env, search, number).or_else(|| self.take_apart(env, search, number))
+    }
+
+    /// What a request had in the step before, if it is free.
+    fn take_again(&mut self, env: &mut Env<'_>, search: &Search, number: u32) -> Option<BlockId> {
+        let Seen { address, view, .. } = self.repeats.before.requests[number as usize];
+        let reader = search.home.stream;
+        let Some(place) = view else {
+            let part = Part { address, size: search.size };
+            let is_there = self.segments.iter().flatten().any(|it| it.contains(address));
+            let latest = is_there.then(|| self.latest_use_of_parts(&[part], reader))??;
+            return self.comes_after(env, latest, reader).then(|| self.lend_alone(&part))?;
+        };
+        // Another may have its place, or it other parts.
+        let view = self.views.views.get(place as usize)?.as_ref()?;
+        if (view.address, view.size) != (address, search.size) || !view.lent.is_empty() {
+            return None;
+        }
+        let latest = self.latest_use_of_parts(&view.parts, reader)?;
+        self.comes_after(env, latest, reader).then(|| self.use_view(search, place))
+    }
+
+    /// Bytes for a request that are not wanted while it lives: by nobody, or by none that lasts.
+    fn take_apart(&mut self, env: &mut Env<'_>, search: &Search, number: u32) -> Option<BlockId> {
+        let life = self.repeats.before.life(number);
+        let found = [
+            (life, false),
+            (life, true),
+            (life / 2, true),
+            (life / 4, true),
+            (life / 8, true),
+            (0, true),
+        ]
+        .into_iter()
+        .find_map(|(life, only_lasting)| {
+            let wanted = self.repeats.wanted(number, life, only_lasting);
+            self.parts_without(search, &wanted)
+        });
+        let (parts, reader) = (found?, search.home.stream);
+        let latest = self.latest_use_of_parts(&parts, reader)?;
+        let is_had = self.comes_after(env, latest, reader);
+        if is_had { self.stitch_parts(env, search, parts).ok().flatten() } else { None }
+    }
+
+    /// Lets a stream wait for a free, unless time is owed: then the search looks first for what need not wait. False
+    /// if it does not.
+    pub(super) fn comes_after(
+        &mut self,
+        env: &mut Env<'_>,
+        latest: Stamp,
+        reader: StreamId,
+    ) -> bool {
+        let may_wait = latest == 0 || !self.pace.is_in_debt();
+        may_wait && self.wait_for(env, latest, reader).unwrap_or(false)
+    }
+
+    /// Parts for a request that have none of the bytes of others: one hole that fits if there is one. None if they are
+    /// too few.
+    fn parts_without(&self, search: &Search, wanted: &[Part]) -> Option<Vec<Part>> {
+        let wanted: Vec<Part> = wanted.iter().filter_map(|part| self.pages_around(*part)).collect();
+        let free = self.heap.free_blocks(true);
+        let parts = free.flat_map(|id| {
+            let part = self.heap.blocks[id].part();
+            without(part, &wanted).into_iter().map(move |part| (id, part))
+        });
+        let reader = search.home.stream;
+        let holes = parts.filter_map(|(id, part)| self.hole_within(id, part, reader));
+        let mut holes: Vec<Hole> = holes.collect();
+        holes.sort_unstable_by_key(in_order);
+        let fitting = holes.iter().filter(|hole| hole.all.size >= search.size);
+        if let Some(hole) = fitting.min_by_key(|hole| (hole.is_foreign, hole.all.size)) {
+            return Some(vec![hole.all.first(search.size)]);
+        }
+        let (parts, missing) = collect(holes, search.size);
+        (missing == 0).then_some(parts)
+    }
+
+    /// A part with all of the pages that it touches: what is cut off beside it is whole pages, which others can be shown.
+    /// None if it is of a segment that is gone.
+    fn pages_around(&self, part: Part) -> Option<Part> {
+        let segment = self.segments.iter().flatten().find(|it| it.contains(part.address))?;
+        let pages = segment.pages(part);
+        let (start, end) = pages.fold((part.address, part.end()), |(start, end), page| {
+            (start.min(page.address), end.max(page.part().end()))
+        });
+        Some(Part::between(start, end))
+    }
+
+    /// Remembers what a large request was given, for the next step.
     #[cold]
     pub(super) fn note_given(&mut self, search: &Search, id: BlockId) {
         let Lake { heap, views, repeats, .. } = self;
         let block = &heap.blocks[id];
         match block.is_stitched() {
-            true => repeats.note(search, block.address, &views.get(block.view).parts),
-            false => repeats.note(search, block.address, &[block.part()]),
+            true => {
+                let parts = &views.get(block.view).parts;
+                repeats.note(search, block.address, Some(block.view), parts);
+            }
+            false => repeats.note(search, block.address, None, &[block.part()]),
         }
     }
 }

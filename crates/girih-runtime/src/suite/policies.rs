@@ -38,7 +38,8 @@ pub fn every_policy(seed: u64) -> Vec<Box<dyn Policy>> {
 /// Settings under which those that stitch do it whenever they can and give views up soon, and a
 /// [`reckless_plan`].
 pub fn eager(seed: u64) -> Setup {
-    // Every other lake owes time from its first view on, and gives requests what they had in the step before.
+    // Every other lake owes time from its first view on, and gives requests what they had in the step before; of these
+    // every other lays steps out.
     let time_free_ms =
         if seed.is_multiple_of(2) { 0 } else { lake::Options::default().time_free_ms };
     let lake = lake::Options {
@@ -46,6 +47,7 @@ pub fn eager(seed: u64) -> Setup {
         patched: 1,
         time_free_ms,
         in_vain: 1 << 20,
+        lost: if seed.is_multiple_of(4) { 2 } else { 0 },
         ..lake::Options::default()
     };
     Setup {

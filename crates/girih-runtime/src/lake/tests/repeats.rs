@@ -234,7 +234,7 @@ fn a_step_that_repeats_makes_no_views_any_more() {
 /// Pages mapped in each of so many steps that are a step of a recording, on a device of so many MiB.
 fn mapped_in_steps(recording: &[u8], step: usize, mib: u64, steps: usize) -> Vec<u64> {
     let program = Program::of_step(recording, step);
-    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..Options::default() };
+    let options = Options { time_free_ms: 0, time_share: u64::MAX, lost: 50, ..Options::default() };
     let mut machine = Machine::of(options, config(), mib * MIB);
     let mut blocks = vec![None; program.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
@@ -355,11 +355,9 @@ fn places_are_not_had_again_while_schedules_are_tried() {
     let [told, untold] = [true, false].map(mapped_while_schedules_are_tried);
     let sum = |pages: &[u64]| pages.iter().sum::<u64>();
     assert!(sum(&told) * 4 <= sum(&untold) * 3, "{told:?}, and {untold:?} untold");
-    // Settled in step 21 and, after one more schedule, in 23; layers are compared in step 32, and the last step has 148
-    // requests that no other has.
+    // Settled in step 21 and, after one more schedule, in 23; layers are compared in step 32.
     assert_eq!(told[26..30], [0; 4], "{told:?}");
-    assert_eq!(told[33..42], [0; 9], "{told:?}");
-    assert!(told[42] < 200, "{told:?}");
+    assert_eq!(told[34..], [0; 9], "{told:?}");
 }
 
 #[test]
