@@ -1,4 +1,4 @@
-//! Where the large requests of a step lie, laid out ahead.
+//! Where the large requests of a step lie, laid out ahead: if [`Options::lost`](super::Options::lost) says so.
 //!
 //! Bytes of a view need not lie side by side. So a request is content with any pages that nobody has while it lives, and
 //! to lay a step out is not to pack rectangles but to colour intervals, of which pages are the colours. Within a step
