@@ -35,6 +35,9 @@ impl Lake {
     pub(super) fn take_laid(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
         let count = self.repeats.count();
         let number = self.repeats.next_laid(search)?;
+        if !self.may_stitch(env, search) {
+            return None;
+        }
         let layout = self.repeats.layout.as_ref()?;
         let (place, reader) = (layout.place(number), search.home.stream);
         if !place.is_empty() && self.latest_use_of_parts(place, reader).is_some() {

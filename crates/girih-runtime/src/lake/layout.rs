@@ -39,7 +39,7 @@ use self::uses::Uses;
 use super::repeats::{Alike, PARTS_MAX};
 use super::views::Part;
 
-/// Pages of all places of a step at most: 6 MiB for a step, of which there are two. One with more is not laid out.
+/// Pages of all places of a step at most: 8 MiB for a step, of which there are two. One with more is not laid out.
 const RUNS_MAX: usize = 1 << 18;
 
 /// Parts for each request of a step, by its number; none for one without a place.

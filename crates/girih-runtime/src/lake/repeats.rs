@@ -464,9 +464,6 @@ impl Lake {
     #[cold]
     #[inline(never)]
     pub(super) fn take_repeated(&mut self, env: &mut Env<'_>, search: &Search) -> Option<BlockId> {
-        if !self.may_stitch(env, search) {
-            return None;
-        }
         if self.options.lost > 0 {
             self.begin_layout();
             if self.repeats.layout.is_some() {
@@ -474,6 +471,9 @@ impl Lake {
             }
         }
         let number = self.repeats.next(search)?;
+        if !self.may_stitch(env, search) {
+            return None;
+        }
         // What the device refuses of it the search asks for in its own way.
         self.take_again(env, search, number).or_else(|| self.take_apart(env, search, number))
     }
