@@ -220,7 +220,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 22] = [
+const KNOBS: [(&str, Knob); 23] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -241,6 +241,7 @@ const KNOBS: [(&str, Knob); 22] = [
     ("rest", |options| &mut options.rest),
     ("alike", |options| &mut options.alike),
     ("lost", |options| &mut options.lost),
+    ("trials", |options| &mut options.trials),
     ("ahead", |options| &mut options.ahead),
     ("strain", |options| &mut options.strain),
 ];

@@ -11,7 +11,7 @@ use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
-use girih_runtime::lake::Lake;
+use girih_runtime::lake::{Lake, Layings};
 use girih_runtime::{Address, AllocError, BlockId, Env, Following, Granted, Policy, Request};
 
 use crate::device::HeapDevice;
@@ -227,6 +227,15 @@ impl Engine {
     /// How well a plan is followed, if one is.
     pub(crate) fn following(&self) -> Option<Following> {
         if let Engine::Auto(policy) = self { Some(policy.lake().following()) } else { None }
+    }
+
+    /// Steps that were to be laid out.
+    pub(crate) fn layings(&self) -> Layings {
+        match self {
+            Engine::Lake(policy) => policy.layings(),
+            Engine::Auto(policy) => policy.lake().layings(),
+            _ => Layings::default(),
+        }
     }
 
     /// The plan that is followed, if one is.

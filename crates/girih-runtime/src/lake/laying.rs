@@ -11,15 +11,35 @@ use crate::policy::{BlockId, Env};
 /// Requests may come so many too many or too few in a step that is the one that is laid out.
 const ASIDE: u32 = 16;
 
+/// Steps that were to be laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Layings {
+    /// So many were.
+    pub laid_out: u64,
+    /// And so many were not: too much of them had no place.
+    pub refused: u64,
+    /// How much that was of the last of these, in bytes; 0 if there was too much to remember.
+    pub without_place: u64,
+}
+
 impl Lake {
+    /// Steps that were to be laid out, since the run began.
+    pub fn layings(&self) -> Layings {
+        self.repeats.layings
+    }
+
     /// A step has begun. If the one before is to be laid out it is cut, at the request where most has room; where too much
     /// has none, it stays as it is.
     pub(super) fn cut_step(&mut self) {
         let Some(mut ring) = self.repeats.ring.take() else { return };
         let free = self.free_of_stream(ring.stream).map(|id| self.heap.blocks[id].size);
         let bytes = free.sum::<u64>() + ring.alive();
-        if ring.cut_for(bytes) <= bytes / self.options.lost {
+        let without = ring.cut_for(bytes);
+        if without <= bytes / self.options.lost {
             self.repeats.ring = Some(ring);
+        } else {
+            self.repeats.layings.refused += 1;
+            self.repeats.layings.without_place = without;
         }
     }
 
@@ -80,7 +100,17 @@ impl Lake {
         let ground = Ground { runs, lies, views };
         let alike = self.repeats.alike_before();
         let runs_of = |parts: &[Part]| self.runs_of_all(parts);
-        self.repeats.layout = Layout::new(ring, alike, ground, most, runs_of);
+        match Layout::new(ring, alike, ground, most, runs_of) {
+            Ok(layout) => {
+                self.repeats.layings.laid_out += 1;
+                self.repeats.layout = Some(layout);
+            }
+            Err(without_place) => {
+                self.repeats.layings.refused += 1;
+                self.repeats.layings.without_place = without_place;
+                self.repeats.layout = None;
+            }
+        }
     }
 
     /// A block of these parts and no others, by the view over them, if there is one that is idle.

@@ -36,7 +36,7 @@ pub(super) use self::ring::{Item, Ring};
 pub(super) use self::sheet::Run;
 use self::sheet::Sheet;
 use self::uses::Uses;
-use super::repeats::{Alike, PARTS_MAX};
+use super::turn::{Alike, PARTS_MAX};
 use super::views::Part;
 
 /// Pages of all places of a step at most: 8 MiB for a step, of which there are two. One with more is not laid out.
@@ -137,21 +137,25 @@ impl Ground {
     }
 
     /// Places for the items of a ring: in the first step after the cut, if what lasts moves in it, and in all that come
-    /// after it. None if more than so many bytes have no place.
-    fn lay_out(mut self, ring: &Ring, most: u64) -> Option<(Option<Places>, Places)> {
+    /// after it. If more than so many bytes have no place, how many.
+    fn lay_out(mut self, ring: &Ring, most: u64) -> Result<(Option<Places>, Places), u64> {
         let (lies, views) = (self.lies.clone(), self.views.clone());
         let at_once = self.place_all(ring, &lies, Some(&lies), None, 1);
         if at_once.without == 0 {
-            return Some((None, at_once.places));
+            return Ok((None, at_once.places));
         }
         self.views = views;
         let first = self.place_all(ring, &lies, None, None, ROUNDS);
         let lasting = &first.places;
         let then = self.place_all(ring, lasting, Some(lasting), Some(lasting), ROUNDS);
-        if then.without < at_once.without && first.without.max(then.without) <= most {
-            return Some((Some(first.places), then.places));
+        let without = first.without.max(then.without);
+        if then.without < at_once.without && without <= most {
+            return Ok((Some(first.places), then.places));
         }
-        (at_once.without <= most).then_some((None, at_once.places))
+        if at_once.without <= most {
+            return Ok((None, at_once.places));
+        }
+        Err(without.min(at_once.without))
     }
 }
 
@@ -173,14 +177,14 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Lays a step out, whose requests of one size and stream have these numbers. `runs_of` says on which pages parts
-    /// lie. None if more than `most` bytes have no place, or there is too much to remember.
+    /// lie. If more than `most` bytes have no place it says how many; 0 of them if there is too much to remember.
     pub(super) fn new(
         ring: &Ring,
         alike: Alike,
         ground: Ground,
         most: u64,
         runs_of: impl Fn(&[Part]) -> Vec<Run>,
-    ) -> Option<Layout> {
+    ) -> Result<Layout, u64> {
         let (first, then) = ground.lay_out(ring, most)?;
         let mut lives = vec![0; ring.count as usize];
         for item in &ring.items {
@@ -195,14 +199,14 @@ impl Layout {
                 let under = runs_of(&place);
                 (parts, runs) = (parts + place.len(), runs + under.len());
                 if parts > PARTS_MAX || runs > RUNS_MAX {
-                    return None;
+                    return Err(0);
                 }
                 uses.add(item.number, ring.left(item).is_some(), &under);
                 places[item.number as usize] = place;
             }
             stages.push((places, uses));
         }
-        Some(Layout { alike, lives, cut: ring.cut, is_behind_cut: true, stages, parts, runs })
+        Ok(Layout { alike, lives, cut: ring.cut, is_behind_cut: true, stages, parts, runs })
     }
 
     /// A step begins.

@@ -48,6 +48,7 @@ mod rehearsal;
 mod release;
 mod repeats;
 mod stitching;
+mod turn;
 mod users;
 mod view;
 mod views;
@@ -63,6 +64,7 @@ use self::block::{Heap, Home};
 use self::follow::Followed;
 pub use self::follow::Following;
 pub use self::follower::{EntryId, Follower};
+pub use self::laying::Layings;
 use self::pace::Pace;
 use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
@@ -148,6 +150,9 @@ pub struct Options {
     /// A step that is the same as the one before is laid out, if no more of what it has to lie in than one byte in so many
     /// is missing; 0 for never.
     pub lost: u64,
+    /// And all that may have taken so many times what views may take ([`Options::time_share`]) of the run so far, beyond
+    /// what views took without it: no longer is anything tried then.
+    pub trials: u64,
     /// Idle places of a plan are lent that it does not want within so many requests, or within a 64th of them.
     pub ahead: u64,
     /// A plan is given up once one byte in so many more is held than the bound says.
@@ -176,7 +181,8 @@ impl Default for Options {
             in_vain: 4,
             rest: 16,
             alike: 90,
-            lost: 0,
+            lost: 50,
+            trials: 16,
             ahead: 4096,
             strain: 50,
         }

@@ -27,7 +27,8 @@
 //! With [`Options::lost`] a step that is the same as the one before it is laid out (`layout`), and its requests are given what
 //! they have there instead.
 //!
-//! Where all this does not help, it rests for a while, and for longer each time. And it does not begin while somebody
+//! Where all this does not help, it rests for a while, and for longer each time, until what it has cost is a small part of
+//! the run's time ([`Options::trials`]). And it does not begin while somebody
 //! is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each schedule has other
 //! copies, and what was found for one step is of no use to those of the next.
 //!
@@ -43,127 +44,15 @@
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
 
-use super::layout::{Item, Layout, Ring};
+use super::laying::Layings;
+use super::layout::{Layout, Ring};
 use super::stitching::{Hole, collect, in_order};
+use super::turn::{ALIVE, Alike, PARTS_MAX, REQUESTS_MAX, Seen, Turn, is_most};
 use super::views::Part;
 use super::{Lake, Options, Search};
 use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
-
-/// Requests of a step at most that are remembered, and parts of theirs: together 2 MiB for a step, of which there are
-/// two. What comes after them is served by the search.
-pub(super) const REQUESTS_MAX: usize = 1 << 14;
-pub(super) const PARTS_MAX: usize = 1 << 16;
-/// Steps are the same if no more than one request in so many is another: one that a tensor more or less that went to the
-/// host has asked for.
-const FEW: u32 = 200;
-/// The request is not freed yet.
-const ALIVE: u32 = u32::MAX;
-
-/// The requests of one size and stream, by their numbers.
-pub(super) type Alike = FxHashMap<(u64, StreamId), Vec<u32>>;
-
-/// True if so many of a step's requests are all but a few.
-fn is_most(known: u32, count: u32) -> bool {
-    count.saturating_sub(known) <= count / FEW
-}
-
-/// A request of a step, and what it was given.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    address: Address,
-    /// The place of the view that it was given; none if its bytes lay side by side.
-    view: Option<u32>,
-    /// Where its parts begin among those of the step.
-    parts: u32,
-    /// The number of the request before which it was freed. Those of the next step go on counting.
-    until: u32,
-    /// The number of the one that it is in the step before.
-    twin: Option<u32>,
-}
-
-/// The requests of a step, in order.
-#[derive(Debug, Default)]
-struct Turn {
-    requests: Vec<Seen>,
-    parts: Vec<Part>,
-    alike: Alike,
-    /// How many of them came in the step before, too.
-    known: u32,
-    /// There were more than can be remembered.
-    is_cut_off: bool,
-}
-
-impl Turn {
-    fn count(&self) -> u32 {
-        self.requests.len() as u32
-    }
-
-    /// True if of so many requests in a hundred each is one of the step before, and the other way round.
-    fn is_like(&self, before: &Turn, percent: u64) -> bool {
-        let most = u64::from(self.count().max(before.count()));
-        most > 0 && u64::from(self.known) * 100 >= most * percent
-    }
-
-    /// True if it has the requests of the step before and no others, but for a few.
-    fn is_same(&self, before: &Turn) -> bool {
-        self.known > 0 && is_most(self.known, self.count().max(before.count()))
-    }
-
-    /// The requests that come again, of the stream that has most of the bytes, where this step is the same as the one
-    /// before: what is alive yet lives as long as it did then.
-    fn ring(&self, before: &Turn) -> Option<Ring> {
-        if self.is_cut_off || before.is_cut_off {
-            return None;
-        }
-        let count = self.count();
-        let mut streams: FxHashMap<StreamId, u64> = FxHashMap::default();
-        for (&(size, stream), numbers) in &self.alike {
-            *streams.entry(stream).or_default() += size * numbers.len() as u64;
-        }
-        let (&stream, _) = streams.iter().max_by_key(|&(stream, bytes)| (*bytes, *stream))?;
-        let mut items = Vec::new();
-        for (&(size, of), numbers) in &self.alike {
-            for &number in numbers.iter().filter(|_| of == stream) {
-                let seen = &self.requests[number as usize];
-                let life = match (seen.until, seen.twin) {
-                    (ALIVE, Some(twin)) => match before.requests[twin as usize].until {
-                        ALIVE => continue,
-                        until => (until - twin).max(count - number + 1),
-                    },
-                    (ALIVE, None) => continue,
-                    (until, _) => until - number,
-                };
-                if (1..=count).contains(&life) {
-                    items.push(Item { number, size, life });
-                }
-            }
-        }
-        items.sort_unstable_by_key(|item| item.number);
-        Some(Ring { items, stream, count, cut: 0 })
-    }
-
-    /// True if a request lives on when its step has ended.
-    fn lasts(&self, seen: &Seen) -> bool {
-        seen.until >= self.count()
-    }
-
-    /// How many requests came while this one lived; of one that is alive yet as many as there are in a step.
-    fn life(&self, number: u32) -> u32 {
-        match self.requests[number as usize].until {
-            ALIVE => self.count(),
-            until => until.saturating_sub(number),
-        }
-    }
-
-    fn parts_of(&self, number: u32) -> &[Part] {
-        let start_of = |number: usize| self.requests.get(number).map(|seen| seen.parts as usize);
-        let start = start_of(number as usize).unwrap_or(self.parts.len());
-        let end = start_of(number as usize + 1).unwrap_or(self.parts.len());
-        &self.parts[start..end]
-    }
-}
 
 /// Whether places are had again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,7 +65,9 @@ enum Stage {
     On {
         /// What views took in the step that was watched last. Nanoseconds.
         before: u64,
-        /// How many steps in a row they took more than half of that.
+        /// The least that they have taken since.
+        least: u64,
+        /// How many steps in a row they took more than half of the first and three quarters of the second.
         in_vain: u64,
         /// How many up to the last were unlike the one before them.
         unlike: u64,
@@ -201,6 +92,13 @@ pub(super) struct Repeats {
     pub(super) ring: Option<Ring>,
     /// The step as it is laid out.
     pub(super) layout: Option<Layout>,
+    pub(super) layings: Layings,
+    /// The next time that places are had again nothing is laid out.
+    skips_layout: bool,
+    /// What views took in steps in which places were had again, beyond what they took before, less what they took less in
+    /// others; and what that may have been. Nanoseconds.
+    cost: u64,
+    allowed: u64,
     /// It is not tried again to lay a step out in so many steps, and for how many after the next time.
     untried: u64,
     pause: u64,
@@ -222,6 +120,10 @@ impl Repeats {
             is_trying: false,
             ring: None,
             layout: None,
+            layings: Layings::default(),
+            skips_layout: false,
+            cost: 0,
+            allowed: 0,
             untried: 0,
             pause: options.rest,
             same: 0,
@@ -271,33 +173,42 @@ impl Repeats {
         // What is owed may be of steps that are long over.
         let is_dear = is_in_debt && taken > share;
         let is_like = self.now.is_like(&self.before, options.alike);
+        self.allowed = self.allowed.saturating_add(share.saturating_mul(options.trials));
+        if let Stage::On { before, .. } = self.stage {
+            self.cost = self.cost.saturating_add(taken).saturating_sub(before);
+        }
+        let may_try = options.in_vain > 0 && self.cost <= self.allowed;
         self.stage = match self.stage {
-            Stage::Off(0) if is_dear && options.in_vain > 0 && !self.is_trying => {
-                Stage::Watching(0)
-            }
+            Stage::Off(0) if is_dear && may_try && !self.is_trying => Stage::Watching(0),
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
             Stage::Watching(_) if self.is_trying => Stage::Off(0),
             Stage::Watching(_) if is_like && is_dear => {
-                Stage::On { before: taken, in_vain: 0, unlike: 0 }
+                Stage::On { before: taken, least: u64::MAX, in_vain: 0, unlike: 0 }
             }
             Stage::Watching(_) if is_like => Stage::Off(0),
             // The first step that is watched has none before it.
             Stage::Watching(unlike) if unlike <= options.in_vain => Stage::Watching(unlike + 1),
             // One that differs is unlike the one before it, and the one after it unlike it.
-            Stage::On { before, in_vain, unlike } if !is_like && unlike < 2 => {
-                Stage::On { before, in_vain, unlike: unlike + 1 }
+            Stage::On { before, least, in_vain, unlike } if !is_like && unlike < 2 => {
+                Stage::On { before, least, in_vain, unlike: unlike + 1 }
             }
             Stage::On { unlike, .. } if !is_like => Stage::Watching(unlike + 1),
-            Stage::On { before, .. } if taken <= before / 2 => {
+            Stage::On { before, least, .. } if taken <= before / 2 => {
                 self.rest = options.rest;
-                Stage::On { before, in_vain: 0, unlike: 0 }
+                Stage::On { before, least: least.min(taken), in_vain: 0, unlike: 0 }
             }
-            Stage::On { before, in_vain, .. } if in_vain + 1 < options.in_vain => {
-                Stage::On { before, in_vain: in_vain + 1, unlike: 0 }
+            // What was laid out finds its places step by step.
+            Stage::On { before, least, .. } if taken <= least / 4 * 3 => {
+                Stage::On { before, least: taken, in_vain: 0, unlike: 0 }
+            }
+            Stage::On { before, least, in_vain, .. } if in_vain + 1 < options.in_vain => {
+                Stage::On { before, least, in_vain: in_vain + 1, unlike: 0 }
             }
             Stage::Watching(_) | Stage::On { .. } => {
                 let rest = self.rest;
                 self.rest = rest.saturating_mul(2);
+                // Next time without a layout, if this one was in vain.
+                self.skips_layout = self.layout.is_some();
                 Stage::Off(rest)
             }
         };
@@ -328,7 +239,7 @@ impl Repeats {
         let count = self.now.count();
         let is_of = |layout: &Layout| is_most(laid, count.max(layout.count()));
         let is_laid = self.layout.as_ref().is_some_and(is_of);
-        if is_same && is_dear && !is_laid && self.untried == 0 {
+        if is_same && is_dear && !is_laid && self.untried == 0 && !self.skips_layout {
             self.untried = self.pause;
             self.pause = self.pause.saturating_mul(2);
             self.ring = self.now.ring(&self.before);

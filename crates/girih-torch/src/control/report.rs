@@ -55,6 +55,12 @@ pub(super) struct Report {
     retries: u64,
     /// Views that were made of free memory in several places.
     stitches: u64,
+    /// Steps whose views were laid out, all at once, because they took too long.
+    layouts: u64,
+    /// Steps that were not, because some of their requests would have had no place.
+    layouts_refused: u64,
+    /// Bytes of those requests in the last of these steps.
+    layout_without_place: u64,
     #[serde(flatten)]
     following: Following,
     /// Calls of the driver by name.
@@ -171,6 +177,7 @@ fn look(state: &mut State) -> Report {
         miss_bytes: f.miss_bytes,
         waits: f.waits,
     });
+    let layings = state.engine.layings();
     Report {
         device: state.ordinal as i32,
         mode: state.mode.name(),
@@ -190,6 +197,9 @@ fn look(state: &mut State) -> Report {
         limit: (fraction < 1.0).then_some((fraction * info.total as f64) as u64),
         retries: stats.num_alloc_retries,
         stitches: stats.num_stitches,
+        layouts: layings.laid_out,
+        layouts_refused: layings.refused,
+        layout_without_place: layings.without_place,
         following,
         calls: state.device.calls().into_iter().filter(|&(_, count)| count > 0).collect(),
         driver_seconds: state.device.memory_time().as_secs_f64(),

@@ -46,7 +46,8 @@ impl Beside {
         self.is_busy() && self.is_planning
     }
 
-    /// Plans a step. What its policy promises is by `us`, the times of its operators without waits.
+    /// Plans a step within budgets, where `gpu` bytes may be in use. What its policy promises is by `us`, the times of its
+    /// operators without waits.
     pub(super) fn plan(
         &mut self,
         keys: &[u64],
@@ -54,12 +55,13 @@ impl Beside {
         us: Vec<f64>,
         links: Links,
         budgets: Budgets,
+        gpu: u64,
     ) {
         self.is_planning = true;
         self.begin(keys, move || {
             let schedule = girih::plan(&step.0, &links, &budgets);
             retime(&mut step.0, &us);
-            Found::Policy(Box::new(Policy::of(step, schedule, &links, budgets.gpu)))
+            Found::Policy(Box::new(Policy::of(step, schedule, &links, gpu)))
         });
     }
 

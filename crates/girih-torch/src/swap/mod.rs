@@ -45,6 +45,7 @@ pub mod tensors;
 #[cfg(test)]
 mod tests;
 mod times;
+mod tried;
 mod tuning;
 mod waits;
 

@@ -28,7 +28,7 @@ pub(super) struct Policy {
     pub(super) states: FxHashMap<u32, u64>,
     /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
     pub(super) us: [f64; 3],
-    /// Which one of the run; [`NO_POLICY`](super::times::NO_POLICY) as long as it has none.
+    /// Which one of the run; [`NO_POLICY`](super::tried::NO_POLICY) as long as it has none.
     pub(super) number: u32,
     /// What it was made of, unless that is long.
     pub(super) basis: Option<Basis>,

@@ -13,6 +13,7 @@
 //! no plan at all. Times are read later too, of groups of operators: if these turn out to take less, what the step is said
 //! to take is reckoned again, and it is planned again if that may bring something (`times`).
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use super::observed::Observation;
 use super::policy::{Policy, Whose};
 use super::report::SequenceReport;
 use super::table::RecordId;
-use super::times::{NO_POLICY, Taken, Times};
+use super::times::{Taken, Times};
+use super::tried::NO_POLICY;
 use super::tuning::Tuning;
 
 /// Operators of a step at most: a longer one is not planned.
@@ -99,8 +101,9 @@ pub(crate) struct Steps {
     changes: u64,
     seconds: f64,
     last_us: [f64; 3],
-    /// Whether the step that was read last is as all like it will be: see [`Times::is_settled`].
+    /// Of the step that was read last: [`Times::is_settled`], [`Times::is_anew`].
     is_settled: bool,
+    is_anew: bool,
 }
 
 impl Steps {
@@ -134,6 +137,7 @@ impl Steps {
             seconds: 0.0,
             last_us: [0.0; 3],
             is_settled: false,
+            is_anew: false,
         }
     }
 
@@ -147,8 +151,7 @@ impl Steps {
         self.beside = Beside::default();
         self.is_settled = false;
         self.live.clear();
-        self.late.clear();
-        self.wanted.clear();
+        [&mut self.late, &mut self.wanted].into_iter().for_each(Vec::clear);
     }
 
     /// What the links were measured to carry. The next plan is made with it.
@@ -391,7 +394,7 @@ impl Steps {
             .iter()
             .filter_map(|(who, before)| Some((self.record_of(policy, *who)?, *before)))
             .collect();
-        candidates.sort_by_key(|id| std::cmp::Reverse(before.get(id).copied().unwrap_or(0)));
+        candidates.sort_by_key(|id| Reverse(before.get(id).copied().unwrap_or(0)));
     }
 
     /// A step is over. Points in time that are not needed any more are added to `forgotten`; `between` says the
@@ -408,7 +411,7 @@ impl Steps {
         if let Some(before) = self.before.take() {
             let loads = before.loads();
             let peak = peak_of(&loads);
-            self.is_settled = peak <= self.room;
+            (self.is_settled, self.is_anew) = (peak <= self.room, false);
             let (begin, end) = (before.stamps.first(), self.now.stamps.first());
             let whole = begin.zip(end).and_then(|((_, begin), (_, end))| between(*begin, *end));
             if peak <= self.room {
@@ -433,8 +436,7 @@ impl Steps {
             self.take_up(answer);
         }
         self.live.clear();
-        self.late.clear();
-        self.wanted.clear();
+        [&mut self.late, &mut self.wanted].into_iter().for_each(Vec::clear);
         self.place = None;
         (self.is_other, self.is_smaller) = (false, false);
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
@@ -456,9 +458,11 @@ impl Steps {
         times.see_load(loads);
         let is_judged = !self.beside.is_planning() && times.judge(&self.tuning);
         self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
+        self.is_anew = times.is_anew();
         let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
         self.follow(&seen.keys, policy, promised);
-        let is_free = !self.beside.is_busy();
+        // In the first step kernels are loaded, and memory is asked of the driver.
+        let is_free = !self.beside.is_busy() && self.number > 1;
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
         if self.is_settled || !is_judged {
             let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
@@ -475,8 +479,9 @@ impl Steps {
         let load = times.load.clone();
         let step = seen.step(&load, times.next(&self.tuning, &self.links));
         let us = times.us().to_vec();
-        let budgets = Budgets { gpu: self.room, host: Some(self.host) };
-        self.beside.plan(&seen.keys, step, us, self.links, budgets);
+        let spare = self.room / self.tuning.spare_part;
+        let budgets = Budgets { gpu: self.room - spare, host: Some(self.host) };
+        self.beside.plan(&seen.keys, step, us, self.links, budgets, self.room);
     }
 
     /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
@@ -562,7 +567,7 @@ impl Steps {
     /// True if steps are watched, and the copies of those to come may be others: the best of what can be planned has not
     /// been found yet.
     pub(super) fn is_trying(&self) -> bool {
-        self.before.is_some() && !self.is_settled
+        self.before.is_some() && (!self.is_settled || self.is_anew)
     }
 
     /// Microseconds of the step whose policy was taken up last: see [`Policy::us`].
@@ -578,7 +583,7 @@ impl Steps {
     pub(super) fn sequences(&self) -> Vec<SequenceReport> {
         let of = |times: &Times| times.report(&self.tuning, &self.links);
         let mut found: Vec<_> = self.times.values().map(of).collect();
-        found.sort_by_key(|it| std::cmp::Reverse((it.steps, it.operators)));
+        found.sort_by_key(|it| Reverse((it.steps, it.operators)));
         found
     }
 }

@@ -8,20 +8,14 @@ use girih_swap::Links;
 use super::links::difference;
 use super::policy::Policy;
 use super::report::SequenceReport;
+use super::tried::{Took, Tried};
 use super::tuning::Tuning;
-
-/// The number of no policy.
-pub(super) const NO_POLICY: u32 = 0;
-
-/// Steps that do the same are alike if the most that they have in use differs by no more than one part of so many.
-const ALIKE: u64 = 64;
 
 /// Steps of a sequence at most that are simulated as they were.
 const CHECKED_MAX: u64 = 64;
 
-fn are_alike(one: u64, other: u64) -> bool {
-    one.abs_diff(other) <= one.max(other) / ALIKE
-}
+/// Policies beside the one that is followed that are remembered: each with what it was made of.
+const OTHERS_MAX: usize = 4;
 
 /// How long the operators of a step took, and what came behind the last. Microseconds.
 #[derive(Debug)]
@@ -61,12 +55,16 @@ pub(super) struct Times {
     made_with: Option<(Links, f64)>,
     /// Plans that were made because these had changed, and for nothing else.
     again: u32,
-    /// What had the shortest step so far: no policy at first.
+    /// What has stayed so far: no policy at first.
     best: Tried,
-    /// No policy, once one is better.
-    without: Option<Tried>,
+    /// Others that were tried, no policy among them: [`OTHERS_MAX`] that may have the shortest steps.
+    others: Vec<Tried>,
     /// The policy that is tried now.
     last: Option<Tried>,
+    /// What the step that was seen last has followed.
+    followed: Option<u32>,
+    /// Steps in which nothing else was tried, since what has stayed was last compared with the other.
+    stayed: u32,
     /// Steps in a row, up to the last, that had room for everything.
     fitting: u32,
     /// Steps whose times were read.
@@ -76,47 +74,6 @@ pub(super) struct Times {
     checked_us: [f64; 2],
     /// What a step takes under the policy with the shortest one, by the times that are known now: [`Policy::us`].
     promised: [f64; 3],
-}
-
-/// A policy that steps have followed, or none.
-#[derive(Debug)]
-struct Tried {
-    policy: Option<Arc<Policy>>,
-    /// Steps that have followed it from their beginning to their end, and microseconds of the shortest but for the
-    /// first: that one finds what another policy has left.
-    steps: u32,
-    us: f64,
-    /// The shortest but for the time that the driver took to give, take and map memory. Where copies are others than in
-    /// the step before, so is what is free when, and views are made for some steps until the lake has come to rest.
-    net_us: f64,
-    /// The most bytes that were in use or away in that step. Where sizes vary it is the largest: others take less
-    /// whatever they follow.
-    peak: u64,
-}
-
-impl Default for Tried {
-    fn default() -> Tried {
-        Tried { policy: None, steps: 0, us: f64::INFINITY, net_us: f64::INFINITY, peak: 0 }
-    }
-}
-
-impl Tried {
-    fn note(&mut self, us: f64, driver_us: f64, peak: u64) {
-        self.steps = self.steps.saturating_add(1);
-        if self.steps == 1 {
-            return;
-        }
-        if are_alike(peak, self.peak) {
-            self.us = self.us.min(us);
-            self.net_us = self.net_us.min(us - driver_us);
-        } else if peak > self.peak {
-            (self.us, self.net_us, self.peak) = (us, us - driver_us, peak);
-        }
-    }
-
-    fn number(&self) -> u32 {
-        self.policy.as_ref().map_or(NO_POLICY, |policy| policy.number)
-    }
 }
 
 impl Times {
@@ -196,53 +153,79 @@ impl Times {
 
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
-        self.since = 0;
-        self.last = Some(Tried { policy: Some(Arc::clone(policy)), ..Tried::default() });
+        (self.since, self.stayed) = (0, 0);
+        self.last = Some(Tried::of(Arc::clone(policy)));
     }
 
     /// A step that followed the policy of this number took so long, of which the driver took so much for memory, and
-    /// had so many bytes in use or away at most.
+    /// had so many bytes in use or away at most. One that followed another than the step before it finds what that one has
+    /// left, and does not count.
     pub(super) fn note(&mut self, number: u32, us: f64, driver_us: f64, peak: u64) {
+        let counts = self.followed.replace(number) == Some(number);
         let tried = std::iter::once(&mut self.best).chain(&mut self.last);
         if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
-            tried.note(us, driver_us, peak);
+            tried.note(counts.then_some(Took { us, driver_us }), peak);
         }
     }
 
     /// Judges the policy that is tried, once it was followed often enough. True if none is tried any more.
     pub(super) fn judge(&mut self, tuning: &Tuning) -> bool {
-        if self.last.as_ref().is_some_and(|last| last.steps < tuning.steps_judged) {
+        if self.last.as_ref().is_some_and(|last| last.steps() < tuning.steps_judged) {
             return false;
         }
         if let Some(last) = self.last.take() {
             // What smaller or larger steps took says nothing of it; then the one that knows more of them stays.
-            let is_like = self.best.us.is_infinite() || are_alike(last.peak, self.best.peak);
-            let is_better = is_like && last.net_us < self.best.net_us * (1.0 - tuning.better);
+            let is_like = !self.best.is_known() || self.best.is_like(&last);
+            let (hope, least) = (last.hope_us(), self.best.hope_us());
+            let is_better = is_like && hope < least * (1.0 - tuning.better);
             self.in_vain = if is_better { 0 } else { self.in_vain + 1 };
             // The same with a policy as without one is rather with it.
-            if !is_like || last.net_us <= self.best.net_us {
-                self.promised = last.policy.as_ref().map_or([0.0; 3], |policy| policy.us);
+            if !is_like || hope <= least {
                 let before = std::mem::replace(&mut self.best, last);
-                if before.policy.is_none() {
-                    self.without = Some(before);
-                }
+                self.promised = self.best.promised();
+                self.set_aside(before);
+            } else {
+                self.set_aside(last);
             }
         }
         self.prove(tuning);
         true
     }
 
-    /// The policy that has stayed must keep what it promised once views are made no more: if all its steps took longer
-    /// than one without a policy, none is followed.
-    fn prove(&mut self, tuning: &Tuning) {
-        let is_known = self.best.steps >= tuning.steps_proven && self.is_exhausted(tuning);
-        let without = self.without.take_if(|without| {
-            let is_like = are_alike(without.peak, self.best.peak);
-            is_known && is_like && self.best.us > without.us * (1.0 + tuning.better)
-        });
-        if let Some(without) = without {
-            (self.best, self.promised) = (without, [0.0; 3]);
+    /// What was tried is not followed any more.
+    fn set_aside(&mut self, tried: Tried) {
+        // What larger or smaller steps took is not compared with these.
+        self.others.retain(|other| other.is_like(&tried));
+        if tried.is_known() {
+            self.others.push(tried);
+            self.others.sort_by(|one, other| one.hope_us().total_cmp(&other.hope_us()));
+            self.others.truncate(OTHERS_MAX);
         }
+    }
+
+    /// What has stayed must keep what it seemed to promise, now that nothing else is tried and the lake has had the time to
+    /// come to rest: if its steps took longer than another's may take, the other is followed, and so on until one stands.
+    fn prove(&mut self, tuning: &Tuning) {
+        self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
+        if self.stayed <= tuning.steps_proven {
+            return;
+        }
+        self.stayed = 0;
+        self.best.prove();
+        let most = self.best.hope_us() / (1.0 + tuning.better);
+        let is_better = |other: &Tried| other.is_like(&self.best) && other.hope_us() < most;
+        let Some(at) = self.others.iter().position(is_better) else {
+            return self.others.clear();
+        };
+        let other = self.others.remove(at);
+        let before = std::mem::replace(&mut self.best, other);
+        if self.best.is_proven() {
+            self.others.clear();
+        } else {
+            self.set_aside(before);
+        }
+        self.best.begin_anew();
+        self.promised = self.best.promised();
     }
 
     /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
@@ -257,10 +240,15 @@ impl Times {
             && !(has_changed && self.again < tuning.again_max)
     }
 
+    /// True if what has stayed has only just been taken up once more.
+    pub(super) fn is_anew(&self) -> bool {
+        self.last.is_none() && self.best.steps() == 0
+    }
+
     /// False if the policy that has stayed is as good as any, by the times that are known now.
     fn may_gain(&self, tuning: &Tuning) -> bool {
         let [_, swapped, bound] = self.promised;
-        let can_reckon = self.best.policy.as_ref().is_some_and(|policy| policy.can_reckon());
+        let can_reckon = self.best.policy().is_some_and(|policy| policy.can_reckon());
         let is_told = can_reckon && self.outdated(tuning).is_none();
         // What is not told yet will be after the next step.
         !can_reckon || is_told && swapped > bound * (1.0 + tuning.better)
@@ -273,12 +261,12 @@ impl Times {
 
     /// The policy that is tried, or else the one with the shortest step; none if steps without one are shorter.
     pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
-        self.last.as_ref().unwrap_or(&self.best).policy.as_ref()
+        self.last.as_ref().unwrap_or(&self.best).policy()
     }
 
     /// What a step takes under [`Times::policy`]: see [`Policy::us`].
     pub(super) fn promised(&self) -> [f64; 3] {
-        let tried = self.last.as_ref().and_then(|last| last.policy.as_ref());
+        let tried = self.last.as_ref().and_then(Tried::policy);
         tried.map_or(self.promised, |policy| policy.us)
     }
 
@@ -287,7 +275,7 @@ impl Times {
     pub(super) fn outdated(&self, tuning: &Tuning) -> Option<&Arc<Policy>> {
         let differs = (self.told_sum(tuning) - self.promised[0]).abs();
         let is_other = differs > self.promised[0] * tuning.times_told;
-        self.best.policy.as_ref().filter(|_| is_other && self.last.is_none())
+        self.best.policy().filter(|_| is_other && self.last.is_none())
     }
 
     /// What a step takes under the policy of this number, by the times that are known now.
@@ -309,8 +297,8 @@ impl Times {
     pub(super) fn to_check(&self, number: u32) -> Option<&Arc<Policy>> {
         let tried = self.last.as_ref().unwrap_or(&self.best);
         // Its first step finds what another has left.
-        let is_known = tried.steps > 1 && tried.number() == number;
-        let policy = tried.policy.as_ref().filter(|policy| policy.can_reckon());
+        let is_known = tried.is_known() && tried.number() == number;
+        let policy = tried.policy().filter(|policy| policy.can_reckon());
         policy.filter(|_| is_known && self.checked < CHECKED_MAX)
     }
 
@@ -323,7 +311,7 @@ impl Times {
             plans: u64::from(self.plans),
             has_policy: self.policy().is_some(),
             settled: self.is_settled(tuning, links),
-            measured_us: Some(self.best.us).filter(|us| us.is_finite()),
+            measured_us: self.best.us(),
             step_us,
             step_us_swapped,
             step_us_bound,

@@ -15,6 +15,9 @@ pub(crate) struct Tuning {
     pub(crate) coming_part: u64,
     /// The part of the room that such fetches leave to the requests of the program.
     pub(crate) free_part: u64,
+    /// The part of the room that a plan leaves free. Where requests of all sizes come and go and memory is full all the time
+    /// hardly one finds its bytes side by side: what is free is stitched together anew in every step.
+    pub(crate) spare_part: u64,
     /// Records that are looked at together for one that may go: they are put in order, and asked for their owners.
     pub(crate) looked_at: usize,
     /// Points of a step at which the time is taken while it is planned. Each is an event of the device; few steps have more
@@ -62,12 +65,13 @@ impl Default for Tuning {
             ahead_part: 32,
             coming_part: 8,
             free_part: 8,
+            spare_part: 16,
             looked_at: 256,
             stamps: 4096,
             stamps_settled: 128,
             plans_max: 16,
             in_vain_max: 2,
-            better: 0.005,
+            better: 0.01,
             steps_judged: 3,
             steps_proven: 20,
             told_by: 8,
