@@ -108,7 +108,7 @@ def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
         found[f"{call}_s"] = seconds - spent_before.get(call, 0)
     found |= {name: swap[name] - swap_before.get(name, 0) for name in EACH_OF_SWAP if name in swap}
     found |= {name: swap[name] for name in ("settled", "step_us_swapped") if name in swap}
-    if found.get("layouts_refused"):
+    if found.get("layouts") or found.get("layouts_refused"):
         found["layout_without_place"] = after["layout_without_place"]
     return {name: round(value, 4) for name, value in found.items()}
 

@@ -18,7 +18,7 @@ pub struct Layings {
     pub laid_out: u64,
     /// And so many were not: too much of them had no place.
     pub refused: u64,
-    /// How much that was of the last of these, in bytes; 0 if there was too much to remember.
+    /// Bytes of the last of all these steps that had no place; 0 too if there was too much to remember.
     pub without_place: u64,
 }
 
@@ -103,6 +103,7 @@ impl Lake {
         match Layout::new(ring, alike, ground, most, runs_of) {
             Ok(layout) => {
                 self.repeats.layings.laid_out += 1;
+                self.repeats.layings.without_place = layout.without;
                 self.repeats.layout = Some(layout);
             }
             Err(without_place) => {

@@ -138,11 +138,11 @@ impl Ground {
 
     /// Places for the items of a ring: in the first step after the cut, if what lasts moves in it, and in all that come
     /// after it. If more than so many bytes have no place, how many.
-    fn lay_out(mut self, ring: &Ring, most: u64) -> Result<(Option<Places>, Places), u64> {
+    fn lay_out(mut self, ring: &Ring, most: u64) -> Result<(Option<Places>, Laid), u64> {
         let (lies, views) = (self.lies.clone(), self.views.clone());
         let at_once = self.place_all(ring, &lies, Some(&lies), None, 1);
         if at_once.without == 0 {
-            return Ok((None, at_once.places));
+            return Ok((None, at_once));
         }
         self.views = views;
         let first = self.place_all(ring, &lies, None, None, ROUNDS);
@@ -150,10 +150,10 @@ impl Ground {
         let then = self.place_all(ring, lasting, Some(lasting), Some(lasting), ROUNDS);
         let without = first.without.max(then.without);
         if then.without < at_once.without && without <= most {
-            return Ok((Some(first.places), then.places));
+            return Ok((Some(first.places), then));
         }
         if at_once.without <= most {
-            return Ok((None, at_once.places));
+            return Ok((None, at_once));
         }
         Err(without.min(at_once.without))
     }
@@ -173,6 +173,8 @@ pub(super) struct Layout {
     /// Parts of the last, and pages of theirs.
     parts: usize,
     runs: usize,
+    /// Bytes that had no place in it when it was made.
+    pub(super) without: u64,
 }
 
 impl Layout {
@@ -185,13 +187,13 @@ impl Layout {
         most: u64,
         runs_of: impl Fn(&[Part]) -> Vec<Run>,
     ) -> Result<Layout, u64> {
-        let (first, then) = ground.lay_out(ring, most)?;
+        let (first, Laid { places, without }) = ground.lay_out(ring, most)?;
         let mut lives = vec![0; ring.count as usize];
         for item in &ring.items {
             lives[item.number as usize] = item.life;
         }
         let (mut stages, mut parts, mut runs) = (Vec::new(), 0, 0);
-        for of_items in first.into_iter().chain([then]) {
+        for of_items in first.into_iter().chain([places]) {
             let mut places = vec![Vec::new(); ring.count as usize];
             let mut uses = Uses::new(ring.count);
             (parts, runs) = (0, 0);
@@ -206,7 +208,8 @@ impl Layout {
             }
             stages.push((places, uses));
         }
-        Ok(Layout { alike, lives, cut: ring.cut, is_behind_cut: true, stages, parts, runs })
+        let cut = ring.cut;
+        Ok(Layout { alike, lives, cut, is_behind_cut: true, stages, parts, runs, without })
     }
 
     /// A step begins.

@@ -59,7 +59,7 @@ pub(super) struct Report {
     layouts: u64,
     /// Steps that were not, because some of their requests would have had no place.
     layouts_refused: u64,
-    /// Bytes of those requests in the last of these steps.
+    /// Bytes of those requests, or of the few that have none in a layout, in the last of these steps.
     layout_without_place: u64,
     #[serde(flatten)]
     following: Following,

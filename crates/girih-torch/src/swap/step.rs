@@ -461,8 +461,7 @@ impl Steps {
         self.is_anew = times.is_anew();
         let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
         self.follow(&seen.keys, policy, promised);
-        // In the first step kernels are loaded, and memory is asked of the driver.
-        let is_free = !self.beside.is_busy() && self.number > 1;
+        let is_free = !self.beside.is_busy();
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
         if self.is_settled || !is_judged {
             let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
@@ -479,7 +478,7 @@ impl Steps {
         let load = times.load.clone();
         let step = seen.step(&load, times.next(&self.tuning, &self.links));
         let us = times.us().to_vec();
-        let spare = self.room / self.tuning.spare_part;
+        let spare = times.spare(&self.tuning, self.room);
         let budgets = Budgets { gpu: self.room - spare, host: Some(self.host) };
         self.beside.plan(&seen.keys, step, us, self.links, budgets, self.room);
     }

@@ -51,6 +51,7 @@ mod orders;
 mod planned_states;
 mod program;
 mod recorded;
+mod resting;
 mod states;
 mod timed;
 mod trained;

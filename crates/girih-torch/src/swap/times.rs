@@ -49,6 +49,9 @@ pub(super) struct Times {
     waited: Vec<f64>,
     /// How often it was planned.
     plans: u32,
+    /// The next plan leaves a part of the room free; and whether one did.
+    is_roomy: bool,
+    was_roomy: bool,
     /// Plans in a row, up to the last, that made the step no shorter.
     in_vain: u32,
     /// The links that the last plan was made with, and the sum of the times without waits.
@@ -120,10 +123,23 @@ impl Times {
     /// The times that the next plan is made of. Every other one takes the waits of the last for work: copies begin
     /// earlier then. That lanes wait for each other, or a host falls behind, is in no plan's times.
     pub(super) fn next(&mut self, tuning: &Tuning, links: &Links) -> &[f64] {
-        self.again += u32::from(self.is_exhausted(tuning));
+        self.is_roomy = self.wants_room(tuning) || self.best.is_roomy();
+        self.again += u32::from(self.is_exhausted(tuning) && !self.wants_room(tuning));
+        self.was_roomy |= self.is_roomy;
         self.made_with = Some((*links, self.sum()));
         self.plans += 1;
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
+    }
+
+    /// What has stayed takes longer than it may, because views are made in each of its steps: with some room they may end.
+    fn wants_room(&self, tuning: &Tuning) -> bool {
+        let is_held_up = self.best.is_held_up(tuning.held_up);
+        !self.was_roomy && self.last.is_none() && self.best.is_proven() && is_held_up
+    }
+
+    /// The part of the room that the plan leaves free that is made next, or now.
+    pub(super) fn spare(&self, tuning: &Tuning, room: u64) -> u64 {
+        if self.is_roomy { room / tuning.spare_part } else { 0 }
     }
 
     /// The shortest times of the operators without waits, and of what comes behind them. Microseconds.
@@ -154,7 +170,7 @@ impl Times {
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
         (self.since, self.stayed) = (0, 0);
-        self.last = Some(Tried::of(Arc::clone(policy)));
+        self.last = Some(Tried::of(Arc::clone(policy), self.is_roomy));
     }
 
     /// A step that followed the policy of this number took so long, of which the driver took so much for memory, and
@@ -238,6 +254,7 @@ impl Times {
         self.last.is_none()
             && self.is_exhausted(tuning)
             && !(has_changed && self.again < tuning.again_max)
+            && !self.wants_room(tuning)
     }
 
     /// True if what has stayed has only just been taken up once more.

@@ -42,15 +42,17 @@ pub(super) struct Tried {
     policy: Option<Arc<Policy>>,
     /// Steps that have followed it from their beginning to their end since it was taken up.
     steps: u32,
-    /// What the last of those took that count, at most [`RECENT`]. Microseconds.
-    recent: VecDeque<f64>,
-    /// What one of them may take, at least. Microseconds.
+    /// What the last of those took that count, at most [`RECENT`], and what they may take. Microseconds.
+    recent: VecDeque<[f64; 2]>,
+    /// The least that one may take. Microseconds.
     least_us: f64,
     /// The most bytes that were in use or away in them. Where sizes vary it is the largest: others take less whatever they
     /// follow.
     peak: u64,
     /// Its steps have had time to come to rest.
     is_proven: bool,
+    /// It leaves a part of the room free.
+    is_roomy: bool,
 }
 
 impl Default for Tried {
@@ -62,14 +64,15 @@ impl Default for Tried {
             least_us: f64::INFINITY,
             peak: 0,
             is_proven: false,
+            is_roomy: false,
         }
     }
 }
 
 impl Tried {
-    /// A policy that is taken up.
-    pub(super) fn of(policy: Arc<Policy>) -> Tried {
-        Tried { policy: Some(policy), ..Tried::default() }
+    /// A policy that is taken up, which leaves a part of the room free or does not.
+    pub(super) fn of(policy: Arc<Policy>, is_roomy: bool) -> Tried {
+        Tried { policy: Some(policy), is_roomy, ..Tried::default() }
     }
 
     /// A step has followed it, with so many bytes in use or away at most. None if what it took does not count.
@@ -86,9 +89,9 @@ impl Tried {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        self.recent.push_back(took.us);
         let promised = self.policy.as_ref().map_or(f64::INFINITY, |policy| policy.us[1]);
         let least = (took.us - took.driver_us).max(promised.min(took.us));
+        self.recent.push_back([took.us, least]);
         self.least_us = self.least_us.min(least);
     }
 
@@ -110,6 +113,16 @@ impl Tried {
 
     pub(super) fn is_proven(&self) -> bool {
         self.is_proven
+    }
+
+    pub(super) fn is_roomy(&self) -> bool {
+        self.is_roomy
+    }
+
+    /// True if its steps take more than they may, by this part of themselves: they make views.
+    pub(super) fn is_held_up(&self, part: f64) -> bool {
+        let (us, least) = (self.median(0), self.median(1));
+        us.zip(least).is_some_and(|(us, least)| least < us * (1.0 - part))
     }
 
     pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
@@ -141,7 +154,11 @@ impl Tried {
 
     /// What the middle one of its last steps took, in microseconds.
     pub(super) fn us(&self) -> Option<f64> {
-        let mut us: Vec<f64> = self.recent.iter().copied().collect();
+        self.median(0)
+    }
+
+    fn median(&self, of: usize) -> Option<f64> {
+        let mut us: Vec<f64> = self.recent.iter().map(|both| both[of]).collect();
         us.sort_by(f64::total_cmp);
         us.get(us.len() / 2).copied()
     }
@@ -199,13 +216,14 @@ mod tests {
         let policy =
             |us: f64| Arc::new(Policy { number: 1, us: [1.0, us, 1.0], ..Policy::default() });
         let of = |us: f64| {
-            let mut tried = Tried::of(policy(us));
+            let mut tried = Tried::of(policy(us), false);
             tried.note(took(1.4, 0.9), 1000);
             tried
         };
         assert_eq!(of(1.2).hope_us(), 1.2);
         assert_eq!(of(0.4).hope_us(), 1.4 - 0.9);
         assert_eq!(of(1.7).hope_us(), 1.4, "what was measured is possible");
+        assert_eq!([1.2, 1.38, 1.7].map(|us| of(us).is_held_up(0.02)), [true, false, false]);
         let mut proven = of(1.2);
         proven.prove();
         assert_eq!(proven.hope_us(), 1.4);

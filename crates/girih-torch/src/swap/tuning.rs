@@ -15,8 +15,8 @@ pub(crate) struct Tuning {
     pub(crate) coming_part: u64,
     /// The part of the room that such fetches leave to the requests of the program.
     pub(crate) free_part: u64,
-    /// The part of the room that a plan leaves free. Where requests of all sizes come and go and memory is full all the time
-    /// hardly one finds its bytes side by side: what is free is stitched together anew in every step.
+    /// The part of the room that a plan leaves free where steps are held up by views: requests of all sizes come and go,
+    /// and where memory is full all the time hardly one finds its bytes side by side.
     pub(crate) spare_part: u64,
     /// Records that are looked at together for one that may go: they are put in order, and asked for their owners.
     pub(crate) looked_at: usize,
@@ -37,6 +37,8 @@ pub(crate) struct Tuning {
     /// Steps of the policy that has stayed until all of them together must have been as short as one without a policy. The
     /// lake needs some to come to rest.
     pub(crate) steps_proven: u32,
+    /// By what part of itself a step must take longer than it may, once its plan has stayed for these steps, to be held up.
+    pub(crate) held_up: f64,
     /// The part of what a step adds up to that must be there before another like it is told to need less.
     pub(crate) told_by: u64,
     /// The part of the room that must be left over in a step that is smaller than what was planned for nothing to go.
@@ -74,6 +76,7 @@ impl Default for Tuning {
             better: 0.01,
             steps_judged: 3,
             steps_proven: 20,
+            held_up: 0.02,
             told_by: 8,
             surely: 16,
             remembered: 2,

@@ -79,7 +79,7 @@ fn no_two_have_the_same_bytes_at_once_whatever_the_step() {
         // Nothing lies anywhere yet: what lasts begins to in the first step.
         let lies = vec![Vec::new(); ring.items.len()];
         let most = if u.ratio(1, 2)? { 0 } else { u64::MAX };
-        if let Ok((_, then)) = ground(&runs, lies).lay_out(&ring, most) {
+        if let Ok((_, Laid { places: then, .. })) = ground(&runs, lies).lay_out(&ring, most) {
             check(&ring, &runs, &then);
             let without = then.iter().any(Vec::is_empty);
             assert!(most > 0 || !without, "more is without a place than may be");
@@ -97,7 +97,8 @@ fn what_lasts_keeps_its_place_where_the_others_have_room() {
     let runs = pages(&[4, 4, 4]);
     assert_eq!(ring.cut_for(12 * MIB), 0);
     let lies = vec![Vec::new(), Vec::new(), vec![part(4, 4)]];
-    let (first, then) = ground(&runs, lies).lay_out(&ring, 0).expect("there is room");
+    let (first, Laid { places: then, .. }) =
+        ground(&runs, lies).lay_out(&ring, 0).expect("there is room");
     assert!(first.is_none(), "nothing has to move");
     assert_eq!(then[2], [part(4, 4)]);
     assert_eq!(then[1], [part(0, 4), part(8, 4)], "around it");
@@ -113,7 +114,8 @@ fn what_lasts_moves_where_it_leaves_no_whole_pages() {
     let ring = Ring { cut: 2, ..ring };
     let at_once = ground(&runs, lies.clone()).place_all(&ring, &lies, Some(&lies), None, 1);
     assert_eq!(at_once.without, 4 * MIB);
-    let (first, then) = ground(&runs, lies).lay_out(&ring, 4 * MIB).expect("there is room");
+    let (first, Laid { places: then, .. }) =
+        ground(&runs, lies).lay_out(&ring, 4 * MIB).expect("there is room");
     assert!(first.is_some());
     assert!(then.iter().all(|parts| !parts.is_empty()), "{then:?}");
     check(&ring, &runs, &then);
@@ -127,7 +129,8 @@ fn a_step_is_cut_where_what_lasts_leaves_most_room() {
     assert_eq!(without, 0, "{ring:?}");
     let lies = vec![Vec::new(); 4];
     let runs = pages(&[4, 4]);
-    let (_, then) = ground(&runs, lies).lay_out(&ring, 0).expect("there is room");
+    let (_, Laid { places: then, .. }) =
+        ground(&runs, lies).lay_out(&ring, 0).expect("there is room");
     check(&ring, &runs, &then);
 }
 

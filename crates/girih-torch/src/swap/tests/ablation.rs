@@ -110,7 +110,7 @@ struct Knob {
     set: fn(&mut Tuning, f64),
 }
 
-const KNOBS: [Knob; 11] = [
+const KNOBS: [Knob; 10] = [
     Knob {
         name: "ahead_part",
         values: &[2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
@@ -128,12 +128,6 @@ const KNOBS: [Knob; 11] = [
         values: &[4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
         settles: false,
         set: |tuning, value| tuning.free_part = value as u64,
-    },
-    Knob {
-        name: "spare_part",
-        values: &[4.0, 8.0, 16.0, 32.0, 64.0, 1e18],
-        settles: true,
-        set: |tuning, value| tuning.spare_part = value as u64,
     },
     Knob {
         name: "looked_at",
@@ -192,14 +186,6 @@ fn ablation_of_stamps() {
     let of_stamps: Vec<Knob> =
         KNOBS.into_iter().filter(|knob| knob.name.starts_with("stamps")).collect();
     print_table(&of_stamps);
-}
-
-/// How much of the room a plan leaves free, on a device where nothing is fragmented: what it costs, not what it brings.
-#[test]
-#[ignore = "it takes minutes and prints a table"]
-fn ablation_of_spare() {
-    let of_spare: Vec<Knob> = KNOBS.into_iter().filter(|knob| knob.name == "spare_part").collect();
-    print_table(&of_spare);
 }
 
 #[expect(clippy::print_stdout, reason = "it prints a table")]

@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use girih_runtime::Address;
+use girih_runtime::lake::Layings;
 use girih_swap::{Gap, Step};
 use girih_trace::MarkKind;
 
@@ -247,6 +248,11 @@ impl Run {
     pub(super) fn mapped(&self) -> u64 {
         let calls = self.heap.with(|state| Ok(state.device.calls())).expect("it works");
         calls.iter().find(|(call, _)| *call == "map").map_or(0, |(_, count)| *count)
+    }
+
+    /// Steps that were to be laid out.
+    pub(super) fn layings(&self) -> Layings {
+        self.heap.with(|state| Ok(state.engine.layings())).expect("it works")
     }
 
     /// How often all that was free went back to the device for a request, and pages that did so.

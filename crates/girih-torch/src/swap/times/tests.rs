@@ -191,13 +191,13 @@ fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
     assert!(!times.is_settled(&tuning, &links[1]));
 }
 
-/// Steps of a run by what they take under the policy that is followed, `us(number, steps since it was taken up)`, with
+/// Steps of a run by what they take under the policy that is followed, `us(number, steps since it was taken up, whether it leaves room)`, with
 /// the driver's share: plans are made as the executor makes them, in three steps each, and promise so much.
 fn run(
     times: &mut Times,
     steps: usize,
     promise: f64,
-    us: impl Fn(u32, u32) -> (f64, f64),
+    us: impl Fn(u32, u32, bool) -> (f64, f64),
 ) -> Vec<u32> {
     let (tuning, links) = (Tuning::default(), Links::default());
     let (mut plans, mut since, mut before, mut planning) = (0, 0, None, 0);
@@ -206,7 +206,8 @@ fn run(
             let number = times.policy().map_or(NO_POLICY, |policy| policy.number);
             since = if before == Some(number) { since + 1 } else { 0 };
             before = Some(number);
-            let (us, driver_us) = us(number, since);
+            let is_roomy = times.last.as_ref().unwrap_or(&times.best).is_roomy();
+            let (us, driver_us) = us(number, since, is_roomy);
             assert!(times.others.len() <= OTHERS_MAX);
             times.note(number, us, driver_us, 1000);
             if planning > 0 {
@@ -231,7 +232,7 @@ fn run(
 fn views_of_the_steps_in_which_a_policy_is_tried_are_not_held_against_it_unless_they_stay() {
     for (later, follows) in [(200.0, true), (256.0, true), (261.0, false)] {
         let mut times = Times::default();
-        let followed = run(&mut times, 400, 160.0, |number, since| match (number, since) {
+        let followed = run(&mut times, 400, 160.0, |number, since, _| match (number, since) {
             (NO_POLICY, _) => (255.0, 0.0),
             (_, 0..3) => (261.0, 92.0),
             _ => (later, 0.0),
@@ -250,7 +251,7 @@ fn views_of_the_steps_in_which_a_policy_is_tried_are_not_held_against_it_unless_
 #[test]
 fn what_is_short_at_the_beginning_alone_does_not_stay() {
     let mut times = Times::default();
-    let followed = run(&mut times, 300, 1065.0, |number, since| match (number, since) {
+    let followed = run(&mut times, 300, 1065.0, |number, since, _| match (number, since) {
         (NO_POLICY, 0..3) => (1057.0, 65.0),
         (NO_POLICY, _) => (1300.0, 500.0),
         (1, _) => (1220.0, 210.0),
@@ -258,7 +259,29 @@ fn what_is_short_at_the_beginning_alone_does_not_stay() {
         _ => (1560.0, 900.0),
     });
     assert_eq!(followed.last(), Some(&2));
-    assert!(followed[150..].iter().all(|&number| number == 2), "{followed:?}");
+    // And whether room helps is tried once.
+    assert!(followed[200..].iter().all(|&number| number == 2), "{followed:?}");
+}
+
+/// Views never end where memory is full. Where they end with room, what leaves some is followed; elsewhere it is tried
+/// once, and not at all where steps are at rest.
+#[test]
+fn room_is_left_where_views_end_by_it() {
+    for (full, roomy, expected) in [(1300.0, 1120.0, true), (1300.0, 1320.0, false)] {
+        let mut times = Times::default();
+        let followed = run(&mut times, 400, 1065.0, |number, since, is_roomy| match number {
+            NO_POLICY => (1500.0, 100.0),
+            _ if is_roomy && since > 4 => (roomy, 0.0),
+            _ => (full, 500.0),
+        });
+        assert_eq!(times.best.is_roomy(), expected, "{roomy}");
+        assert!(followed[250..].iter().all(|&number| number == followed[250]), "{followed:?}");
+    }
+    let mut times = Times::default();
+    run(&mut times, 400, 1065.0, |number, _, is_roomy| {
+        assert!(!is_roomy, "it is at rest");
+        if number == NO_POLICY { (1500.0, 100.0) } else { (1080.0, 5.0) }
+    });
 }
 
 /// Whatever steps take, what is followed changes no more after a while.
@@ -267,7 +290,7 @@ fn steps_that_go_up_and_down_for_ever_end_with_one_policy() {
     for seed in 0..50_u64 {
         let mut times = Times::default();
         let number = std::cell::Cell::new(seed);
-        let followed = run(&mut times, 2000, 200.0, |_, _| {
+        let followed = run(&mut times, 2000, 200.0, |_, _, _| {
             number.set(number.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
             (200.0 + (number.get() >> 57) as f64, (number.get() >> 58) as f64)
         });
