@@ -210,13 +210,14 @@ impl Times {
 
     /// What was tried is not followed any more.
     fn set_aside(&mut self, tried: Tried) {
+        if !tried.is_known() {
+            return;
+        }
         // What larger or smaller steps took is not compared with these.
         self.others.retain(|other| other.is_like(&tried));
-        if tried.is_known() {
-            self.others.push(tried);
-            self.others.sort_by(|one, other| one.hope_us().total_cmp(&other.hope_us()));
-            self.others.truncate(OTHERS_MAX);
-        }
+        self.others.push(tried);
+        self.others.sort_by(|one, other| one.hope_us().total_cmp(&other.hope_us()));
+        self.others.truncate(OTHERS_MAX);
     }
 
     /// What has stayed must keep what it seemed to promise, now that nothing else is tried and the lake has had the time to

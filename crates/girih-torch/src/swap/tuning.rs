@@ -34,8 +34,8 @@ pub(crate) struct Tuning {
     pub(crate) better: f64,
     /// Steps of a policy before it is judged. The first does not count: what it finds is what another policy has left.
     pub(crate) steps_judged: u32,
-    /// Steps of the policy that has stayed until all of them together must have been as short as one without a policy. The
-    /// lake needs some to come to rest.
+    /// Steps of the policy that has stayed, in which the lake comes to rest if it does, until it is compared with the others
+    /// by all that they took.
     pub(crate) steps_proven: u32,
     /// By what part of itself a step must take longer than it may, once its plan has stayed for these steps, to be held up.
     pub(crate) held_up: f64,
