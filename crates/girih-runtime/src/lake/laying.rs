@@ -38,8 +38,7 @@ impl Lake {
         if without <= bytes / self.options.lost {
             self.repeats.ring = Some(ring);
         } else {
-            self.repeats.layings.refused += 1;
-            self.repeats.layings.without_place = without;
+            self.repeats.refuse(without);
         }
     }
 
@@ -106,11 +105,7 @@ impl Lake {
                 self.repeats.layings.without_place = layout.without;
                 self.repeats.layout = Some(layout);
             }
-            Err(without_place) => {
-                self.repeats.layings.refused += 1;
-                self.repeats.layings.without_place = without_place;
-                self.repeats.layout = None;
-            }
+            Err(without) => self.repeats.refuse(without),
         }
     }
 

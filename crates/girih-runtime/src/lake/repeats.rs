@@ -205,19 +205,16 @@ impl Repeats {
                 Stage::On { before, least, in_vain: in_vain + 1, unlike: 0 }
             }
             Stage::Watching(_) | Stage::On { .. } => {
-                let rest = self.rest;
-                self.rest = rest.saturating_mul(2);
                 // Next time without a layout, if this one was in vain.
                 self.skips_layout = self.layout.is_some();
-                Stage::Off(rest)
+                self.rest()
             }
         };
         if options.lost > 0 {
             self.turn_layout(is_dear);
         }
         if !self.is_watching() {
-            (self.before, self.now) = (Turn::default(), Turn::default());
-            self.alive.clear();
+            self.forget();
             return;
         }
         self.before = std::mem::take(&mut self.now);
@@ -247,6 +244,29 @@ impl Repeats {
         if let Some(layout) = &mut self.layout {
             layout.turn();
         }
+    }
+
+    /// A step could not be laid out: so many bytes of it had no place. Where they cannot all lie at once in places that come
+    /// again, no other way of finding such places does.
+    pub(super) fn refuse(&mut self, without_place: u64) {
+        self.layings.refused += 1;
+        self.layings.without_place = without_place;
+        self.layout = None;
+        self.stage = self.rest();
+        self.forget();
+    }
+
+    /// Off, for twice as long as the last time.
+    fn rest(&mut self) -> Stage {
+        let rest = self.rest;
+        self.rest = rest.saturating_mul(2);
+        Stage::Off(rest)
+    }
+
+    /// What steps had is not remembered any more.
+    fn forget(&mut self) {
+        (self.before, self.now) = (Turn::default(), Turn::default());
+        self.alive.clear();
     }
 
     /// The requests of the step before.

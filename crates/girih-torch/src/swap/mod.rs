@@ -155,8 +155,8 @@ pub(crate) struct Swap {
     is_last_try: bool,
     clearing: Clearing,
     steps: Steps,
-    /// How long the driver's calls for memory had taken when the step began.
-    driver: Duration,
+    /// How long the driver's calls for memory had taken when the step began, and how many steps could not be laid out.
+    driver: (Duration, u64),
     links: Measured,
     states: States,
     waits: Waits,
@@ -238,7 +238,7 @@ impl Swap {
             is_last_try: false,
             clearing: Clearing::default(),
             steps: Steps::new(room, budget),
-            driver: state.device.memory_time(),
+            driver: (state.device.memory_time(), 0),
             links: Measured::new(&Tuning::default()),
             states: States::open(),
             waits: Waits::default(),

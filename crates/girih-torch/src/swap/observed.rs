@@ -61,6 +61,8 @@ pub(super) struct Observation {
     pub(super) waits: Vec<(u32, f64)>,
     /// What the driver took to give, take and map memory. Microseconds.
     pub(super) driver_us: f64,
+    /// The lake found no places in which steps like the last come to rest.
+    pub(super) is_restless: bool,
     /// The number of the policy that it follows.
     pub(super) followed: u32,
     /// It ended with another.

@@ -111,8 +111,11 @@ impl Swap {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
         let driver = state.device.memory_time();
-        self.steps.note_driver(driver.saturating_sub(self.driver).as_secs_f64() * 1e6);
-        self.driver = driver;
+        let refused = state.engine.layings().refused;
+        let (driver_before, refused_before) =
+            std::mem::replace(&mut self.driver, (driver, refused));
+        let driver = driver.saturating_sub(driver_before);
+        self.steps.note_driver(driver.as_secs_f64() * 1e6, refused > refused_before);
         self.clearing.end_step();
         let Some(copies) = state.device.copies() else { return false };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));

@@ -227,9 +227,10 @@ impl Steps {
         }
     }
 
-    /// So many microseconds the driver took in the step that ends to give, take and map memory.
-    pub(super) fn note_driver(&mut self, us: f64) {
-        self.now.driver_us = us;
+    /// So many microseconds the driver took in the step that ends to give, take and map memory; and whether the lake has found
+    /// that steps like it do not come to rest.
+    pub(super) fn note_driver(&mut self, us: f64, is_restless: bool) {
+        (self.now.driver_us, self.now.is_restless) = (us, is_restless);
     }
 
     /// The number of the operator that begins next.
@@ -303,7 +304,7 @@ impl Steps {
         }
     }
 
-    /// A record shall never go any more.
+    /// A record shall stay.
     pub(super) fn pin(&mut self, id: RecordId) {
         self.pinned.insert(id);
     }
@@ -456,7 +457,7 @@ impl Steps {
         let own_us = taken.us.clone();
         times.see(taken);
         times.see_load(loads);
-        let is_judged = !self.beside.is_planning() && times.judge(&self.tuning);
+        let is_judged = !self.beside.is_planning() && times.judge(&self.tuning, seen.is_restless);
         self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
         self.is_anew = times.is_anew();
         let (policy, promised) = (times.policy().map(Arc::clone), times.promised());

@@ -68,6 +68,8 @@ pub(super) struct Times {
     followed: Option<u32>,
     /// Steps in which nothing else was tried, since what has stayed was last compared with the other.
     stayed: u32,
+    /// The lake found no places in which they come to rest.
+    is_restless: bool,
     /// Steps in a row, up to the last, that had room for everything.
     fitting: u32,
     /// Steps whose times were read.
@@ -169,7 +171,7 @@ impl Times {
 
     /// A policy is taken up.
     pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
-        (self.since, self.stayed) = (0, 0);
+        (self.since, self.stayed, self.is_restless) = (0, 0, false);
         self.last = Some(Tried::of(Arc::clone(policy), self.is_roomy));
     }
 
@@ -184,8 +186,9 @@ impl Times {
         }
     }
 
-    /// Judges the policy that is tried, once it was followed often enough. True if none is tried any more.
-    pub(super) fn judge(&mut self, tuning: &Tuning) -> bool {
+    /// Judges the policy that is tried, once it was followed often enough. `is_restless` says that the lake found no places
+    /// in which steps like the last come to rest. True if none is tried any more.
+    pub(super) fn judge(&mut self, tuning: &Tuning, is_restless: bool) -> bool {
         if self.last.as_ref().is_some_and(|last| last.steps() < tuning.steps_judged) {
             return false;
         }
@@ -204,6 +207,7 @@ impl Times {
                 self.set_aside(last);
             }
         }
+        self.is_restless |= is_restless;
         self.prove(tuning);
         true
     }
@@ -222,16 +226,30 @@ impl Times {
 
     /// What has stayed must keep what it seemed to promise, now that nothing else is tried and the lake has had the time to
     /// come to rest: if its steps took longer than another's may take, the other is followed, and so on until one stands.
+    ///
+    /// Where it is held up all the same the lake does not come to rest, and need not under the others either. Then these are
+    /// taken as they were, once it was tried what room does.
     fn prove(&mut self, tuning: &Tuning) {
         self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
-        if self.stayed <= tuning.steps_proven {
+        let steps = if self.is_restless { tuning.steps_judged } else { tuning.steps_proven };
+        if self.stayed <= steps {
             return;
         }
-        self.stayed = 0;
+        (self.stayed, self.is_restless) = (0, false);
         self.best.prove();
-        let most = self.best.hope_us() / (1.0 + tuning.better);
-        let is_better = |other: &Tried| other.is_like(&self.best) && other.hope_us() < most;
-        let Some(at) = self.others.iter().position(is_better) else {
+        if self.wants_room(tuning) {
+            return;
+        }
+        let is_held_up = self.best.is_held_up(tuning.held_up);
+        let of = |other: &Tried| match is_held_up {
+            true => other.us().unwrap_or(f64::INFINITY),
+            false => other.hope_us(),
+        };
+        let most = of(&self.best) / (1.0 + tuning.better);
+        let likely = self.others.iter().enumerate();
+        let likely = likely.filter(|(_, other)| other.is_like(&self.best) && of(other) < most);
+        let shortest = likely.min_by(|(_, one), (_, other)| of(one).total_cmp(&of(other)));
+        let Some(at) = shortest.map(|(at, _)| at) else {
             return self.others.clear();
         };
         let other = self.others.remove(at);

@@ -69,7 +69,7 @@ fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_pro
     let mut step = |times: &mut Times, us: f64| {
         times.note(plans, 4.0 * us, 0.0, 0);
         times.see(taken(us, true));
-        if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
+        if times.judge(&tuning, false) && !times.is_settled(&tuning, &links) {
             let sum = times.next(&tuning, &links).iter().sum();
             plans += 1;
             times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }));
@@ -123,7 +123,7 @@ fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
     assert_eq!(times.us(), [8.0; 4]);
     times.tries(&Arc::new(Policy { number: 1, us: [32.0; 3], ..of_two() }));
     (0..tuning.steps_judged).for_each(|_| times.note(1, 40.0, 0.0, 0));
-    assert!(times.judge(&tuning));
+    assert!(times.judge(&tuning, false));
     for step in 0..tuning.steps_judged {
         assert!(times.outdated(&tuning).is_none(), "{step} steps say little");
         times.see(taken([10.5 - 0.1 * f64::from(step); 4], true));
@@ -145,7 +145,7 @@ fn plans_are_not_judged_by_steps_of_other_sizes() {
     let mut tried = |number: u32, us: f64, peak: u64| {
         times.tries(&Arc::new(Policy { number, ..of_two() }));
         (0..tuning.steps_judged).for_each(|_| times.note(number, us, 0.0, peak));
-        assert!(times.judge(&tuning));
+        assert!(times.judge(&tuning, false));
         (times.best.number(), times.in_vain)
     };
     assert_eq!(tried(1, 100.0, 1000), (1, 0), "no step without a plan was seen twice");
@@ -176,7 +176,7 @@ fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
     for step in 0..1000 {
         let links = links[step / 20 % 2];
         times.note(plans, 100.0, 0.0, 0);
-        if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
+        if times.judge(&tuning, false) && !times.is_settled(&tuning, &links) {
             let _ = times.next(&tuning, &links);
             plans += 1;
             policy.number = plans;
@@ -194,6 +194,17 @@ fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
 /// Steps of a run by what they take under the policy that is followed, `us(number, steps since it was taken up, whether it leaves room)`, with
 /// the driver's share: plans are made as the executor makes them, in three steps each, and promise so much.
 fn run(
+    times: &mut Times,
+    steps: usize,
+    promise: f64,
+    us: impl Fn(u32, u32, bool) -> (f64, f64),
+) -> Vec<u32> {
+    run_on(false, times, steps, promise, us)
+}
+
+/// The same on a lake that says that it finds no rest, or says nothing.
+fn run_on(
+    is_restless: bool,
     times: &mut Times,
     steps: usize,
     promise: f64,
@@ -217,7 +228,7 @@ fn run(
                     let us = [promise - 10.0, promise, promise - 5.0];
                     times.tries(&Arc::new(Policy { number: plans, us, ..of_two() }));
                 }
-            } else if times.judge(&tuning) && !times.is_settled(&tuning, &links) {
+            } else if times.judge(&tuning, is_restless) && !times.is_settled(&tuning, &links) {
                 let _ = times.next(&tuning, &links);
                 planning = 3;
             }
@@ -282,6 +293,26 @@ fn room_is_left_where_views_end_by_it() {
         assert!(!is_roomy, "it is at rest");
         if number == NO_POLICY { (1500.0, 100.0) } else { (1080.0, 5.0) }
     });
+}
+
+/// As seen of eleven layers on an H100: under the tightest schedules most views are made, and none of them comes to rest.
+#[test]
+fn where_one_does_not_come_to_rest_the_others_are_taken_as_they_were() {
+    let settled_after = |is_restless: bool| {
+        let mut times = Times::default();
+        let followed =
+            run_on(is_restless, &mut times, 400, 1065.0, |number, _, is_roomy| match number {
+                NO_POLICY => (1290.0, 170.0),
+                1 => (1400.0, 500.0),
+                3 => (1255.0, 100.0),
+                _ if is_roomy => (1300.0, 300.0),
+                _ => (1550.0, 1000.0),
+            });
+        assert_eq!(followed[399], 3, "{followed:?}");
+        followed.iter().rposition(|&number| number != 3)
+    };
+    assert!(settled_after(false) < Some(100), "{:?}", settled_after(false));
+    assert!(settled_after(true) < Some(50), "{:?}", settled_after(true));
 }
 
 /// Whatever steps take, what is followed changes no more after a while.
