@@ -14,8 +14,8 @@ by the peak of the card that `--peak` gives. Losses: the largest difference from
 row, as a part; with `--exact`, whether they and the gradients of the first step are the same to the
 bit. `longest` doubles the tokens until a way runs out of memory, then halves the step between the
 last two; of several lengths it tries those. `predict`: few layers are recorded, each kernel waited
-for so that passes have their own times; `girih alpha` says of all layers what a step takes and the
-most that is allocated.
+for so that passes have their own times, and run once more as they are; `girih alpha` says of all
+layers what a step takes and the most that is allocated.
 
 With `--minutes` nothing is begun that would end later, and what was left out is said. What was
 measured is written to the output after every launch. `--device cpu --tiny` tries every table on a
@@ -245,27 +245,44 @@ def loss(table: Table, options: argparse.Namespace) -> None:
             table.run(way, length, "0", base, ["--fused-loss"])
 
 
-def recorded(table: Table, options: argparse.Namespace, length: int, path: Path) -> str | None:
-    """Records some steps of a few layers. The error if it failed."""
+def recorded(
+    table: Table, options: argparse.Namespace, length: int, path: Path
+) -> tuple[float, str | None]:
+    """Records some steps of a few layers. The seconds that one takes by itself, and the error if it
+    failed."""
     timeout = table.timeout(length, "recording")
     if timeout is None:
-        return "no time is left"
+        return 0.0, "no time is left"
     few = argparse.Namespace(**(vars(options) | {"layers": options.recorded_layers, "steps": 5}))
     trace = ["-m", "girih", "run", "--mode", "native", "--modules", "--trace", str(path)]
     # The events' clock is the host's: it is the device's too if each kernel is waited for.
     environ = os.environ | {"CUDA_LAUNCH_BLOCKING": "1"}
     done = ran([*trace, WORKLOAD, *shape(few, length)], timeout, "RESULT", environ)
-    return done if isinstance(done, str) else None
+    # To be waited for takes each kernel some time more.
+    alone = (
+        done if isinstance(done, str) else ran([WORKLOAD, *shape(few, length)], timeout, "RESULT")
+    )
+    if isinstance(alone, str):
+        return 0.0, alone
+    return float(printed(alone.stdout)[0]["median_step_s"]), None
 
 
 def foretold(
-    options: argparse.Namespace, method: str, length: int, path: Path, recorded_tokens: int
+    options: argparse.Namespace,
+    method: str,
+    length: int,
+    path: Path,
+    *,
+    recorded_tokens: int,
+    step_s: float,
 ) -> dict[str, Any]:
-    """What `girih alpha` says of all layers."""
+    """What `girih alpha` says of all layers; a recorded step takes so long, or what its events
+    say."""
     command = [
         *(sys.executable, "-m", "girih", "alpha", str(path), "--json", "-q"),
         *("--gpu-budget", "1000GiB", "--method", method, "--layers", str(options.layers)),
         *("--tokens", str(length), "--recorded-tokens", str(recorded_tokens)),
+        *(["--step-time", f"{step_s * 1e3:.3f}ms"] if step_s else []),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -280,7 +297,7 @@ def predict(table: Table, options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             recording = options.recording or (RECORDING if options.device == "cpu" else None)
             path = Path(recording or Path(folder) / "few.girih")
-            error = None if recording else recorded(table, options, length, path)
+            step_s, error = (0.0, None) if recording else recorded(table, options, length, path)
             if error is not None:
                 table.keep({"tokens": length, "way": "recording", "error": error})
                 print(f"{length:>8} recording FAILED {error[:200]}", flush=True)
@@ -288,7 +305,10 @@ def predict(table: Table, options: argparse.Namespace) -> None:
             for way, method in PREDICTED.items():
                 if options.only and way not in options.only:
                     continue
-                said = foretold(options, method, length, path, options.recorded_tokens or length)
+                tokens = options.recorded_tokens or length
+                said = foretold(
+                    options, method, length, path, recorded_tokens=tokens, step_s=step_s
+                )
                 print(f"{length:>8} {way:<16} {prediction(said)} are foretold", flush=True)
                 seen = table.run(way, length, "0", None, [])
                 if seen is None:

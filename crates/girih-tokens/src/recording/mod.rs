@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
         // Of several microbatches one is looked at, without what comes before and after it.
         let whole = if *microbatches > 1 { microbatch } else { step };
         let mut fixed = Fixed::default();
-        let mut slot = |ticks: Range<u32>| self.slot(&ticks);
+        let mut slot = |ticks: Range<u32>| self.slot(&ticks, None);
         let (begin, begin_fixed) = slot(whole.start..forward[0].start);
         let (head, head_fixed) = slot(forward[count - 1].end..backward[count - 1].start);
         let (end, end_fixed) = slot(backward[0].end..whole.end);
@@ -255,8 +255,11 @@ impl<'a> Reader<'a> {
         for layer in 0..count {
             // What comes between two layers belongs to the first.
             let until = forward.get(layer + 1).map_or(forward[layer].end, |next| next.start);
-            let (own, own_fixed) = self.slot(&(forward[layer].start..until));
-            let (mut back, back_fixed) = self.slot(&backward[layer]);
+            // What is made again is not there in the forward pass.
+            let is_kept = self.passes.again.get(layer).is_none();
+            let (own, own_fixed) =
+                self.slot(&(forward[layer].start..until), Some(layer).filter(|_| is_kept));
+            let (mut back, back_fixed) = self.slot(&backward[layer], Some(layer));
             fixed.layers.push((own_fixed, back_fixed));
             let again = self.passes.again.get(layer).map(|again| self.us(&again.ticks));
             back.us = (back.us - again.unwrap_or(0.0)).max(0.0);
@@ -292,26 +295,30 @@ impl<'a> Reader<'a> {
         stays.map(|life| life.size).sum()
     }
 
-    /// A slot over a range of ticks, and the bytes of it that do not depend on the tokens.
-    fn slot(&mut self, ticks: &Range<u32>) -> (Slot, u64) {
+    /// A slot over a range of ticks, and the bytes of it that do not depend on the tokens. In a pass through a layer what
+    /// the layer keeps comes as what is transient goes, or the other way round: there the slot has what both take together,
+    /// less all that the layer keeps.
+    fn slot(&mut self, ticks: &Range<u32>, layer: Option<usize>) -> (Slot, u64) {
         let us = if ticks.is_empty() { 0.0 } else { self.us(ticks) };
         let step = &self.passes.step;
         let last = self.passes.backward[0].end;
-        let (mut through, mut through_fixed) = (0, 0);
+        let (mut through, mut through_fixed, mut kept) = (0, 0, 0);
         let (mut all, mut unmoved) = (Vec::new(), Vec::new());
         let window = ticks.start..ticks.end.max(ticks.start + 1);
         for &index in &self.within {
             let life = &self.lives.requests[index as usize];
             let is_there = life.birth.0 < window.end && life.death.0 > window.start;
             // A layer's input is born in the pass before its own, and counts there like anything else.
-            let is_kept = self.keeper.get(&index).is_some_and(|&layer| {
+            let keeper = self.keeper.get(&index).filter(|&&keeper| {
                 let Passes { forward, backward, .. } = self.passes;
-                forward[layer].start <= ticks.start && ticks.end <= backward[layer].end
+                forward[keeper].start <= ticks.start && ticks.end <= backward[keeper].end
             });
-            if !is_there || is_kept {
+            let is_own = keeper.is_some() && keeper == layer.as_ref() && self.is_kind(index);
+            if !is_there || keeper.is_some() && !is_own {
                 continue;
             }
-            let is_fixed = life.birth.0 < step.start || life.death.0 > last;
+            kept += if is_own { life.size } else { 0 };
+            let is_fixed = !is_own && (life.birth.0 < step.start || life.death.0 > last);
             if life.birth.0 <= window.start && life.death.0 >= window.end {
                 through += life.size;
                 through_fixed += if is_fixed { life.size } else { 0 };
@@ -325,9 +332,24 @@ impl<'a> Reader<'a> {
                 unmoved.push(buffer);
             }
         }
-        let bytes = through + self.height(all);
+        let bytes = (through + self.height(all)).saturating_sub(kept);
         let fixed = (through_fixed + self.height(unmoved)).min(bytes);
         (Slot { us, bytes }, fixed)
+    }
+
+    /// False for what a program that computes its layers again keeps beside what these would keep.
+    fn is_kind(&self, request: u32) -> bool {
+        !self.passes.again.iter().any(|again| again.first.contains(&request))
+    }
+
+    /// Bytes of what the layer before hands on, where this one keeps its own copy of twice as many in place of it, as a norm
+    /// does that computes in fp32: what is left of the copy can be made again.
+    fn handed_on(&self, layer: usize, copy: u64) -> Option<u64> {
+        let start = self.passes.forward[layer].start;
+        let lives = self.within.iter().map(|&index| &self.lives.requests[index as usize]);
+        let is_there = |life: &&Lifetime| life.birth.0 < start && life.death.0 > start;
+        let half = copy / 2;
+        lives.filter(is_there).any(|life| life.size == half && copy == 2 * half).then_some(half)
     }
 
     /// The height of a plan. Layers that are alike have the same problem but for the times of their events.
@@ -389,7 +411,15 @@ impl<'a> Reader<'a> {
                 Role::Attention if again.is_none() => cost,
                 Role::Attention | Role::Other => Some(cost.unwrap_or(0.0)),
             };
-            kinds.push(Kind { name, bytes: size(request), remake_us, role, is_tiled: false });
+            let kind = Kind { name, bytes: size(request), remake_us, role, is_tiled: false };
+            let half = self.handed_on(layer, kind.bytes).filter(|_| role == Role::Input);
+            let Some(bytes) = half.filter(|_| again.is_none()) else {
+                kinds.push(kind);
+                continue;
+            };
+            let (name, role) = ("copy of the input".to_owned(), Role::Other);
+            kinds.push(Kind { bytes, ..kind });
+            kinds.push(Kind { name, bytes, remake_us: Some(0.0), role, is_tiled: false });
         }
         if small > 0 {
             let (name, role) = ("small ones".to_owned(), Role::Input);
