@@ -246,8 +246,8 @@ impl Repeats {
         }
     }
 
-    /// A step could not be laid out: so many bytes of it had no place. Where they cannot all lie at once in places that come
-    /// again, no other way of finding such places does.
+    /// A step could not be laid out: so many bytes of it had no place. To give requests what they had before has less choice
+    /// than that, and costs more while it is in vain: it is not tried.
     pub(super) fn refuse(&mut self, without_place: u64) {
         self.layings.refused += 1;
         self.layings.without_place = without_place;

@@ -342,14 +342,19 @@ impl<'a> Reader<'a> {
         !self.passes.again.iter().any(|again| again.first.contains(&request))
     }
 
-    /// Bytes of what the layer before hands on, where this one keeps its own copy of twice as many in place of it, as a norm
-    /// does that computes in fp32: what is left of the copy can be made again.
-    fn handed_on(&self, layer: usize, copy: u64) -> Option<u64> {
-        let start = self.passes.forward[layer].start;
-        let lives = self.within.iter().map(|&index| &self.lives.requests[index as usize]);
-        let is_there = |life: &&Lifetime| life.birth.0 < start && life.death.0 > start;
-        let half = copy / 2;
-        lives.filter(is_there).any(|life| life.size == half && copy == 2 * half).then_some(half)
+    /// Bytes of what the layer before hands on and nobody keeps, where this one keeps its own copy of twice as many in place
+    /// of it, as a norm does that computes in fp32: what is left of the copy can be made again.
+    fn handed_on(&self, layer: usize, copy: u32) -> Option<u64> {
+        let forward = &self.passes.forward;
+        let start = forward[layer].start;
+        let before = layer.checked_sub(1).map_or(self.passes.step.start, |it| forward[it].start);
+        let Lifetime { birth, size, .. } = self.lives.requests[copy as usize];
+        let is_handed_on = |index: &u32| {
+            let life = &self.lives.requests[*index as usize];
+            let is_there = (before..start).contains(&life.birth.0) && life.death.0 > start;
+            is_there && !self.keeper.contains_key(index) && life.size * 2 == size
+        };
+        (birth.0 >= start && self.within.iter().any(is_handed_on)).then_some(size / 2)
     }
 
     /// The height of a plan. Layers that are alike have the same problem but for the times of their events.
@@ -412,7 +417,7 @@ impl<'a> Reader<'a> {
                 Role::Attention | Role::Other => Some(cost.unwrap_or(0.0)),
             };
             let kind = Kind { name, bytes: size(request), remake_us, role, is_tiled: false };
-            let half = self.handed_on(layer, kind.bytes).filter(|_| role == Role::Input);
+            let half = self.handed_on(layer, request).filter(|_| role == Role::Input);
             let Some(bytes) = half.filter(|_| again.is_none()) else {
                 kinds.push(kind);
                 continue;
