@@ -5,7 +5,7 @@ use girih_swap::Budgets;
 
 use crate::decision::{Decision, Pattern, Share};
 use crate::memo;
-use crate::problem::{Layer, Problem};
+use crate::problem::{Layer, Problem, Role};
 use crate::timeline::peaks;
 
 /// Full recomputation: a layer's input stays, all else is computed again, attention too.
@@ -13,6 +13,19 @@ pub fn recompute(problem: &Problem) -> Decision {
     let remake = problem.layers.iter().map(|layer| remakable(layer).collect::<Vec<_>>());
     let swap = vec![0; problem.layers.len()];
     Decision::split(problem, Pattern::MEMO, &remake.collect::<Vec<_>>(), &swap)
+}
+
+/// The step as a program runs it that computes all layers again: attention is no more than its part of the forward pass
+/// there, and a layer that keeps a copy of its input has its input beside it.
+pub fn recomputed(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    for layer in &mut problem.layers {
+        let attention = layer.kinds.iter_mut().filter(|kind| kind.role == Role::Attention);
+        attention.for_each(|kind| kind.remake_us = kind.remake_us.or(Some(0.0)));
+        layer.forward.bytes += layer.copied;
+        layer.backward.bytes += layer.copied;
+    }
+    problem
 }
 
 /// Full swapping: everything goes but the last two layers, over two buffers (Memo, section 5.3).

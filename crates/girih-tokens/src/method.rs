@@ -1,5 +1,7 @@
 //! The methods by their names, and what each answers.
 
+use std::borrow::Cow;
+
 use girih_swap::Budgets;
 use girih_swap::check::check;
 use thiserror::Error;
@@ -67,6 +69,18 @@ impl Method {
     /// If the method has nothing to say of such a problem.
     pub fn decide(self, problem: &Problem, budgets: &Budgets) -> Result<Decision, Refusal> {
         check_problem(problem)?;
+        self.decide_on(&self.runs(problem), budgets)
+    }
+
+    /// The step as the method runs it.
+    fn runs(self, problem: &Problem) -> Cow<'_, Problem> {
+        match self {
+            Method::Recompute => Cow::Owned(baselines::recomputed(problem)),
+            _ => Cow::Borrowed(problem),
+        }
+    }
+
+    fn decide_on(self, problem: &Problem, budgets: &Budgets) -> Result<Decision, Refusal> {
         Ok(match self {
             Method::Girih => girih::plan(problem, budgets),
             Method::Memo => memo::plan(problem, budgets),
@@ -88,10 +102,11 @@ impl Method {
     /// As [`Method::decide`].
     pub fn fits(self, problem: &Problem, budgets: &Budgets) -> Result<bool, Refusal> {
         check_problem(problem)?;
+        let problem = &*self.runs(problem);
         let decision = match self {
             // If the least does not fit, nothing does, and if it does, so does the answer.
             Method::Girih => baselines::least(problem, budgets.host),
-            other => other.decide(problem, budgets)?,
+            other => other.decide_on(problem, budgets)?,
         };
         Ok(within(peaks(problem, &decision), budgets))
     }
@@ -101,7 +116,9 @@ impl Method {
     /// # Errors
     /// As [`Method::decide`]; or if a checker refuses the answer, which is a mistake of this crate.
     pub fn answer(self, problem: &Problem, budgets: &Budgets) -> Result<Answer, Refusal> {
-        let decision = self.decide(problem, budgets)?;
+        check_problem(problem)?;
+        let problem = &*self.runs(problem);
+        let decision = self.decide_on(problem, budgets)?;
         let outcome = run(problem, &decision);
         recount(problem, &decision, &outcome).map_err(|fault| Refusal::Wrong(fault.to_string()))?;
         let (gpu, host) = (outcome.gpu_peak, outcome.host_peak);

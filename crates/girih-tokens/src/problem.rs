@@ -59,6 +59,8 @@ pub struct Layer {
     pub forward: Slot,
     /// Its backward pass.
     pub backward: Slot,
+    /// Bytes of its input, where it keeps a copy of that and not the input itself: who computes it again has both.
+    pub copied: u64,
 }
 
 impl Layer {

@@ -140,6 +140,7 @@ impl Scaled {
             let mut own = layer.clone();
             own.forward = slot(&layer.forward, fixed.0, layer_us);
             own.backward = slot(&layer.backward, fixed.1, layer_us);
+            own.copied = bytes(layer.copied);
             for kind in &mut own.kinds {
                 kind.bytes = bytes(kind.bytes);
                 kind.remake_us = kind.remake_us.map(|us| us * part);
@@ -208,6 +209,7 @@ impl Line {
             let mut own = a.clone();
             own.forward = self.slot(a.forward, b.forward);
             own.backward = self.slot(a.backward, b.backward);
+            own.copied = self.bytes(a.copied, b.copied);
             for (kind, (a, b)) in own.kinds.iter_mut().zip(a.kinds.iter().zip(&b.kinds)) {
                 kind.bytes = self.bytes(a.bytes, b.bytes);
                 kind.remake_us = a.remake_us.zip(b.remake_us).map(|(a, b)| self.us(a, b));

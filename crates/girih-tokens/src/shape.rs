@@ -195,8 +195,12 @@ pub fn problem(shape: &Shape, machine: &Machine, tokens: u64, tiles: u32) -> Pro
     let backward_us = 2.0 * (token_wise + last) + ATTENTION_BACKWARD * attention_us;
     let (forward, backward) = transients(shape, tiles);
     let slot = |us: f64, per_token: f64| Slot { us, bytes: (own * per_token).ceil() as u64 };
-    let layer =
-        Layer { kinds, forward: slot(forward_us, forward), backward: slot(backward_us, backward) };
+    let layer = Layer {
+        kinds,
+        forward: slot(forward_us, forward),
+        backward: slot(backward_us, backward),
+        copied: 0,
+    };
     let vocabulary = shape.vocabulary as f64;
     let logits = LOGIT * vocabulary / f64::from(tiles.max(1));
     // The last layer's output, its norm, and the gradient of that.

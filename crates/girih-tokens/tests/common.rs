@@ -51,7 +51,7 @@ fn layer(u: &mut Unstructured<'_>) -> arbitrary::Result<Layer> {
         other.is_tiled = u.arbitrary()?;
         kinds.push(other);
     }
-    Ok(Layer { kinds, forward: slot(u)?, backward: slot(u)? })
+    Ok(Layer { kinds, forward: slot(u)?, backward: slot(u)?, copied: 0 })
 }
 
 /// A kind of so many units.

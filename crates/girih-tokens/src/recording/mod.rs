@@ -263,8 +263,8 @@ impl<'a> Reader<'a> {
             fixed.layers.push((own_fixed, back_fixed));
             let again = self.passes.again.get(layer).map(|again| self.us(&again.ticks));
             back.us = (back.us - again.unwrap_or(0.0)).max(0.0);
-            let kinds = self.kinds(layer, again.unwrap_or(own.us));
-            layers.push(Layer { kinds, forward: own, backward: back });
+            let (kinds, copied) = self.kinds(layer, again.unwrap_or(own.us));
+            layers.push(Layer { kinds, forward: own, backward: back, copied });
         }
         fixed.gradients = backward.iter().map(|pass| self.gradients(pass)).collect();
         let all = self.gradients(&(forward[count - 1].end..microbatch.end));
@@ -374,8 +374,8 @@ impl<'a> Reader<'a> {
         found
     }
 
-    /// What a layer keeps, or would keep, by kind; to compute all of it again takes so many microseconds.
-    fn kinds(&self, layer: usize, again_us: f64) -> Vec<Kind> {
+    /// What a layer keeps, or would keep, by kind, and [`Layer::copied`]; to compute all of it again takes so many microseconds.
+    fn kinds(&self, layer: usize, again_us: f64) -> (Vec<Kind>, u64) {
         let again = self.passes.again.get(layer);
         let kept: Vec<u32> = match again {
             // But for its input, all that it keeps is made again.
@@ -391,7 +391,7 @@ impl<'a> Reader<'a> {
         let input = self.passes.inputs[layer];
         let attention = attention(&kept.iter().map(|&it| size(it)).collect::<Vec<_>>());
         let mut kinds: Vec<Kind> = Vec::new();
-        let mut small = 0;
+        let (mut small, mut copied) = (0, 0);
         let mut before = again.map_or(self.passes.forward[layer].start, |again| again.ticks.start);
         for (at, &request) in kept.iter().enumerate() {
             // Operators from behind the last that made one, up to the one that made this.
@@ -423,6 +423,7 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let (name, role) = ("copy of the input".to_owned(), Role::Other);
+            copied = bytes;
             kinds.push(Kind { bytes, ..kind });
             kinds.push(Kind { name, bytes, remake_us: Some(0.0), role, is_tiled: false });
         }
@@ -433,7 +434,7 @@ impl<'a> Reader<'a> {
         if self.costs.is_none() {
             share_by_bytes(&mut kinds, again_us);
         }
-        kinds
+        (kinds, copied)
     }
 }
 
