@@ -123,7 +123,10 @@ impl Problem {
         let is_slot = |slot: &Slot| is_time(slot.us) && is_size(slot.bytes);
         let is_kind = |kind: &Kind| is_size(kind.bytes) && kind.remake_us.is_none_or(is_time);
         let is_layer = |layer: &Layer| {
-            is_slot(&layer.forward) && is_slot(&layer.backward) && layer.kinds.iter().all(is_kind)
+            is_slot(&layer.forward)
+                && is_slot(&layer.backward)
+                && is_size(layer.copied)
+                && layer.kinds.iter().all(is_kind)
         };
         let rates = [self.links.outward, self.links.inward, self.links.both];
         [&self.begin, &self.head, &self.end].into_iter().all(is_slot)

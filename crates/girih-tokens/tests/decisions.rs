@@ -1,8 +1,9 @@
 //! Decisions: bound <= optimum, bound <= girih <= everybody else, and each passes both checkers.
 
-use crate::common::{budgets, problem};
+use crate::common::{UNIT, budgets, problem};
 use arbtest::arbtest;
 use girih_tokens::decision::Pattern;
+use girih_tokens::problem::Role;
 use girih_tokens::recount::recount;
 use girih_tokens::timeline::{peaks, run};
 use girih_tokens::{Budgets, Method, baselines, program};
@@ -27,6 +28,29 @@ fn every_answer_passes_both_checkers_and_is_above_the_bound() {
         Ok(())
     })
     .budget_ms(3000);
+}
+
+/// Nobody says what attention takes, and layers keep copies of their inputs: recomputation makes both again all the same, and
+/// holds the inputs beside them.
+#[test]
+fn recomputation_keeps_inputs_alone_whatever_is_known_of_attention() {
+    arbtest(|u| {
+        let mut problem = problem(u, 5)?;
+        let budgets = budgets(u, &problem)?;
+        let without = Method::Recompute.answer(&problem, &budgets).unwrap();
+        let more = u.int_in_range(0..=2)? * UNIT;
+        for layer in &mut problem.layers {
+            layer.copied = more;
+            let attention = layer.kinds.iter_mut().filter(|kind| kind.role == Role::Attention);
+            attention.for_each(|kind| kind.remake_us = None);
+        }
+        let answer = Method::Recompute.answer(&problem, &budgets).unwrap();
+        assert_eq!(answer.decision.shares, without.decision.shares);
+        let (held, before) = (answer.outcome.gpu_peak, without.outcome.gpu_peak);
+        assert!((before..=before + more).contains(&held), "{held}, {before} without {more}");
+        Ok(())
+    })
+    .budget_ms(2000);
 }
 
 #[test]
