@@ -19,6 +19,10 @@
 //! ```text
 //!  solid   | large ones while this lasts ........................ | small ones alone |
 //! ```
+//!
+//! The workspace of a library has bytes of its own whatever there is ([`Phantom::with_workspaces`]): kernels that share
+//! out a product wait there for each other, for a word that the tensors which share its bytes would write over. Such a
+//! kernel never ends.
 
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
 use rustc_hash::FxHashMap;
@@ -74,6 +78,8 @@ pub struct Phantom<D = CudaDevice> {
     /// Freed solid ones, of [`Phantom::solid_used`] too: those that kernels may still use, and those that none does.
     solid_freed: Idle,
     solid_idle: Idle,
+    /// Whether the request that is served now is for the workspace of a library.
+    is_workspace: fn() -> bool,
 }
 
 impl<D: Backing> Phantom<D> {
@@ -117,6 +123,7 @@ impl<D: Backing> Phantom<D> {
             solid_used,
             solid_freed: Idle::default(),
             solid_idle: Idle::default(),
+            is_workspace: || false,
         })
     }
 
@@ -124,6 +131,13 @@ impl<D: Backing> Phantom<D> {
     #[must_use]
     pub fn with_solid(mut self, bytes: u64) -> Phantom<D> {
         self.solid_most = bytes;
+        self
+    }
+
+    /// Gives an allocation memory of its own, whatever is solid, where `is_workspace` says so while it is asked for.
+    #[must_use]
+    pub fn with_workspaces(mut self, is_workspace: fn() -> bool) -> Phantom<D> {
+        self.is_workspace = is_workspace;
         self
     }
 
@@ -171,11 +185,16 @@ impl<D: Backing> Phantom<D> {
         if self.solid_used.checked_add(backed)? > self.solid_most - kept {
             return None;
         }
-        // What the device refuses, the phantom gives. All of the unit, for whoever gets it next.
-        let address = self.device.alloc(backed).ok()?;
+        // What the device refuses, the phantom gives.
+        self.own(backed).ok()
+    }
+
+    /// Bytes of the device that nobody else has. All of the unit, for whoever gets it next.
+    fn own(&mut self, backed: u64) -> Result<Address, DeviceError> {
+        let address = self.device.alloc(backed)?;
         self.solid.insert(address, backed);
         self.solid_used += backed;
-        Some(address)
+        Ok(address)
     }
 
     /// A freed solid one of that size, once no kernel uses it any more.
@@ -274,6 +293,7 @@ impl<D: Backing> Device for Phantom<D> {
         let backed = size.next_multiple_of(self.granularity());
         let address = match self.solid(size) {
             Some(address) => address,
+            None if (self.is_workspace)() => self.own(backed)?,
             None => match self.idle.take(backed) {
                 Some(address) => address,
                 None => self.back_anew(backed)?,

@@ -7,6 +7,7 @@ use girih_cuda::{Backing, Calls, CudaDevice, OpenError, Phantom, StreamHandle};
 use girih_runtime::{Address, Copies, DeviceError};
 use girih_trace::StreamId;
 
+use crate::callers;
 use crate::device::{BegunAlloc, Closing, Exported, HeapDevice};
 use crate::error::{HeapError, Outcome, unsupported};
 
@@ -32,7 +33,7 @@ pub(crate) fn open(ordinal: u32) -> Outcome<CudaDevice> {
 }
 
 /// A phantom of `capacity` bytes over a device, or of 4 TiB, that gives `solid` bytes of it as they are, or the
-/// greater part of what is free.
+/// greater part of what is free. Workspaces of cuBLAS have bytes of their own.
 ///
 /// # Errors
 /// If there is no memory at all.
@@ -44,7 +45,8 @@ pub(crate) fn phantom<D: Backing>(
     let mut phantom = Phantom::new(device, capacity.unwrap_or(PHANTOM))?;
     let free = phantom.device_mut().memory_info().free;
     let most = free / SOLID.1 * SOLID.0;
-    Ok(phantom.with_solid(solid.map_or(most, |solid| solid.min(most))))
+    let phantom = phantom.with_solid(solid.map_or(most, |solid| solid.min(most)));
+    Ok(phantom.with_workspaces(callers::is_workspace))
 }
 
 impl From<IpcError> for Box<HeapError> {

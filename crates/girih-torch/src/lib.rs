@@ -12,6 +12,7 @@
 pub mod abi;
 mod addresses;
 mod background;
+mod callers;
 pub mod control;
 mod cuda;
 mod degrade;

@@ -1,5 +1,7 @@
 //! More memory than there is.
 
+use std::cell::Cell;
+
 use girih_runtime::{Device, DeviceError};
 
 use super::device_of;
@@ -52,6 +54,38 @@ fn some_memory_is_solid_and_a_part_of_it_is_left_to_small_allocations() {
     assert_eq!(free(&mut phantom), begun - 256 * MIB, "it is kept");
     phantom.trim().expect("nothing fails");
     assert_eq!((free(&mut phantom), phantom.memory_info().free), (begun, 64 * GIB));
+}
+
+#[test]
+fn a_workspace_has_bytes_of_its_own_whatever_is_solid() {
+    thread_local! {
+        static ASKS: Cell<bool> = const { Cell::new(false) };
+    }
+    let device = device_of(256 * MIB);
+    let phantom = Phantom::new(device, 64 * GIB).expect("room").with_solid(64 * MIB);
+    let mut phantom = phantom.with_workspaces(|| ASKS.get());
+    let free = |phantom: &mut Phantom| phantom.device_mut().memory_info().free;
+    let begun = free(&mut phantom);
+    // All that is solid is used up, the part of small ones too.
+    let large = phantom.alloc(48 * MIB).expect("room");
+    let small: Vec<_> = (0..16).map(|_| phantom.alloc(MIB).expect("room")).collect();
+    let tensor = phantom.alloc(32 * MIB).expect("room");
+    let taken = begun - free(&mut phantom);
+    assert!(taken <= 64 * MIB, "{taken}: a tensor shares its bytes");
+    ASKS.set(true);
+    let workspace = phantom.alloc(32 * MIB).expect("room");
+    assert_eq!(begun - free(&mut phantom), taken + 32 * MIB);
+    // What kernels would wait in for ever is rather refused.
+    let before = (fake::picture(), phantom.memory_info());
+    let refused = phantom.alloc(GIB);
+    assert!(matches!(refused, Err(DeviceError::OutOfMemory { .. })), "{refused:?}");
+    assert_eq!((fake::picture(), phantom.memory_info()), before);
+    ASKS.set(false);
+    for address in small.into_iter().chain([large, tensor, workspace]) {
+        phantom.free(address).expect("it was allocated");
+    }
+    phantom.trim().expect("nothing fails");
+    assert_eq!(free(&mut phantom), begun);
 }
 
 #[test]

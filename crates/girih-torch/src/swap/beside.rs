@@ -15,8 +15,8 @@ use crate::control::timed;
 /// What was found.
 pub(super) enum Found {
     Policy(Box<Policy>),
-    /// What a step takes under the policy of this number: see [`Policy::us`].
-    Promise(u32, [f64; 3]),
+    /// What a step takes under the policy of this number on these links: see [`Policy::us`].
+    Promise(u32, [f64; 3], Links),
     /// What a step that was measured takes by the simulator, and what it took. Microseconds.
     Checked(f64, f64),
 }
@@ -68,7 +68,7 @@ impl Beside {
     /// Reckons what a step takes under a policy whose operators take `us`.
     pub(super) fn reckon(&mut self, keys: &[u64], policy: Arc<Policy>, us: Vec<f64>, links: Links) {
         self.is_planning = false;
-        self.begin(keys, move || Found::Promise(policy.number, policy.reckon(&us, &links)));
+        self.begin(keys, move || Found::Promise(policy.number, policy.reckon(&us, &links), links));
     }
 
     /// Simulates a step that followed a policy and took so many microseconds.

@@ -78,6 +78,15 @@ impl Span {
 /// Rates, in bytes a microsecond: alone and beside copies the other way, each by its way. None where too little was seen.
 type Rates = [[Option<f64>; 2]; 2];
 
+/// What the links carry, as far as it is known.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Known {
+    /// As it was measured while it was tried what is best copied. Plans are made with these.
+    pub(super) planned: Links,
+    /// As it was measured last. What a step is said to take is by these.
+    pub(super) now: Links,
+}
+
 /// The copies whose time is taken, and what they have shown.
 #[derive(Debug)]
 pub(super) struct Measured {

@@ -28,6 +28,7 @@ mod carry;
 mod clearing;
 pub(crate) mod edge;
 mod host;
+mod keys;
 mod links;
 mod observed;
 mod pins;
@@ -439,7 +440,7 @@ impl Swap {
                 ..Entry::of(saved, home, self.table.next_number(), stream)
             }),
         };
-        let begun = self.begin_operator(state, step::of_save(kind), stream).and_then(|()| {
+        let begun = self.begin_operator(state, keys::of_save(kind), stream).and_then(|()| {
             self.steps.saves(id, size);
             self.do_what_is_due(state)
         });
@@ -475,7 +476,7 @@ impl Swap {
         {
             state.add_use(address, stream)?;
         }
-        self.begin_operator(state, step::of_use(kind), stream)?;
+        self.begin_operator(state, keys::of_use(kind), stream)?;
         self.steps.uses(id);
         self.do_what_is_due(state)?;
         self.fetch_ahead(state, number)?;

@@ -28,6 +28,8 @@ pub(super) struct Policy {
     pub(super) states: FxHashMap<u32, u64>,
     /// Microseconds of a step: without swapping, as it was planned, and as no schedule can beat.
     pub(super) us: [f64; 3],
+    /// The links with which it was planned.
+    pub(super) links: Links,
     /// Which one of the run; [`NO_POLICY`](super::tried::NO_POLICY) as long as it has none.
     pub(super) number: u32,
     /// What it was made of, unless that is long.
@@ -66,7 +68,7 @@ impl Policy {
                 policy.states.insert(place, step.bytes(away.gap));
             }
         }
-        policy.us = us_of(&step, &schedule, links, gpu);
+        (policy.us, policy.links) = (us_of(&step, &schedule, links, gpu), *links);
         let is_short = step.ops.len().max(step.gaps.len()) <= KEPT_MAX;
         let most = step.peak();
         policy.basis = is_short.then_some(Basis { step, schedule, gpu, most });

@@ -125,7 +125,7 @@ impl Swap {
         self.steps.end(|from, to| copies.time_between(from, to).ok().flatten(), &mut forgotten);
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
-        self.links.watch(!self.steps.is_settled());
+        self.links.watch(self.steps.times_copies());
         self.steps.is_trying()
     }
 }

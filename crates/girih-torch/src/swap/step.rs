@@ -15,15 +15,16 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
 
 use girih_runtime::TimeStamp;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
 use girih_swap::{Budgets, Links};
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHashMap;
 
 use super::beside::{Answer, Beside, Found};
+use super::keys::hash_of;
+use super::links::Known;
 use super::observed::Observation;
 use super::policy::{Policy, Whose};
 use super::report::SequenceReport;
@@ -34,16 +35,6 @@ use super::tuning::Tuning;
 
 /// Operators of a step at most: a longer one is not planned.
 pub(super) const OPERATORS_MAX: usize = 1 << 17;
-
-/// The key of a save: what tensor it is, by what the program says of it.
-pub(super) fn of_save(kind: u64) -> u64 {
-    BuildHasherDefault::<FxHasher>::default().hash_one((1_u8, kind))
-}
-
-/// The key of a use.
-pub(super) fn of_use(kind: u64) -> u64 {
-    BuildHasherDefault::<FxHasher>::default().hash_one((2_u8, kind))
-}
 
 /// An operator of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,8 +50,7 @@ pub(crate) struct Steps {
     tuning: Tuning,
     room: u64,
     host: u64,
-    /// What the links carry, as far as it is known.
-    links: Links,
+    links: Known,
     /// The number of the step that runs, and what is seen of it.
     number: u64,
     now: Observation,
@@ -112,7 +102,7 @@ impl Steps {
             tuning: Tuning::default(),
             room,
             host,
-            links: Links::default(),
+            links: Known::default(),
             number: 0,
             now: Observation::default(),
             before: None,
@@ -154,9 +144,10 @@ impl Steps {
         [&mut self.late, &mut self.wanted].into_iter().for_each(Vec::clear);
     }
 
-    /// What the links were measured to carry. The next plan is made with it.
+    /// What the links were measured to carry. The next plan is made with it, unless nothing is planned any more.
     pub(super) fn set_links(&mut self, links: Links) {
-        self.links = links;
+        let planned = if self.is_settled { self.links.planned } else { links };
+        self.links = Known { planned, now: links };
     }
 
     /// So many bytes are in use or away.
@@ -465,23 +456,24 @@ impl Steps {
         let is_free = !self.beside.is_busy();
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
         if self.is_settled || !is_judged {
-            let outdated = times.outdated(&self.tuning).filter(|policy| policy.can_reckon());
+            let outdated =
+                times.outdated(&self.tuning, &self.links.now).filter(|policy| policy.can_reckon());
             let followed = times.to_check(seen.followed).filter(|_| !seen.is_mixed);
             if let Some(policy) = outdated.filter(|_| is_judged).map(Arc::clone) {
                 let us = times.told(&self.tuning);
-                self.beside.reckon(&seen.keys, policy, us, self.links);
+                self.beside.reckon(&seen.keys, policy, us, self.links.now);
             } else if let Some((policy, us)) = followed.map(Arc::clone).zip(whole) {
                 let step = seen.step(loads, &own_us);
-                self.beside.check(&seen.keys, policy, step, self.links, us);
+                self.beside.check(&seen.keys, policy, step, self.links.now, us);
             }
             return;
         }
         let load = times.load.clone();
-        let step = seen.step(&load, times.next(&self.tuning, &self.links));
+        let step = seen.step(&load, times.next(&self.tuning, &self.links.planned));
         let us = times.us().to_vec();
         let spare = times.spare(&self.tuning, self.room);
         let budgets = Budgets { gpu: self.room - spare, host: Some(self.host) };
-        self.beside.plan(&seen.keys, step, us, self.links, budgets, self.room);
+        self.beside.plan(&seen.keys, step, us, self.links.planned, budgets, self.room);
     }
 
     /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
@@ -516,9 +508,9 @@ impl Steps {
                 }
                 return;
             }
-            Found::Promise(number, us) => {
+            Found::Promise(number, us, links) => {
                 if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
-                    times.reckoned(number, us);
+                    times.reckoned(number, us, links);
                 }
                 return;
             }
@@ -570,6 +562,12 @@ impl Steps {
         self.before.is_some() && (!self.is_settled || self.is_anew)
     }
 
+    /// True if the copies of the step that begins are to be timed: all are while it is tried what is best copied, and some
+    /// of those after it, by which it is said what steps take.
+    pub(super) fn times_copies(&self) -> bool {
+        !self.is_settled || self.number.is_multiple_of(self.tuning.links_again)
+    }
+
     /// Microseconds of the step whose policy was taken up last: see [`Policy::us`].
     pub(super) fn planned_us(&self) -> [f64; 3] {
         self.last_us
@@ -590,10 +588,6 @@ impl Steps {
 
 fn peak_of(loads: &[u64]) -> u64 {
     loads.iter().copied().max().unwrap_or(0)
-}
-
-fn hash_of(keys: &[u64]) -> u64 {
-    BuildHasherDefault::<FxHasher>::default().hash_one(keys)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use girih_runtime::TimeStamp;
 use girih_swap::Links;
 
-use super::links::difference;
+use super::links::{Known, difference};
 use super::policy::Policy;
 use super::report::SequenceReport;
 use super::tried::{Took, Tried};
@@ -79,6 +79,8 @@ pub(super) struct Times {
     checked_us: [f64; 2],
     /// What a step takes under the policy with the shortest one, by the times that are known now: [`Policy::us`].
     promised: [f64; 3],
+    /// And by these links.
+    promised_by: Links,
 }
 
 impl Times {
@@ -201,7 +203,7 @@ impl Times {
             // The same with a policy as without one is rather with it.
             if !is_like || hope <= least {
                 let before = std::mem::replace(&mut self.best, last);
-                self.promised = self.best.promised();
+                self.promise();
                 self.set_aside(before);
             } else {
                 self.set_aside(last);
@@ -260,15 +262,22 @@ impl Times {
             self.set_aside(before);
         }
         self.best.begin_anew();
+        self.promise();
+    }
+
+    /// What a step takes is what was promised when the policy that stays was planned.
+    fn promise(&mut self) {
         self.promised = self.best.promised();
+        self.promised_by = self.best.policy().map_or_else(Links::default, |policy| policy.links);
     }
 
     /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
     /// operators to take less time, it is, some times at most: what is measured may go up and down for ever.
-    pub(super) fn is_settled(&self, tuning: &Tuning, links: &Links) -> bool {
+    pub(super) fn is_settled(&self, tuning: &Tuning, links: &Known) -> bool {
         let has_changed = self.made_with.as_ref().is_some_and(|(own, us)| {
             let is_shorter = self.sum() < us * (1.0 - tuning.times_differ);
-            difference(links, own) > tuning.links_differ || is_shorter && self.may_gain(tuning)
+            difference(&links.planned, own) > tuning.links_differ
+                || is_shorter && self.may_gain(tuning, &links.now)
         });
         self.last.is_none()
             && self.is_exhausted(tuning)
@@ -282,10 +291,10 @@ impl Times {
     }
 
     /// False if the policy that has stayed is as good as any, by the times that are known now.
-    fn may_gain(&self, tuning: &Tuning) -> bool {
+    fn may_gain(&self, tuning: &Tuning, links: &Links) -> bool {
         let [_, swapped, bound] = self.promised;
         let can_reckon = self.best.policy().is_some_and(|policy| policy.can_reckon());
-        let is_told = can_reckon && self.outdated(tuning).is_none();
+        let is_told = can_reckon && self.outdated(tuning, links).is_none();
         // What is not told yet will be after the next step.
         !can_reckon || is_told && swapped > bound * (1.0 + tuning.better)
     }
@@ -306,18 +315,19 @@ impl Times {
         tried.map_or(self.promised, |policy| policy.us)
     }
 
-    /// The policy that has stayed, if its steps are known by now to take other times than when it was promised what
-    /// it is.
-    pub(super) fn outdated(&self, tuning: &Tuning) -> Option<&Arc<Policy>> {
+    /// The policy that has stayed, if its steps or the links are known by now to take other times than when it was promised
+    /// what it is.
+    pub(super) fn outdated(&self, tuning: &Tuning, links: &Links) -> Option<&Arc<Policy>> {
         let differs = (self.told_sum(tuning) - self.promised[0]).abs();
-        let is_other = differs > self.promised[0] * tuning.times_told;
+        let is_other = differs > self.promised[0] * tuning.times_told
+            || difference(links, &self.promised_by) > tuning.times_told;
         self.best.policy().filter(|_| is_other && self.last.is_none())
     }
 
-    /// What a step takes under the policy of this number, by the times that are known now.
-    pub(super) fn reckoned(&mut self, number: u32, us: [f64; 3]) {
+    /// What a step takes under the policy of this number, by the times that are known now and on these links.
+    pub(super) fn reckoned(&mut self, number: u32, us: [f64; 3], links: Links) {
         if self.best.number() == number {
-            self.promised = us;
+            (self.promised, self.promised_by) = (us, links);
         }
     }
 
@@ -339,7 +349,7 @@ impl Times {
     }
 
     /// Of this sequence, for a report.
-    pub(super) fn report(&self, tuning: &Tuning, links: &Links) -> SequenceReport {
+    pub(super) fn report(&self, tuning: &Tuning, links: &Known) -> SequenceReport {
         let [step_us, step_us_swapped, step_us_bound] = self.promised();
         SequenceReport {
             operators: self.us.len().saturating_sub(1) as u64,

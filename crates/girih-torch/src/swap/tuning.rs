@@ -55,7 +55,11 @@ pub(crate) struct Tuning {
     /// And by what part operators must take less time than they took then: while plans are tried a host that has fallen
     /// behind is taken for work.
     pub(crate) times_differ: f64,
-    /// By what part less or more makes what a step is said to take be reckoned again, without another plan.
+    /// One step in so many has its copies timed once it is settled what is copied. While schedules are tried copies run
+    /// beside the views that are made, and are slower for it.
+    pub(crate) links_again: u64,
+    /// By what part less or more, of operators or of what a link carries, what a step is said to take is reckoned again,
+    /// without another plan.
     pub(crate) times_told: f64,
     /// How often a step is planned once more at most, on either account.
     pub(crate) again_max: u32,
@@ -82,6 +86,7 @@ impl Default for Tuning {
             remembered: 2,
             links_least: 64 << 20,
             links_differ: 0.05,
+            links_again: 4,
             times_differ: 0.05,
             times_told: 0.01,
             again_max: 2,

@@ -1,5 +1,6 @@
 //! When the time is taken, when a step is planned, and what is remembered of it.
 
+use super::super::keys::{of_save, of_use};
 use super::*;
 
 /// A step of so many operators that save tensors, of which the last needs `peak` bytes. How often the time was taken.

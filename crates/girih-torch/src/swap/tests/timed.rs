@@ -24,14 +24,23 @@ pub(super) const RATES: [f64; 2] = [50_500.0; 2];
 /// The handles of lanes are beyond this one.
 const LANES: u64 = 1000;
 
-/// The clocks of the streams, by handle. Microseconds.
+/// The clocks of the streams, by handle, in microseconds; and what the links carry, out and in, in bytes a microsecond.
 #[derive(Clone, Default)]
-pub(super) struct Clock(Arc<Mutex<HashMap<u64, f64>>>);
+pub(super) struct Clock(Arc<Mutex<(HashMap<u64, f64>, [f64; 2])>>);
 
 impl Clock {
     fn with<T>(&self, stream: u64, body: impl FnOnce(&mut f64) -> T) -> T {
-        let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        body(clocks.entry(stream).or_default())
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        body(all.0.entry(stream).or_default())
+    }
+
+    /// The links carry so much from now on.
+    pub(super) fn set_rates(&self, rates: [f64; 2]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = rates;
+    }
+
+    fn rates(&self) -> [f64; 2] {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 
     /// A kernel.
@@ -65,7 +74,6 @@ pub(super) struct Timed {
     clock: Clock,
     streams: HashMap<StreamId, u64>,
     lanes: u64,
-    rates: [f64; 2],
     /// Events and points in time.
     times: HashMap<u64, f64>,
     next: u64,
@@ -78,6 +86,7 @@ impl Timed {
     pub(super) fn new(capacity: u64, rates: [f64; 2]) -> (Timed, Clock) {
         let settings = settings::Simulated { capacity, virtual_memory: true };
         let clock = Clock::default();
+        clock.set_rates(rates);
         let device = Timed {
             memory: Simulated::new(0, settings),
             refused: Refused::Nothing,
@@ -87,7 +96,6 @@ impl Timed {
             clock: clock.clone(),
             streams: HashMap::new(),
             lanes: 0,
-            rates,
             times: HashMap::new(),
             next: 0,
             dearness: 0.0,
@@ -220,7 +228,7 @@ impl Copies for Timed {
         _to: HostAddress,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.copy(lane, size, self.rates[0]);
+        self.copy(lane, size, self.clock.rates()[0]);
         Ok(())
     }
 
@@ -231,7 +239,7 @@ impl Copies for Timed {
         _to: Address,
         size: u64,
     ) -> Result<(), DeviceError> {
-        self.copy(lane, size, self.rates[1]);
+        self.copy(lane, size, self.clock.rates()[1]);
         Ok(())
     }
 

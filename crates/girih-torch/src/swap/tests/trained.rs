@@ -296,6 +296,11 @@ impl Run {
         self.step.ops[op].us = us;
     }
 
+    /// The links carry so many bytes a microsecond from now on, out and in.
+    pub(super) fn change_links(&mut self, rates: [f64; 2]) {
+        self.clock.set_rates(rates);
+    }
+
     fn offer(&mut self) {
         let described = |state: &Alive| saved(state.storage, state.size);
         let offered: Vec<Saved> = self.states.iter().map(described).collect();

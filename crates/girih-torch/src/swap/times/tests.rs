@@ -58,7 +58,7 @@ fn of_two() -> Policy {
 /// While plans were tried the host had fallen behind: each operator seemed to take 10 us, and takes 8.
 #[test]
 fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_promised_follows() {
-    let (tuning, links) = (Tuning::default(), Links::default());
+    let (tuning, links) = (Tuning::default(), Known::default());
     let taken = |us: f64, is_coarse| Taken {
         at: vec![0, 1, 2],
         us: vec![us; 4],
@@ -70,7 +70,7 @@ fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_pro
         times.note(plans, 4.0 * us, 0.0, 0);
         times.see(taken(us, true));
         if times.judge(&tuning, false) && !times.is_settled(&tuning, &links) {
-            let sum = times.next(&tuning, &links).iter().sum();
+            let sum = times.next(&tuning, &links.planned).iter().sum();
             plans += 1;
             times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }));
         }
@@ -81,27 +81,29 @@ fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_pro
     let usual = 1 + tuning.in_vain_max;
     let before = (0..40).map(|_| step(&mut times, 10.0)).last();
     assert_eq!(before, Some(usual));
-    assert!(times.outdated(&tuning).is_none());
+    assert!(times.outdated(&tuning, &links.now).is_none());
     assert_eq!(step(&mut times, 9.7), usual, "that is as good as the same");
-    let number = times.outdated(&tuning).expect("and yet it is known").number;
-    times.reckoned(number + 1, [1.0; 3]);
+    let number = times.outdated(&tuning, &links.now).expect("and yet it is known").number;
+    times.reckoned(number + 1, [1.0; 3], links.now);
     assert_eq!(times.promised(), [40.0; 3], "another's");
-    times.reckoned(number, [38.8; 3]);
+    times.reckoned(number, [38.8; 3], links.now);
     assert_eq!(times.promised(), [38.8; 3]);
-    assert!(times.outdated(&tuning).is_none());
+    assert!(times.outdated(&tuning, &links.now).is_none());
     let after = (0..40).map(|_| step(&mut times, 8.0)).last();
     assert_eq!(after, Some(usual), "it is not told yet what it takes now");
-    times.reckoned(number, [32.0, 32.1, 32.0]);
+    times.reckoned(number, [32.0, 32.1, 32.0], links.now);
     assert_eq!(step(&mut times, 8.0), usual, "no other would take less");
-    times.reckoned(number, [32.0, 33.0, 32.0]);
+    times.reckoned(number, [32.0, 33.0, 32.0], links.now);
     let after = (0..40).map(|_| step(&mut times, 8.0)).last();
     assert_eq!(after, Some(usual + 1), "once, and 8 is what it was planned with");
     assert!((times.promised()[0] - 32.0).abs() < 1e-9);
     // Ever less: each plan seems to be better than the one before.
     let ever = (1..400).map(|k| {
         let us = 8.0 * 0.99_f64.powi(k);
-        let policy = times.outdated(&tuning).map(|policy| policy.number);
-        policy.into_iter().for_each(|it| times.reckoned(it, [4.0 * us, 5.0 * us, 4.0 * us]));
+        let policy = times.outdated(&tuning, &links.now).map(|policy| policy.number);
+        policy
+            .into_iter()
+            .for_each(|it| times.reckoned(it, [4.0 * us, 5.0 * us, 4.0 * us], links.now));
         step(&mut times, us)
     });
     assert_eq!(ever.last(), Some(tuning.plans_max));
@@ -110,7 +112,7 @@ fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_pro
 /// Each operator was at its shortest in another step: 8 us, of steps in which they take 10 on average.
 #[test]
 fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
-    let tuning = Tuning::default();
+    let (tuning, links) = (Tuning::default(), Known::default());
     let taken = |us: [f64; 4], is_coarse| Taken {
         at: vec![0, 1, 2],
         us: us.to_vec(),
@@ -125,15 +127,15 @@ fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
     (0..tuning.steps_judged).for_each(|_| times.note(1, 40.0, 0.0, 0));
     assert!(times.judge(&tuning, false));
     for step in 0..tuning.steps_judged {
-        assert!(times.outdated(&tuning).is_none(), "{step} steps say little");
+        assert!(times.outdated(&tuning, &links.now).is_none(), "{step} steps say little");
         times.see(taken([10.5 - 0.1 * f64::from(step); 4], true));
     }
     let shortest = 4.0 * (10.6 - 0.1 * f64::from(tuning.steps_judged));
-    assert_eq!(times.outdated(&tuning).map(|policy| policy.number), Some(1));
+    assert_eq!(times.outdated(&tuning, &links.now).map(|policy| policy.number), Some(1));
     let told: f64 = times.told(&tuning).iter().sum();
     assert!((told - shortest).abs() < 1e-9, "{told}");
-    times.reckoned(1, [told; 3]);
-    assert!(times.outdated(&tuning).is_none(), "and now it is promised");
+    times.reckoned(1, [told; 3], links.now);
+    assert!(times.outdated(&tuning, &links.now).is_none(), "and now it is promised");
 }
 
 /// The first plan was tried with steps of other sizes than those without one: it stays, until one that is tried with
@@ -168,7 +170,10 @@ fn what_an_operator_waited_for_is_taken_off_where_it_waited() {
 #[test]
 fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
     let tuning = Tuning::default();
-    let links = [55.0, 30.0].map(|each| Links::of_gigabytes(each, each, 2.0 * each));
+    let links = [55.0, 30.0].map(|each| {
+        let now = Links::of_gigabytes(each, each, 2.0 * each);
+        Known { planned: now, now }
+    });
     let (mut times, mut plans) = (Times::default(), 0);
     let mut policy = Policy::default();
     // The first step of a policy does not count, nor that of none.
@@ -177,7 +182,7 @@ fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
         let links = links[step / 20 % 2];
         times.note(plans, 100.0, 0.0, 0);
         if times.judge(&tuning, false) && !times.is_settled(&tuning, &links) {
-            let _ = times.next(&tuning, &links);
+            let _ = times.next(&tuning, &links.planned);
             plans += 1;
             policy.number = plans;
             times.tries(&Arc::new(std::mem::take(&mut policy)));
@@ -210,7 +215,7 @@ fn run_on(
     promise: f64,
     us: impl Fn(u32, u32, bool) -> (f64, f64),
 ) -> Vec<u32> {
-    let (tuning, links) = (Tuning::default(), Links::default());
+    let (tuning, links) = (Tuning::default(), Known::default());
     let (mut plans, mut since, mut before, mut planning) = (0, 0, None, 0);
     (0..steps)
         .map(|_| {
@@ -229,7 +234,7 @@ fn run_on(
                     times.tries(&Arc::new(Policy { number: plans, us, ..of_two() }));
                 }
             } else if times.judge(&tuning, is_restless) && !times.is_settled(&tuning, &links) {
-                let _ = times.next(&tuning, &links);
+                let _ = times.next(&tuning, &links.planned);
                 planning = 3;
             }
             number
