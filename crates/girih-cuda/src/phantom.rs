@@ -14,10 +14,10 @@
 //! those of the true run, and they are all that a recording holds.
 //!
 //! Some of the memory can be kept *solid* ([`Phantom::with_solid`]): allocations get bytes of their own while it
-//! lasts, and a part of it is left to small ones, for indices are small:
+//! lasts, and parts of it are left to small and to tiny ones, for indices are small:
 //!
 //! ```text
-//!  solid   | large ones while this lasts ........................ | small ones alone |
+//!  solid   | large ones while this lasts ............ | small ones alone | tiny ones alone |
 //! ```
 //!
 //! The workspace of a library has bytes of its own whatever there is ([`Phantom::with_workspaces`]): kernels that share
@@ -41,6 +41,13 @@ const SMALL: u64 = 16 << 20;
 
 /// One part of the solid memory in so many is left to small allocations.
 const SMALL_PART: u64 = 4;
+
+/// Bytes of the largest allocation that counts as tiny. Ids of a batch are mostly below it, and what a layer leaves for the
+/// backward pass is mostly above it, though it is small where many share a layer.
+const TINY: u64 = 2 << 20;
+
+/// One part of the solid memory in so many is left to tiny allocations.
+const TINY_PART: u64 = 16;
 
 /// A device that can stand behind a phantom.
 pub trait Backing: Device {
@@ -162,7 +169,11 @@ impl<D: Backing> Phantom<D> {
 
     /// An allocation with bytes of its own; none where there are too few.
     fn solid(&mut self, size: u64) -> Option<Address> {
-        let kept = if size <= SMALL { 0 } else { self.solid_most / SMALL_PART };
+        let kept = match size {
+            ..=TINY => 0,
+            ..=SMALL => self.solid_most / TINY_PART,
+            _ => self.solid_most / SMALL_PART,
+        };
         let backed = size.checked_next_multiple_of(self.granularity())?;
         let again = |phantom: &mut Phantom<D>, address| {
             phantom.solid.insert(address, backed);

@@ -56,6 +56,19 @@ fn some_memory_is_solid_and_a_part_of_it_is_left_to_small_allocations() {
     assert_eq!((free(&mut phantom), phantom.memory_info().free), (begun, 64 * GIB));
 }
 
+/// Where many share a layer what it keeps is small, and there is much of it.
+#[test]
+fn indices_have_bytes_of_their_own_whatever_small_ones_are_kept() {
+    let device = device_of(64 * MIB + UNIT + 256 * MIB);
+    let mut phantom = Phantom::new(device, 64 * GIB).expect("room").with_solid(256 * MIB);
+    let free = |phantom: &mut Phantom| phantom.device_mut().memory_info().free;
+    let begun = free(&mut phantom);
+    (0..100).for_each(|_| _ = phantom.alloc(8 * MIB).expect("room"));
+    assert_eq!(begun - free(&mut phantom), 240 * MIB);
+    (0..100).for_each(|_| _ = phantom.alloc(32 << 10).expect("room"));
+    assert_eq!(begun - free(&mut phantom), 256 * MIB, "those that are tiny");
+}
+
 #[test]
 fn a_workspace_has_bytes_of_its_own_whatever_is_solid() {
     thread_local! {
