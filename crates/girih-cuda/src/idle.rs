@@ -44,9 +44,14 @@ impl Idle {
         Some(address)
     }
 
-    /// Any one, with its size: what [`Idle::take`] gives for that size next.
-    pub(crate) fn any(&self) -> Option<(u64, Address)> {
-        let (&size, of_size) = self.by_size.iter().next()?;
+    /// The sizes of those that are kept, and how many there are of each.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.by_size.iter().map(|(size, of_size)| (*size, of_size.len() as u64))
+    }
+
+    /// Any one of at least so many bytes, with its size: what [`Idle::take`] gives for that size next.
+    pub(crate) fn any(&self, least: u64) -> Option<(u64, Address)> {
+        let (&size, of_size) = self.by_size.iter().find(|(size, _)| **size >= least)?;
         Some((size, *of_size.last()?))
     }
 
@@ -76,7 +81,7 @@ mod tests {
         idle.append(&mut large);
         assert!(!idle.keep(1, 1), "of two, no more than of both");
         let mut all = 0;
-        while let Some((size, address)) = idle.any() {
+        while let Some((size, address)) = idle.any(0) {
             assert_eq!(idle.take(size), Some(address));
             all += 1;
         }
@@ -91,6 +96,6 @@ mod tests {
         assert!(idle.has(4) && !idle.has(3));
         assert_eq!([2, 2, 2].map(|size| idle.take(size)), [Some(21), Some(20), None]);
         assert!(!idle.has(2));
-        assert_eq!(idle.any(), Some((4, 40)));
+        assert_eq!((idle.any(5), idle.any(0)), (None, Some((4, 40))));
     }
 }

@@ -40,6 +40,7 @@ mod near;
 mod order;
 mod peers;
 mod phantom;
+mod solid;
 mod stalls;
 mod streams;
 #[cfg(test)]

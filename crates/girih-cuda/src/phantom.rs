@@ -14,40 +14,22 @@
 //! those of the true run, and they are all that a recording holds.
 //!
 //! Some of the memory can be kept *solid* ([`Phantom::with_solid`]): allocations get bytes of their own while it
-//! lasts, and parts of it are left to small and to tiny ones, for indices are small:
-//!
-//! ```text
-//!  solid   | large ones while this lasts ............ | small ones alone | tiny ones alone |
-//! ```
+//! lasts, and parts of it are left to small and to tiny ones, for indices are small ([`Solid`]).
 //!
 //! The workspace of a library has bytes of its own whatever there is ([`Phantom::with_workspaces`]): kernels that share
 //! out a product wait there for each other, for a word that the tensors which share its bytes would write over. Such a
 //! kernel never ends.
 
 use girih_runtime::{Address, Device, DeviceError, Handle, MemoryInfo, Prices};
-use rustc_hash::FxHashMap;
 
 use crate::books::Books;
 use crate::device::CudaDevice;
 use crate::idle::Idle;
+use crate::solid::Solid;
 
 /// Bytes of the handles that back everything, besides one of the granularity. A handle maps whole or
 /// not at all, so that a large range is made of large ones, of which each costs one call.
 const LADDER: [u64; 2] = [1 << 30, 64 << 20];
-
-/// Bytes of the largest allocation that counts as small. Ids of a batch, positions, routing tables and states of
-/// random numbers are below it: two million indices.
-const SMALL: u64 = 16 << 20;
-
-/// One part of the solid memory in so many is left to small allocations.
-const SMALL_PART: u64 = 4;
-
-/// Bytes of the largest allocation that counts as tiny. Ids of a batch are mostly below it, and what a layer leaves for the
-/// backward pass is mostly above it, though it is small where many share a layer.
-const TINY: u64 = 2 << 20;
-
-/// One part of the solid memory in so many is left to tiny allocations.
-const TINY_PART: u64 = 16;
 
 /// A device that can stand behind a phantom.
 pub trait Backing: Device {
@@ -78,13 +60,7 @@ pub struct Phantom<D = CudaDevice> {
     handles: u64,
     /// Freed ranges over the rungs.
     idle: Idle,
-    /// Bytes that may be solid, and those that are, allocation by allocation.
-    solid_most: u64,
-    solid: FxHashMap<Address, u64>,
-    solid_used: u64,
-    /// Freed solid ones, of [`Phantom::solid_used`] too: those that kernels may still use, and those that none does.
-    solid_freed: Idle,
-    solid_idle: Idle,
+    solid: Solid,
     /// Whether the request that is served now is for the workspace of a library.
     is_workspace: fn() -> bool,
 }
@@ -115,21 +91,15 @@ impl<D: Backing> Phantom<D> {
             }
         }
         let books = Books::new(granularity);
-        let solid = FxHashMap::default();
-        let (used, handles, solid_most, solid_used) = (0, 0, 0, 0);
         Ok(Phantom {
             device,
             capacity,
-            used,
+            used: 0,
             rungs,
             books,
-            handles,
+            handles: 0,
             idle: Idle::default(),
-            solid_most,
-            solid,
-            solid_used,
-            solid_freed: Idle::default(),
-            solid_idle: Idle::default(),
+            solid: Solid::of(0),
             is_workspace: || false,
         })
     }
@@ -137,7 +107,7 @@ impl<D: Backing> Phantom<D> {
     /// Gives allocations memory of their own as long as `bytes` last, and as the device has them.
     #[must_use]
     pub fn with_solid(mut self, bytes: u64) -> Phantom<D> {
-        self.solid_most = bytes;
+        self.solid = Solid::of(bytes);
         self
     }
 
@@ -167,78 +137,14 @@ impl<D: Backing> Phantom<D> {
         Ok(())
     }
 
-    /// An allocation with bytes of its own; none where there are too few.
-    fn solid(&mut self, size: u64) -> Option<Address> {
-        let kept = match size {
-            ..=TINY => 0,
-            ..=SMALL => self.solid_most / TINY_PART,
-            _ => self.solid_most / SMALL_PART,
-        };
-        let backed = size.checked_next_multiple_of(self.granularity())?;
-        let again = |phantom: &mut Phantom<D>, address| {
-            phantom.solid.insert(address, backed);
-            Some(address)
-        };
-        if let Some(address) = self.solid_idle.take(backed) {
-            return again(self, address);
-        }
-        // To wait for the device is what takes long, above all where others record beside this one: so what there is
-        // is used up first, and then all that was freed serves again.
-        if self.solid_used.checked_add(backed)? > self.solid_most - kept {
-            if let Some(address) = self.solid_again(backed) {
-                return again(self, address);
-            }
-            if size <= SMALL {
-                // Freed ones of other sizes are in the way. Of large ones it does not matter whether they are solid.
-                self.let_go_of_solid().ok()?;
-            }
-        }
-        if self.solid_used.checked_add(backed)? > self.solid_most - kept {
-            return None;
-        }
-        // What the device refuses, the phantom gives.
-        self.own(backed).ok()
-    }
-
-    /// Bytes of the device that nobody else has. All of the unit, for whoever gets it next.
-    fn own(&mut self, backed: u64) -> Result<Address, DeviceError> {
-        let address = self.device.alloc(backed)?;
-        self.solid.insert(address, backed);
-        self.solid_used += backed;
-        Ok(address)
-    }
-
-    /// A freed solid one of that size, once no kernel uses it any more.
-    fn solid_again(&mut self, backed: u64) -> Option<Address> {
-        // Who captures cannot wait, and gets what is not solid.
-        if !self.solid_freed.has(backed) || self.device.finish().is_err() {
-            return None;
-        }
-        self.solid_idle.append(&mut self.solid_freed);
-        self.solid_idle.take(backed)
-    }
-
-    /// Gives the device what is solid and freed. What it refuses to take back stays.
-    fn let_go_of_solid(&mut self) -> Result<(), DeviceError> {
-        // Those that kernels may still use stay apart: the device may refuse after some.
-        for list in [&mut self.solid_idle, &mut self.solid_freed] {
-            while let Some((backed, address)) = list.any() {
-                self.device.free(address)?;
-                list.take(backed);
-                self.solid_used -= backed;
-            }
-        }
-        Ok(())
-    }
-
     /// Gives back what was freed and is kept for the next allocation of its size.
     ///
     /// # Errors
     /// [`DeviceError::Driver`]: what was not given back yet is kept.
     pub fn trim(&mut self) -> Result<(), DeviceError> {
-        self.let_go_of_solid()?;
+        self.solid.let_go(&mut self.device, 0)?;
         self.device.finish()?;
-        while let Some((backed, address)) = self.idle.any() {
+        while let Some((backed, address)) = self.idle.any(0) {
             self.device.unmap(address, backed)?;
             self.idle.take(backed);
             // Addresses without memory cost nothing: if they stay, they stay.
@@ -302,9 +208,9 @@ impl<D: Backing> Device for Phantom<D> {
         self.books.check_size("alloc", size, false)?;
         self.take(size)?;
         let backed = size.next_multiple_of(self.granularity());
-        let address = match self.solid(size) {
+        let address = match self.solid.take(&mut self.device, size) {
             Some(address) => address,
-            None if (self.is_workspace)() => self.own(backed)?,
+            None if (self.is_workspace)() => self.solid.own(&mut self.device, size)?,
             None => match self.idle.take(backed) {
                 Some(address) => address,
                 None => self.back_anew(backed)?,
@@ -319,13 +225,7 @@ impl<D: Backing> Device for Phantom<D> {
     fn free(&mut self, address: Address) -> Result<(), DeviceError> {
         let size = self.books.check_free(address)?;
         let backed = size.next_multiple_of(self.granularity());
-        if let Some(&solid) = self.solid.get(&address) {
-            if !self.solid_freed.keep(solid, address) {
-                self.device.free(address)?;
-                self.solid_used -= solid;
-            }
-            self.solid.remove(&address);
-        } else if !self.idle.keep(backed, address) {
+        if !self.solid.free(&mut self.device, address)? && !self.idle.keep(backed, address) {
             self.device.finish()?;
             self.device.unmap(address, backed)?;
             // From here on the memory is gone. Addresses without memory cost nothing: if they stay,

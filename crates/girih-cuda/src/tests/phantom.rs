@@ -65,8 +65,11 @@ fn indices_have_bytes_of_their_own_whatever_small_ones_are_kept() {
     let begun = free(&mut phantom);
     (0..100).for_each(|_| _ = phantom.alloc(8 * MIB).expect("room"));
     assert_eq!(begun - free(&mut phantom), 240 * MIB);
-    (0..100).for_each(|_| _ = phantom.alloc(32 << 10).expect("room"));
-    assert_eq!(begun - free(&mut phantom), 256 * MIB, "those that are tiny");
+    // Many of them lie in a unit.
+    (0..300).for_each(|_| _ = phantom.alloc(32 << 10).expect("room"));
+    (0..20_000).for_each(|_| _ = phantom.alloc(8).expect("room"));
+    let taken = begun - free(&mut phantom);
+    assert!(taken > 249 * MIB && taken <= 256 * MIB, "{taken}");
 }
 
 #[test]
@@ -212,13 +215,14 @@ fn freed_solid_bytes_are_waited_for_before_they_serve_again_and_once_for_all() {
 #[test]
 fn small_allocations_of_another_size_get_the_solid_bytes_of_freed_ones() {
     let mut phantom = phantom().with_solid(64 * MIB);
+    // Four are left to tiny ones.
     step(&mut phantom, &[4 * MIB; 16]);
     let free = phantom.device_mut().memory_info().free;
     let before = phantom.device().calls();
     let address = phantom.alloc(6 * MIB).expect("room");
     let after = phantom.device().calls();
-    assert_eq!((after.free - before.free, after.map), (16, before.map), "they were in the way");
-    assert_eq!(phantom.device_mut().memory_info().free, free + 64 * MIB - 6 * MIB);
+    assert_eq!((after.free - before.free, after.map), (15, before.map), "they were in the way");
+    assert_eq!(phantom.device_mut().memory_info().free, free + 60 * MIB - 6 * MIB);
     phantom.free(address).expect("it was allocated");
 }
 

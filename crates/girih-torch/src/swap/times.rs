@@ -230,7 +230,8 @@ impl Times {
     /// come to rest: if its steps took longer than another's may take, the other is followed, and so on until one stands.
     ///
     /// Where it is held up all the same the lake does not come to rest, and need not under the others either. Then these are
-    /// taken as they were, once it was tried what room does.
+    /// taken as they were, once it was tried what room does. Where it is at rest the others would be too, and take more than
+    /// was promised of them by the part by which it does, though not more than they took.
     fn prove(&mut self, tuning: &Tuning) {
         self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
         let steps = if self.is_restless { tuning.steps_judged } else { tuning.steps_proven };
@@ -243,9 +244,11 @@ impl Times {
             return;
         }
         let is_held_up = self.best.is_held_up(tuning.held_up);
-        let of = |other: &Tried| match is_held_up {
-            true => other.us().unwrap_or(f64::INFINITY),
-            false => other.hope_us(),
+        let longer = self.best.us().zip(self.best.promised_us()).map_or(0.0, |(us, due)| us / due);
+        let of = |other: &Tried| {
+            let us = other.us().unwrap_or(f64::INFINITY);
+            let at_rest = other.hope_us().max(longer * other.promised_us().unwrap_or(0.0));
+            if is_held_up { us } else { at_rest.min(us) }
         };
         let most = of(&self.best) / (1.0 + tuning.better);
         let likely = self.others.iter().enumerate();

@@ -89,7 +89,7 @@ impl Tried {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        let promised = self.policy.as_ref().map_or(f64::INFINITY, |policy| policy.us[1]);
+        let promised = self.promised_us().unwrap_or(f64::INFINITY);
         let least = (took.us - took.driver_us).max(promised.min(took.us));
         self.recent.push_back([took.us, least]);
         self.least_us = self.least_us.min(least);
@@ -136,6 +136,11 @@ impl Tried {
     /// What its schedule says of its step: see [`Policy::us`].
     pub(super) fn promised(&self) -> [f64; 3] {
         self.policy.as_ref().map_or([0.0; 3], |policy| policy.us)
+    }
+
+    /// What its step takes by its schedule, in microseconds; none without one.
+    pub(super) fn promised_us(&self) -> Option<f64> {
+        self.policy.as_ref().map(|policy| policy.us[1])
     }
 
     pub(super) fn steps(&self) -> u32 {

@@ -26,21 +26,27 @@ const LANES: u64 = 1000;
 
 /// The clocks of the streams, by handle, in microseconds; and what the links carry, out and in, in bytes a microsecond.
 #[derive(Clone, Default)]
-pub(super) struct Clock(Arc<Mutex<(HashMap<u64, f64>, [f64; 2])>>);
+pub(super) struct Clock(Arc<Mutex<Clocks>>);
+
+#[derive(Default)]
+struct Clocks {
+    streams: HashMap<u64, f64>,
+    rates: [f64; 2],
+}
 
 impl Clock {
     fn with<T>(&self, stream: u64, body: impl FnOnce(&mut f64) -> T) -> T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        body(all.0.entry(stream).or_default())
+        body(all.streams.entry(stream).or_default())
     }
 
     /// The links carry so much from now on.
     pub(super) fn set_rates(&self, rates: [f64; 2]) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1 = rates;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).rates = rates;
     }
 
     fn rates(&self) -> [f64; 2] {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).rates
     }
 
     /// A kernel.

@@ -300,6 +300,23 @@ fn room_is_left_where_views_end_by_it() {
     });
 }
 
+/// As seen of batch 16, split and swapped, on an H200: links are slower beside copies the other way than was known when
+/// schedules were tried, so that each of them takes longer than was promised.
+#[test]
+fn what_is_at_rest_is_not_given_up_for_what_others_were_promised() {
+    let mut times = Times::default();
+    let followed = run(&mut times, 300, 1004.0, |number, since, _| match (number, since) {
+        (NO_POLICY, _) => (1400.0, 400.0),
+        (_, 0..6) => (1090.0, 370.0),
+        _ => (1041.0, 0.0),
+    });
+    let changes = followed.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(changes <= 6, "{changes}: {followed:?}");
+    let number = followed[299];
+    let since = followed.iter().rposition(|&other| other != number).expect("others were tried");
+    assert!(since < 40, "{followed:?}");
+}
+
 /// As seen of eleven layers on an H100: under the tightest schedules most views are made, and none of them comes to rest.
 #[test]
 fn where_one_does_not_come_to_rest_the_others_are_taken_as_they_were() {
