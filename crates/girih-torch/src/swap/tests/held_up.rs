@@ -75,6 +75,36 @@ fn ablation_of_times() {
     }
 }
 
+/// Links carry a fifth more once schedules have settled, since no view is made beside copies any more: how far off it is
+/// what a step is then said to take, after so many steps.
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_links_at_rest() {
+    println!("| recording | links_again | after 8 steps | 16 | 32 | 64 |");
+    println!("| :-- | --: | --: | --: | --: | --: |");
+    for (name, share) in RUNS.iter().chain(&HELD_OUT) {
+        let Some(step) = step_of(name) else { continue };
+        for again in [1, 4, 16, u64::MAX] {
+            let tuning = Tuning { links_again: again, ..Tuning::default() };
+            let mut run = Run::on([42e3; 2], &step, share_of(&step, *share), tuning);
+            settle(&mut run);
+            run.change_links([50e3; 2]);
+            let mut off = Vec::new();
+            for count in 1..=64_u32 {
+                let us = run.step();
+                run.finish_planning();
+                if count.is_power_of_two() && count >= 8 {
+                    let report = serde_json::to_value(run.report()).expect("numbers");
+                    let due = report["step_us_swapped"].as_f64().expect("a number");
+                    off.push(format!("{:+.2} %", 100.0 * (due / us - 1.0)));
+                }
+            }
+            println!("| {name} | {again} | {} |", off.join(" | "));
+        }
+    }
+}
+
 /// What decides whether a step is planned once more: operators seem to take three times as long at first, and links are
 /// half as fast as the executor reckons before it has measured them.
 #[test]
