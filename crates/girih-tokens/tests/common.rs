@@ -71,3 +71,20 @@ pub fn budgets(u: &mut Unstructured<'_>, problem: &Problem) -> arbitrary::Result
     };
     Ok(Budgets { gpu, host })
 }
+
+/// What is said of `count` arbitrary inputs, the same in every run. What ends in the middle counts as none.
+pub fn each_of(count: u64, mut body: impl FnMut(&mut Unstructured<'_>) -> arbitrary::Result<()>) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for _ in 0..count {
+        let bytes: Vec<u8> = (0..256)
+            .flat_map(|_| {
+                // xorshift64.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state.to_le_bytes()
+            })
+            .collect();
+        let _ = body(&mut Unstructured::new(&bytes));
+    }
+}

@@ -1,6 +1,6 @@
 //! Decisions: bound <= optimum, bound <= girih <= everybody else, and each passes both checkers.
 
-use crate::common::{UNIT, budgets, problem};
+use crate::common::{UNIT, budgets, each_of, problem};
 use arbtest::arbtest;
 use girih_tokens::decision::Pattern;
 use girih_tokens::problem::Role;
@@ -188,7 +188,8 @@ fn more_of_a_budget_is_never_slower() {
 #[test]
 fn what_all_decisions_on_a_grid_give_is_above_the_bound_and_seldom_below_girih() {
     let (mut all, mut met, mut worst) = (0, 0, 1.0f64);
-    arbtest(|u| {
+    // So many and these: a share of few that a clock allows says little.
+    each_of(160, |u| {
         let problem = problem(u, 3)?;
         let budgets = budgets(u, &problem)?;
         let best = Method::Exact.answer(&problem, &budgets).unwrap();
@@ -202,8 +203,8 @@ fn what_all_decisions_on_a_grid_give_is_above_the_bound_and_seldom_below_girih()
             worst = worst.max(us / best);
         }
         Ok(())
-    })
-    .budget_ms(4000);
+    });
+    assert!(all > 40, "{all} fit");
     // Nothing is proven of the few patterns that are tried; on steps as small as these they do.
     assert!(met * 10 >= all * 9, "{met} of {all}, at worst {worst}");
 }

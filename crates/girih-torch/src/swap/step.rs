@@ -468,6 +468,8 @@ impl Steps {
             }
             return;
         }
+        // At rest they may have become others than those of the last plan.
+        self.links.planned = self.links.now;
         let load = times.load.clone();
         let step = seen.step(&load, times.next(&self.tuning, &self.links.planned));
         let us = times.us().to_vec();
