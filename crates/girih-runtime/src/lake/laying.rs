@@ -59,7 +59,8 @@ impl Lake {
         }
         let layout = self.repeats.layout.as_ref()?;
         let (place, reader) = (layout.place(number), search.home.stream);
-        if !place.is_empty() && self.latest_use_of_parts(place, reader).is_some() {
+        // What it was laid out on may have gone back, and other pages come there.
+        if self.can_be_shown(place) && self.latest_use_of_parts(place, reader).is_some() {
             let parts = place.to_vec();
             return self.take_parts(env, search, parts);
         }
@@ -134,6 +135,28 @@ impl Lake {
             None => self.map_view(env, search, parts).ok()?,
         };
         Some(self.use_view(search, view))
+    }
+
+    /// True if a view can show the parts side by side: each but the first begins where a page begins, and each but the
+    /// last ends where one ends. False of none.
+    fn can_be_shown(&self, parts: &[Part]) -> bool {
+        let page_over = |address| {
+            let segment = self.segments.iter().flatten().find(|it| it.contains(address))?;
+            segment.pages(Part { address, size: 1 }).next()
+        };
+        let begins =
+            |part: &Part| page_over(part.address).is_some_and(|page| page.address == part.address);
+        let ends = |part: &Part| {
+            page_over(part.end() - 1).is_some_and(|page| page.part().end() == part.end())
+        };
+        match parts {
+            [] => false,
+            [first, .., last] => {
+                let inner = &parts[1..parts.len() - 1];
+                ends(first) && inner.iter().all(|part| begins(part) && ends(part)) && begins(last)
+            }
+            [_] => true,
+        }
     }
 
     /// The free blocks of large requests of a stream.

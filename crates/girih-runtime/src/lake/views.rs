@@ -372,15 +372,18 @@ impl Lake {
             let mut lent_parts = view.parts.iter().zip(lent);
             let is_lent = |(part, block): (&Part, &Block)| block.lent && block.part() == *part;
             let (under, offset) = self.pages_under(&view.parts);
-            if view.size != view.parts.iter().map(|part| part.size).sum::<u64>()
-                || view.address != view.reserved.address + offset
-                || view.mapped() > view.reserved.size
-                || view.slots[..view.in_use()] != under
-                || view.slots.iter().any(|page| !self.is_mapped(page))
-                || !lent_parts.all(is_lent)
-                || ![0, view.parts.len()].contains(&view.lent.len())
-            {
-                return Err(format!("{view:?} is of other bytes or pages, or not lent them"));
+            let bytes: u64 = view.parts.iter().map(|part| part.size).sum();
+            let faults = [
+                (view.size != bytes, "not of its parts' size"),
+                (view.address != view.reserved.address + offset, "begins elsewhere"),
+                (view.mapped() > view.reserved.size, "larger than its reservation"),
+                (view.slots[..view.in_use()] != under, "of other pages than its parts"),
+                (!view.slots.iter().all(|page| self.is_mapped(page)), "of pages that are gone"),
+                (!lent_parts.all(is_lent), "not lent its bytes"),
+                (![0, view.parts.len()].contains(&view.lent.len()), "lent a part of its bytes"),
+            ];
+            if let Some((_, fault)) = faults.into_iter().find(|(is_fault, _)| *is_fault) {
+                return Err(format!("a view is {fault}: {view:?}"));
             }
             expected.0 += view.lent.len();
             expected.1 += usize::from(!view.lent.is_empty());
