@@ -20,12 +20,14 @@ pub struct Layings {
     pub refused: u64,
     /// Bytes of the last of all these steps that had no place; 0 too if there was too much to remember.
     pub without_place: u64,
+    /// The last that was laid out is what requests are given places in now.
+    pub stands: bool,
 }
 
 impl Lake {
     /// Steps that were to be laid out, since the run began.
     pub fn layings(&self) -> Layings {
-        self.repeats.layings
+        Layings { stands: self.repeats.layout.is_some(), ..self.repeats.layings }
     }
 
     /// A step has begun. If the one before is to be laid out it is cut, at the request where most has room; where too much

@@ -182,7 +182,9 @@ mod tests {
         }
         let old = lives.ask(1);
         lives.give(BlockId(9), old);
-        (0..SPAN + 1).for_each(|size| drop(lives.ask(u64::from(size) << 30)));
+        for size in 0..=u64::from(SPAN) {
+            let _ = lives.ask(size << 30);
+        }
         lives.free(BlockId(9));
         let slot = old.expect("it is on").slot as usize;
         assert!(!lives.slots[slot].was_young);

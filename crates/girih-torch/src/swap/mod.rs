@@ -288,10 +288,11 @@ impl Swap {
     }
 
     /// A request was refused, after so many `refusals` before. True if it may be served now: something has gone; or,
-    /// where nothing more can go, in a last try, which comes first now and then (`clearing`).
+    /// where nothing more can go, in a last try, which comes first now and then (`clearing`), unless steps are laid out.
     fn relieve(&mut self, state: &mut State, request: Request, refusals: u64) -> Outcome<bool> {
         self.note_full(state);
-        if refusals == 0 && !self.is_last_try && self.clearing.is_due() {
+        let may_clear = refusals == 0 && !self.is_last_try && !state.engine.layings().stands;
+        if may_clear && self.clearing.is_due() {
             self.is_last_try = true;
             return Ok(true);
         }

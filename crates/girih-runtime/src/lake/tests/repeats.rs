@@ -302,6 +302,7 @@ fn a_place_whose_pages_went_back_is_not_had_as_it_was() {
         let mut run = Run::new(&program, Options::default().in_vain, 50);
         (0..8).for_each(|_| _ = run.step(&program));
         assert_eq!(run.step(&program), 0);
+        assert!(run.machine.lake.layings().stands);
         // Other pages come to the same addresses: larger ones, as of one request.
         run.machine.empty_cache();
         let block = run.machine.alloc(size);
