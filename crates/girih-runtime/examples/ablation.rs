@@ -220,7 +220,7 @@ fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dy
 type Knob = fn(&mut Options) -> &mut u64;
 
 /// The constants of the lake by name.
-const KNOBS: [(&str, Knob); 25] = [
+const KNOBS: [(&str, Knob); 23] = [
     ("slack", |options| &mut options.slack),
     ("slack_min", |options| &mut options.slack_min),
     ("slack_knee", |options| &mut options.slack_knee),
@@ -228,8 +228,6 @@ const KNOBS: [(&str, Knob); 25] = [
     ("request_pages", |options| &mut options.request_pages),
     ("page_max", |options| &mut options.page_max),
     ("near", |options| &mut options.near),
-    ("young", |options| &mut options.young),
-    ("young_times", |options| &mut options.young_times),
     ("view_pages_max", |options| &mut options.view_pages_max),
     ("stale", |options| &mut options.stale),
     ("patched", |options| &mut options.patched),

@@ -40,12 +40,9 @@ impl Engine {
         let gpu = Gpu { ordinal, uuid: device.uuid() };
         let room = device.memory_info().total;
         let caching = || Box::new(Caching::new(settings.config.clone()));
-        let lake = |config: Config| match settings.swap.gpu_budget {
-            Some(_) => Lake::of(config).within_budget(),
-            None => Lake::of(config),
-        };
         let learning = |plan: Option<Plan>| {
-            let lake = lake(Config { expandable_segments: true, ..settings.config.clone() });
+            let config = Config { expandable_segments: true, ..settings.config.clone() };
+            let lake = Lake::of(config);
             Engine::Auto(Box::new(Auto::new(match plan {
                 Some(plan) => lake.with_plan(Arc::new(plan)),
                 None => lake,
@@ -54,7 +51,7 @@ impl Engine {
         let mut warnings = Vec::new();
         let engine = match settings.mode {
             Mode::Native | Mode::Expandable => Engine::Caching(caching()),
-            Mode::Stitch => Engine::Lake(Box::new(lake(settings.config.clone()))),
+            Mode::Stitch => Engine::Lake(Box::new(Lake::of(settings.config.clone()))),
             Mode::Gmlake => {
                 Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
             }

@@ -5,8 +5,7 @@
 //!       -> | used: new id |  free: f  |              -> |     free: u          |
 //! ```
 //!
-//! A request takes the low end under a new id; what remains keeps the old one. One that is thought to go soon takes the
-//! high end, and the id.
+//! A request takes the low end under a new id; what remains keeps the old one.
 
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
@@ -23,23 +22,6 @@ use crate::policy::BlockId;
 
 /// The segment of a block that is a view ([`super::views`]): its bytes are lent by others.
 pub(super) const STITCHED: u32 = u32::MAX;
-
-/// The end of a free block that a request takes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
-    Low,
-    High,
-}
-
-impl End {
-    /// So many bytes at this end of a part.
-    pub(super) fn of(self, part: Part, size: u64) -> Part {
-        match self {
-            End::Low => Part { size, ..part },
-            End::High => Part { address: part.end() - size, size },
-        }
-    }
-}
 
 /// Whose blocks lie together: those of a stream, and of small or of large requests. Index of a shelf.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -233,15 +215,6 @@ impl Heap {
         lowest.map(|(place, entry)| (entry.block, place))
     }
 
-    /// The one with the highest address of the `near` smallest free blocks of a home that have `size` bytes.
-    #[inline]
-    pub(super) fn fit_high(&self, home: Home, size: u64, near: u64) -> Option<(BlockId, Cursor)> {
-        let shelf = self.shelf(home, true);
-        let few = shelf.iter_from(shelf.lower_bound(size)).take(near.max(1) as usize);
-        let highest = few.max_by_key(|(_, entry)| entry.address);
-        highest.map(|(place, entry)| (entry.block, place))
-    }
-
     /// The free blocks of a home that have `size` bytes, the smallest first.
     pub(super) fn fitting(&self, home: Home, size: u64) -> impl Iterator<Item = BlockId> {
         let shelf = self.shelf(home, true);
@@ -259,21 +232,18 @@ impl Heap {
         self.shelf(home, false).iter().map(|entry| entry.block)
     }
 
-    /// Takes the first or the last `size` bytes of a free block off its shelf, where it is at `place`.
+    /// Takes the first `size` bytes of a free block off its shelf, where it is at `place`.
     #[inline]
-    pub(super) fn take(&mut self, id: BlockId, place: Cursor, size: u64, end: End) -> BlockId {
-        let Block { home, size: whole, .. } = self.blocks[id];
-        if whole == size {
+    pub(super) fn take(&mut self, id: BlockId, place: Cursor, size: u64) -> BlockId {
+        let home = self.blocks[id].home;
+        if self.blocks[id].size == size {
             self.shelf_mut(home, true).remove_at(place);
             return id;
         }
-        let (taken, rest) = match end {
-            End::Low => (self.cut(id, size), id),
-            End::High => (id, self.cut(id, whole - size)),
-        };
-        let entry = self.blocks[rest].entry(rest);
+        let head = self.cut(id, size);
+        let entry = self.blocks[id].entry(id);
         self.shelf_mut(home, true).replace(place, entry);
-        taken
+        head
     }
 
     /// The same of a block that is on no shelf: what remains is on it afterwards.

@@ -83,9 +83,6 @@ impl Lake {
         if planned {
             self.leave_place(id, freed);
         } else {
-            if !is_small {
-                self.lives.free(id);
-            }
             self.return_bytes(id, freed);
         }
         self.in_use -= size;

@@ -238,7 +238,6 @@ impl Lake {
         let (device, limbo) = (&mut *env.device, &mut self.limbo);
         if let Err(error) = segment.map(device, limbo, mapped, page) {
             self.drop_if_unmapped(env, id);
-            self.lives.stop();
             let is_short = matches!(error, DeviceError::OutOfMemory { .. });
             return if is_short { Ok(None) } else { Err(error) };
         }

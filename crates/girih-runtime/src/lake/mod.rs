@@ -39,7 +39,6 @@ mod last_uses;
 mod laying;
 mod layout;
 mod lending;
-mod lives;
 mod mapped;
 mod pace;
 mod pages;
@@ -61,12 +60,11 @@ use girih_plan::Plan;
 use girih_trace::{Action, Mark, MarkKind, PoolId, StreamId};
 use rustc_hash::FxHashMap;
 
-use self::block::{End, Heap, Home};
+use self::block::{Heap, Home};
 use self::follow::Followed;
 pub use self::follow::Following;
 pub use self::follower::{EntryId, Follower};
 pub use self::laying::Layings;
-use self::lives::{Asked, Lives};
 use self::pace::Pace;
 use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
@@ -121,13 +119,8 @@ pub struct Options {
     pub request_pages: u64,
     /// The largest page, in bytes.
     pub page_max: u64,
-    /// Of so many holes, the smallest that fit, a request no larger than that is given the one with the lowest address;
-    /// and one that is thought to go soon, however large, the one with the highest.
+    /// Of so many holes, the smallest that fit, a request no larger than that is given the one with the lowest address.
     pub near: u64,
-    /// A large request goes soon that is freed before so many others have come; 0 to tell of none.
-    pub young: u64,
-    /// It is thought to go soon once so many have, one after the other, that came after the same sizes.
-    pub young_times: u64,
     /// Pages that all views together may have mapped. Each takes the driver some memory.
     pub view_pages_max: u64,
     /// A view is given other pages once it was not used in so many steps, the present one among them; at least 1.
@@ -176,8 +169,6 @@ impl Default for Options {
             request_pages: 32,
             page_max: 16 << 20,
             near: 8,
-            young: 128,
-            young_times: 8,
             view_pages_max: 1 << 16,
             stale: 1,
             patched: 128,
@@ -204,20 +195,6 @@ struct Search {
     /// Bytes after rounding.
     size: u64,
     home: Home,
-    /// How long it will live, if that is asked.
-    asked: Option<Asked>,
-}
-
-impl Search {
-    /// For a request of whose life nothing is asked.
-    fn new(size: u64, home: Home) -> Search {
-        Search { size, home, asked: None }
-    }
-
-    /// The end of a hole that the request takes: the high one if it is thought to go soon.
-    fn end(&self) -> End {
-        if self.asked.is_some_and(|asked| asked.is_young) { End::High } else { End::Low }
-    }
 }
 
 /// The lake. See the [module](self).
@@ -234,7 +211,6 @@ pub struct Lake {
     limbo: Limbo,
     views: Views,
     repeats: Repeats,
-    lives: Lives,
     stains: Stains,
     order: Order,
     pace: Pace,
@@ -273,7 +249,6 @@ impl Lake {
             limbo: Limbo::default(),
             views: Views::default(),
             repeats: Repeats::new(&options),
-            lives: Lives::new(options.young, options.young_times),
             stains: Stains::default(),
             order: Order::default(),
             pace: Pace::new(&options),
@@ -295,13 +270,6 @@ impl Lake {
     pub fn of(mut config: Config) -> Lake {
         config.own_order = true;
         Lake::new(Options::default(), Caching::new(config))
-    }
-
-    /// The same for a run that is kept within a budget by swapping. Memory is full nearly all the time then: what steps ask
-    /// for is laid out as a whole, and nothing is put apart because it goes soon.
-    pub fn within_budget(mut self) -> Lake {
-        self.lives.stop();
-        self
     }
 
     /// True while a graph is captured.
@@ -381,18 +349,6 @@ impl Lake {
         if home.is_small || size > self.options.page_max { 1 } else { self.options.near }
     }
 
-    /// A request that is in no place of a plan was given a block.
-    #[inline]
-    fn note(&mut self, search: &Search, block: BlockId) {
-        if search.home.is_small {
-            return;
-        }
-        self.lives.give(block, search.asked);
-        if self.repeats.is_watching() {
-            self.note_given(search, block);
-        }
-    }
-
     /// A block of `size` bytes that is no place of a plan.
     #[inline(never)]
     fn serve_unplanned(
@@ -402,25 +358,20 @@ impl Lake {
         size: u64,
     ) -> Result<Granted, AllocError> {
         let home = self.heap.home(request.stream, size <= SMALL_SIZE);
-        // A plan knows better, and what it does not have is little.
-        let is_asked = !home.is_small && self.followed.is_none();
-        let asked = if is_asked { self.lives.ask(size) } else { None };
-        let search = Search { size, home, asked };
+        let search = Search { size, home };
         if self.repeats.is_on()
             && !home.is_small
             && let Some(block) = self.take_repeated(env, &search)
         {
-            self.note(&search, block);
+            self.note_given(&search, block);
             return Ok(self.give(env, block, &request));
         }
-        let fit = match search.end() {
-            End::Low => self.heap.fit(home, size, self.near(home, size)),
-            End::High => self.heap.fit_high(home, size, self.options.near),
-        };
-        match fit {
+        match self.heap.fit(home, size, self.near(home, size)) {
             Some((id, place)) if self.serves(env, &search, id) => {
-                let block = self.heap.take(id, place, size, search.end());
-                self.note(&search, block);
+                let block = self.heap.take(id, place, size);
+                if self.repeats.is_watching() && !home.is_small {
+                    self.note_given(&search, block);
+                }
                 Ok(self.give(env, block, &request))
             }
             _ => self.serve_more(env, &search, request),
@@ -473,7 +424,7 @@ impl Wrapper for Lake {
         let size = round_size(request.size, &self.beside.inner().config().roundup_power2_divisions);
         let home = self.heap.known_home(request.stream, size <= SMALL_SIZE);
         home.is_some_and(|home| {
-            self.heap.fit(home, size, 1).is_some() || self.could_stitch(&Search::new(size, home))
+            self.heap.fit(home, size, 1).is_some() || self.could_stitch(&Search { size, home })
         })
     }
 

@@ -93,7 +93,9 @@ impl Lake {
         let _ = self.limbo.settle(env.device);
         (self.granule, self.maps_twice) = (env.device.granularity(), env.device.maps_twice());
         if let Some(block) = self.take(env, search)? {
-            self.note(search, block);
+            if self.repeats.is_watching() && !search.home.is_small {
+                self.note_given(search, block);
+            }
             let granted = self.give(env, block, &request);
             self.take_back_places();
             return Ok(granted);
@@ -112,7 +114,6 @@ impl Lake {
         if self.gives_way(env)?
             && let Some(block) = self.take(env, search)?
         {
-            self.note(search, block);
             return Ok(self.give(env, block, &request));
         }
         Err(self.beside.refuse(env, request, search.size))
@@ -209,20 +210,11 @@ impl Lake {
         allowed: u64,
     ) -> Result<Option<BlockId>, DeviceError> {
         let after = self.held.saturating_add(growth.missing);
-        if after > allowed || !self.may_grow(env, growth) {
+        if after > allowed || !self.beside.allows(env, growth.missing) {
             return Ok(None);
         }
         let Some(block) = self.grow(env, search, growth)? else { return Ok(None) };
         self.take_off_shelf(env, search, block)
-    }
-
-    /// True if the limit has room for what is missing. Once it has not, memory is full ([`Lake::within_budget`]).
-    fn may_grow(&mut self, env: &mut Env<'_>, growth: Growth) -> bool {
-        let may = self.beside.allows(env, growth.missing);
-        if !may {
-            self.lives.stop();
-        }
-        may
     }
 
     /// Takes the first bytes of a free block for a request, whose stream waits for those that used them
@@ -338,7 +330,7 @@ impl Lake {
             let lacking = Search { size: missing, ..*search };
             // Whatever is free is had already: new pages alone.
             let growth = self.choose_growth(&lacking, Joins::Nothing);
-            if !self.may_grow(env, growth) {
+            if !self.beside.allows(env, growth.missing) {
                 return Ok(None);
             }
             self.give_up_if_strained(search, growth.missing);

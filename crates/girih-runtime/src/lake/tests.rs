@@ -48,12 +48,6 @@ impl Machine {
         Machine { device, lake: Lake::new(options, Caching::new(config)), log: Vec::new() }
     }
 
-    /// One whose memory is full nearly all the time, as of a run that swaps.
-    fn within_budget(options: Options, bytes: u64) -> Machine {
-        let machine = Machine::of(options, config(), bytes);
-        Machine { lake: machine.lake.within_budget(), ..machine }
-    }
-
     fn with<T>(&mut self, call: impl FnOnce(&mut dyn Policy, &mut Env<'_>) -> T) -> T {
         let mut env = Env::new(&mut self.device, &mut self.log);
         let result = call(&mut self.lake, &mut env);

@@ -127,14 +127,13 @@ impl Stains {
 }
 
 impl Lake {
-    /// True if its end of a free block serves a request at once, or after a wait that may be made now.
+    /// True if a free block serves a request at once, or after a wait that may be made now.
     #[inline]
     pub(super) fn serves(&mut self, env: &mut Env<'_>, search: &Search, id: BlockId) -> bool {
         if self.stains.is_empty() {
             return true;
         }
-        let part = search.end().of(self.heap.blocks[id].part(), search.size);
-        let latest = self.latest_use_of(part, id, search.home.stream);
+        let latest = self.latest_use(search, id);
         let may_wait = latest == 0 || !self.pace.is_in_debt();
         may_wait && self.wait_for(env, latest, search.home.stream).unwrap_or(false)
     }
@@ -185,8 +184,6 @@ impl Lake {
         if user == Some(own) && self.stains.stains.is_empty() {
             return;
         }
-        // Where streams share bytes, to choose among holes costs waits.
-        self.lives.stop();
         self.stains.set(part, own, user, freed);
         if self.stains.stains.len() > STAINS_MAX {
             self.stains.blur(self.order.latest());

@@ -111,7 +111,7 @@ impl Lake {
                 return Ok(false);
             }
             self.granule = env.device.granularity();
-            let search = Search::new(size, window.home);
+            let search = Search { size, home: window.home };
             for &run in &runs {
                 if !self.map_cells(env, window, run, &search)? {
                     return Ok(false);

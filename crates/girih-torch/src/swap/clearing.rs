@@ -7,9 +7,8 @@
 //! differ that lasts no longer than a step. So it is done now and then: each time that it turns out to have been no use
 //! soon afterwards, it is put off for twice as many steps.
 //!
-//! Never in the first step of a run, and never while steps are laid out: all that is free would be laid out as the requests
-//! of one step come, after a wait, and the places that all of them had found would be gone. On an H200 a run at rest lost its
-//! rest so, for good.
+//! Never in the first step of a run, and never while steps are laid out: all that is free would be laid out as the
+//! requests of one step come, and the places that all of them have would be gone.
 
 /// Steps at most for which it is put off.
 const STEPS_MAX: u64 = 1 << 10;

@@ -94,7 +94,7 @@ impl Run {
 
     fn ask(&mut self, size: u64, stream: StreamId) {
         let machine = &mut self.machine;
-        let search = Search::new(size, machine.lake.heap.home(stream, false));
+        let search = Search { size, home: machine.lake.heap.home(stream, false) };
         let mut env = Env::new(&mut machine.device, &mut machine.log);
         let may_hold = machine.lake.may_hold_in_debt(&mut env, &search);
         let lacking = size.next_multiple_of(machine.lake.granule());

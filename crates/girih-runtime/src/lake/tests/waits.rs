@@ -42,7 +42,7 @@ impl Run {
     fn ask(&mut self, mib: u64, stream: StreamId) -> Granted {
         let (size, machine) = (mib * MIB, &mut self.machine);
         let home = machine.lake.heap.home(stream, false);
-        let search = Search::new(size, home);
+        let search = Search { size, home };
         let mut env = Env::new(&mut machine.device, &mut machine.log);
         let may_hold = machine.lake.may_hold_in_debt(&mut env, &search);
         let (held, waits) = (machine.reserved(), machine.lake.order.waits());
