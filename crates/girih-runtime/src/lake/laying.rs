@@ -151,14 +151,8 @@ impl Lake {
         let ends = |part: &Part| {
             page_over(part.end() - 1).is_some_and(|page| page.part().end() == part.end())
         };
-        match parts {
-            [] => false,
-            [first, .., last] => {
-                let inner = &parts[1..parts.len() - 1];
-                ends(first) && inner.iter().all(|part| begins(part) && ends(part)) && begins(last)
-            }
-            [_] => true,
-        }
+        let meet = |pair: &[Part]| ends(&pair[0]) && begins(&pair[1]);
+        !parts.is_empty() && parts.windows(2).all(meet)
     }
 
     /// The free blocks of large requests of a stream.
