@@ -155,6 +155,30 @@ fn what_a_stream_used_another_has_only_after_a_wait_on_the_device() {
     assert_eq!(world.policy.following().waits, 1);
 }
 
+#[test]
+fn a_temporary_of_the_opening_lies_where_it_was_laid_in_a_pool_that_is_as_large_as_it_needs() {
+    let mut plan = plan(&TWO);
+    let of_steady = &plan.sequences[0].entries;
+    let outside = Entry { place: Place::Outside, ..of_steady[0] };
+    let entries = vec![of_steady[1], outside, outside];
+    plan.sequences.insert(0, Sequence { role: Role::Opening, entries, boundaries: Vec::new() });
+    let synthesis = Synthesis {
+        plan,
+        temporaries: vec![(1, 18 * MIB)],
+        opening_bytes: 22 * MIB,
+        ..Synthesis::default()
+    };
+    let mut world = World::new(synthesis, Options::default());
+    let [first, second, third] = [2, 4, 4].map(|mib| world.alloc(mib));
+    assert_eq!(second.address - first.address, 10 * MIB, "18 MiB, and 8 of the first");
+    // The third has no place and is not laid: the caching policy serves it beside the pool.
+    assert_eq!(world.counts(), (2, 1));
+    assert!(Policy::stats(&world.policy).reserved_bytes.all().peak > 22 * MIB);
+    [first, second, third].into_iter().for_each(|it| world.free(it.block));
+    // And then the steady iteration.
+    assert_eq!(world.alloc(4).address + 8 * MIB, first.address);
+}
+
 /// One static request of 8 MiB at the bottom, and a dynamic layer that may use what lies above it but for the last MiB.
 fn with_a_layer() -> Synthesis {
     Synthesis {
@@ -162,6 +186,7 @@ fn with_a_layer() -> Synthesis {
         spaces: vec![vec![(8 * MIB, 15 * MIB)], vec![(8 * MIB, 10 * MIB)]],
         opening: Vec::new(),
         steady: vec![LayerSpaces { requests: vec![0, 1], longest: 1 }],
+        ..Synthesis::default()
     }
 }
 

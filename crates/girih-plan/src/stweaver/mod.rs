@@ -40,6 +40,7 @@ mod homophase;
 mod layers;
 mod phases;
 mod synthesis;
+mod temporary;
 
 use thiserror::Error;
 

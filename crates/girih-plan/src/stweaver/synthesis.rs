@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use girih_trace::{Action, Iterations, Lifetime, Lifetimes, Mark, Tick, Trace};
 
 use super::dynamic::DynamicLayers;
-use super::{Timeline, plan_as_released};
+use super::{Timeline, plan_as_released, temporary};
 use crate::bound::max_load;
 use crate::plan::{Plan, Role, Sequence, Tenancy};
 use crate::portfolio::{Budget, Outcome, solve};
@@ -65,9 +65,20 @@ pub struct Synthesis {
     pub opening: Vec<LayerSpaces>,
     /// Those of one round of the steady sequence ([`Plan::rounds`]).
     pub steady: Vec<LayerSpaces>,
+    /// Entries of the opening to which the plan gives no place, by their index, each with its bytes from the start of
+    /// the pool: they lie over what is not in use yet.
+    pub temporaries: Vec<(u32, u64)>,
+    /// Bytes that these need with all that is there beside them; 0 if there are none.
+    pub opening_bytes: u64,
 }
 
 impl Synthesis {
+    /// Bytes of the pool: the arena, what stays above it, and what the opening needs beyond.
+    pub fn pool_bytes(&self) -> u64 {
+        let plan = self.plan.arena_bytes.saturating_add(self.plan.persistent_bytes);
+        plan.max(self.opening_bytes)
+    }
+
     /// Plans the static requests of a recording with STWeaver's planner, and finds the spaces of the others.
     ///
     /// # Errors
@@ -80,7 +91,8 @@ impl Synthesis {
         let (fixed, fixed_lives) = static_part(trace, lives, layers);
         let iterations = Iterations::of(&fixed, &fixed_lives);
         let plan = static_plan(&fixed, &fixed_lives, &iterations)?;
-        let mut synthesis = Synthesis { plan, ..Synthesis::default() };
+        let (temporaries, opening_bytes) = temporary::lay(&plan);
+        let mut synthesis = Synthesis { plan, temporaries, opening_bytes, ..Synthesis::default() };
         if layers.runs().is_empty() {
             return Ok(synthesis);
         }

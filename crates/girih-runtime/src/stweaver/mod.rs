@@ -193,6 +193,11 @@ impl Stweaver {
         };
         let of = |role| sequences(role).flat_map(|sequence| &sequence.entries).map(planned);
         self.entries = of(Role::Opening).collect();
+        for &(entry, offset) in &synthesis.temporaries {
+            if let Some(planned) = self.entries.get_mut(entry as usize) {
+                planned.offset = Some(offset);
+            }
+        }
         self.steady = self.entries.len();
         self.entries.extend(of(Role::Steady));
         self.plan = synthesis;
@@ -219,14 +224,9 @@ impl Stweaver {
         Served { fallback, ..self.served }
     }
 
-    /// Bytes of the pool that the plan asks for.
-    fn pool_bytes(&self) -> u64 {
-        self.plan.plan.arena_bytes.saturating_add(self.plan.plan.persistent_bytes)
-    }
-
     /// Takes the pool of the plan, if there is one and it is not there yet.
     fn take_pool(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        let size = self.pool_bytes();
+        let size = self.plan.pool_bytes();
         if self.pool.is_some() || self.is_without || size == 0 {
             return Ok(());
         }

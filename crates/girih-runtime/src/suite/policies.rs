@@ -105,7 +105,7 @@ pub fn woven(seed: u64) -> Box<dyn Policy> {
     let spaces = vec![vec![(0, half)], vec![(4096, 8192), (half / 2, 2 * half)], Vec::new()];
     let layer = |first: u32| LayerSpaces { requests: vec![first, 2, 1 - first], longest: first };
     let (opening, steady) = (vec![layer(1)], vec![layer(0), layer(1), LayerSpaces::default()]);
-    let synthesis = Arc::new(Synthesis { plan, spaces, opening, steady });
+    let synthesis = Arc::new(Synthesis { plan, spaces, opening, steady, ..Synthesis::default() });
     let mut inner = Stweaver::new(stweaver::Options::default(), Caching::new(Config::default()));
     inner.set_plan(synthesis);
     let mut operations = 0u32;
