@@ -305,12 +305,14 @@ def together(script: Path, tables: list[Table], options: argparse.Namespace) -> 
     """Makes tables side by side, each in a process: their launches have a GPU in turns.
 
     Libraries are loaded meanwhile, which is half of what a short launch takes. Those that take a
-    part of the card away come after the others, one on each. What is not done in time is ended,
-    and has in its file what was measured by then. 1 if a table failed or was ended.
+    part of the card away come after the others, one on each; those that time calls of the driver
+    come first, one at a time. What is not done in time is ended, and has in its file what was
+    measured by then. 1 if a table failed or was ended.
     """
     end = time.monotonic() + options.seconds
-    beside = [table for table in tables if not table.fills_card]
-    alone = [table for table in tables if table.fills_card]
+    alone = [table for table in tables if table.times_driver]
+    a_card = [table for table in tables if table.fills_card and not table.times_driver]
+    beside = [table for table in tables if table not in alone + a_card]
     with tempfile.TemporaryDirectory(prefix="girih-turns-") as folder:
         turns = Path(folder)
 
@@ -325,9 +327,10 @@ def together(script: Path, tables: list[Table], options: argparse.Namespace) -> 
                 return run_until(words, end, environment | {"GIRIH_TURNS": str(turns / name)})
 
         made = []
-        for some, places in ((beside, options.at_once), (alone, 1)):
+        for some, places in ((alone, 1), (beside, options.at_once), (a_card, 1)):
             cards = Cards(places)
-            with concurrent.futures.ThreadPoolExecutor(cards.places) as workers:
+            at_once = 1 if some is alone else cards.places
+            with concurrent.futures.ThreadPoolExecutor(at_once) as workers:
                 made += workers.map(make, some, itertools.repeat(cards))
     return int(not all(made))
 

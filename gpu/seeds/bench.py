@@ -72,6 +72,9 @@ class Table:
     """Of `bytes`, which are recorded and replayed, and `times`, which want a card to themselves."""
     fills_card: bool = False
     """True if it takes a part of the card away from all that run on it."""
+    times_driver: bool = False
+    """True if calls of the driver are what it times: other programs of the host make them up to
+    ten times slower."""
 
     @property
     def title(self) -> str:

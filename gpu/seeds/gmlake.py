@@ -316,11 +316,22 @@ def uncached(bench: Bench) -> None:
 
 DEEPSPEED = "deepspeed"
 HF, PEFT = ("transformers",), ("transformers", "peft")
+GXX = ("g++",)
 BYTES, BOTH = ("bytes",), ("bytes", "times")
 TABLES = [
-    Table("gmlake", "table1", "cost of the driver's calls for 2 GiB", table1, 1, 1, tools=("g++",)),
-    Table("gmlake", "fig6", "cost of blocks by chunk", fig6, 1, 1, tools=("g++",)),
-    Table("gmlake", "native", "native against no cache", uncached, 3, 3, HF),
+    Table(
+        "gmlake",
+        "table1",
+        "cost of the driver's calls for 2 GiB",
+        table1,
+        1,
+        1,
+        (),
+        GXX,
+        times_driver=True,
+    ),
+    Table("gmlake", "fig6", "cost of blocks by chunk", fig6, 1, 1, (), GXX, times_driver=True),
+    Table("gmlake", "native", "native against no cache", uncached, 3, 3, HF, times_driver=True),
     Table("gmlake", "fig3", "native by strategy", fig3, 3, 3, PEFT),
     Table("gmlake", "fig10", "allocators by strategy", fig10, 45, 3, PEFT, parts=BOTH),
     Table("gmlake", "fig11", "scale-out, 1 to 16 GPUs", fig11, 8, 5, PEFT, parts=BYTES),
