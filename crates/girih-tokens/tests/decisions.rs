@@ -102,67 +102,79 @@ fn a_program_s_answer_takes_the_time_that_the_program_says() {
 #[test]
 fn what_is_wrong_with_an_answer_is_found() {
     let mut found = [0; 7];
-    arbtest(|u| {
-        let problem = problem(u, 5)?;
-        let budgets = budgets(u, &problem)?;
-        let own = Method::Swap.answer(&problem, &budgets).unwrap();
-        if own.outcome.bytes == 0 {
-            return Ok(());
+    // As often as it takes, however slow the machine is.
+    for _ in 0..16 {
+        if found.iter().all(|&it| it > 50) {
+            break;
         }
-        for (damage, found) in found.iter_mut().enumerate() {
-            let (mut decision, mut ran) = (own.decision.clone(), own.outcome.clone());
-            let last = ran.run.pieces.len() - 1;
-            match damage {
-                // A byte that nobody has; an input that is computed again.
-                0 => decision.shares[0][0].swap += 1,
-                1 => {
-                    let share = &mut decision.shares[0][0];
-                    (share.keep, share.swap, share.remake) = (0, 0, share.keep + share.swap);
-                }
-                // A copy that begins before its layer has ended; one that ends after it is used; one too fast.
-                2 => ran.run.pieces[0].from_us = 0.0,
-                3 => ran.run.pieces[last].to_us = ran.step_us + 9.0,
-                4 => {
-                    let pieces = ran.run.pieces.iter_mut();
-                    let largest = pieces.max_by(|a, b| a.bytes.total_cmp(&b.bytes)).unwrap();
-                    largest.from_us = largest.to_us - 1e-3;
-                }
-                // Bytes that are not said.
-                5 => ran.gpu_peak -= 1,
-                _ => ran.host_peak /= 2,
+        arbtest(|u| {
+            let problem = problem(u, 5)?;
+            let budgets = budgets(u, &problem)?;
+            let own = Method::Swap.answer(&problem, &budgets).unwrap();
+            if own.outcome.bytes == 0 {
+                return Ok(());
             }
-            *found += u32::from(recount(&problem, &decision, &ran).is_err());
-        }
-        Ok(())
-    })
-    .budget_ms(1500);
+            for (damage, found) in found.iter_mut().enumerate() {
+                let (mut decision, mut ran) = (own.decision.clone(), own.outcome.clone());
+                let last = ran.run.pieces.len() - 1;
+                match damage {
+                    // A byte that nobody has; an input that is computed again.
+                    0 => decision.shares[0][0].swap += 1,
+                    1 => {
+                        let share = &mut decision.shares[0][0];
+                        (share.keep, share.swap, share.remake) = (0, 0, share.keep + share.swap);
+                    }
+                    // A copy that begins before its layer has ended; one that ends after it is used; one too fast.
+                    2 => ran.run.pieces[0].from_us = 0.0,
+                    3 => ran.run.pieces[last].to_us = ran.step_us + 9.0,
+                    4 => {
+                        let pieces = ran.run.pieces.iter_mut();
+                        let largest = pieces.max_by(|a, b| a.bytes.total_cmp(&b.bytes)).unwrap();
+                        largest.from_us = largest.to_us - 1e-3;
+                    }
+                    // Bytes that are not said.
+                    5 => ran.gpu_peak -= 1,
+                    _ => ran.host_peak /= 2,
+                }
+                *found += u32::from(recount(&problem, &decision, &ran).is_err());
+            }
+            Ok(())
+        })
+        .budget_ms(1500);
+    }
     assert!(found.iter().all(|&it| it > 50 && it == found[0]), "{found:?}");
 }
 
 #[test]
 fn girih_fits_where_anybody_does_and_is_never_slower() {
     let mut tight = 0;
-    arbtest(|u| {
-        let problem = problem(u, 6)?;
-        let budgets = budgets(u, &problem)?;
-        let own = Method::Girih.answer(&problem, &budgets).unwrap();
-        assert_eq!(Method::Girih.fits(&problem, &budgets), Ok(own.fits));
-        for method in Method::ALL.into_iter().filter(|&method| method != Method::Exact) {
-            let other = method.answer(&problem, &budgets).unwrap();
-            assert_eq!(method.fits(&problem, &budgets), Ok(other.fits), "{method:?}");
-            if other.fits {
-                let (own_us, us) = (own.outcome.step_us, other.outcome.step_us);
-                assert!(own.fits, "{method:?} fits: {problem:?} {budgets:?}");
-                assert!(
-                    own_us <= us + 1e-9,
-                    "{method:?}: {us} < {own_us}: {problem:?} {budgets:?}"
-                );
-                tight += 1;
-            }
+    // As often as it takes, however slow the machine is.
+    for _ in 0..16 {
+        if tight > 100 {
+            break;
         }
-        Ok(())
-    })
-    .budget_ms(3000);
+        arbtest(|u| {
+            let problem = problem(u, 6)?;
+            let budgets = budgets(u, &problem)?;
+            let own = Method::Girih.answer(&problem, &budgets).unwrap();
+            assert_eq!(Method::Girih.fits(&problem, &budgets), Ok(own.fits));
+            for method in Method::ALL.into_iter().filter(|&method| method != Method::Exact) {
+                let other = method.answer(&problem, &budgets).unwrap();
+                assert_eq!(method.fits(&problem, &budgets), Ok(other.fits), "{method:?}");
+                if other.fits {
+                    let (own_us, us) = (own.outcome.step_us, other.outcome.step_us);
+                    assert!(own.fits, "{method:?} fits: {problem:?} {budgets:?}");
+                    assert!(
+                        own_us <= us + 1e-9,
+                        "{method:?}: {us} < {own_us}: {problem:?} {budgets:?}"
+                    );
+                    tight += 1;
+                }
+            }
+            Ok(())
+        })
+        .budget_ms(3000);
+    }
     assert!(tight > 100);
 }
 
