@@ -68,7 +68,7 @@ pub struct Synthesis {
     /// Entries of the opening to which the plan gives no place, by their index, each with its bytes from the start of
     /// the pool: they lie over what is not in use yet.
     pub temporaries: Vec<(u32, u64)>,
-    /// Bytes that these need with all that is there beside them; 0 if there are none.
+    /// Bytes of the pool, at least, with these in it.
     pub opening_bytes: u64,
 }
 

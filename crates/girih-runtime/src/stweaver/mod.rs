@@ -9,11 +9,11 @@
 //!           └─ all else, and what finds no place ─► a caching policy ──────────────────────────────────────────┘
 //! ```
 //!
-//! Before training a pool is taken as large as the plan, in one piece of the device's own memory; nothing else is
-//! mapped or given back later. The static allocator provides "pre-planned memory addresses sequentially": the n-th
-//! static request has the n-th place, and after the last of the steady iteration comes its first. One request too many
-//! or too few, and all that follow have the places of others; the paper has nothing that finds the way back, and so
-//! this has not, unless it is asked for ([`Options::resyncs`]).
+//! Before training a pool is taken as large as the plan and its opening, in one piece of the device's own memory;
+//! nothing else is mapped or given back later. The static allocator provides "pre-planned memory addresses
+//! sequentially": the n-th static request has the n-th place, and after the last of the steady iteration comes its
+//! first. One request too many or too few, and all that follow have the places of others; the paper has nothing that
+//! finds the way back, and so this has not, unless it is asked for ([`Options::resyncs`]).
 //!
 //! Where the paper leaves a choice:
 //! - A place is given only if all of its bytes are free, and only to a request of the planned size, as in the published
