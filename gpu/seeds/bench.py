@@ -73,8 +73,8 @@ class Table:
     fills_card: bool = False
     """True if it takes a part of the card away from all that run on it."""
     times_driver: bool = False
-    """True if calls of the driver are what it times: other programs of the host make them up to
-    ten times slower."""
+    """True if calls of the driver are what it times: beside other programs of the host they
+    were seen to take two to twenty times as long."""
 
     @property
     def title(self) -> str:
