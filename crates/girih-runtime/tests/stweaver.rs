@@ -162,12 +162,7 @@ fn a_temporary_of_the_opening_lies_where_it_was_laid_in_a_pool_that_is_as_large_
     let outside = Entry { place: Place::Outside, ..of_steady[0] };
     let entries = vec![of_steady[1], outside, outside];
     plan.sequences.insert(0, Sequence { role: Role::Opening, entries, boundaries: Vec::new() });
-    let synthesis = Synthesis {
-        plan,
-        temporaries: vec![(1, 18 * MIB)],
-        opening_bytes: 22 * MIB,
-        ..Synthesis::default()
-    };
+    let synthesis = Synthesis { plan, temporaries: vec![(1, 18 * MIB)], ..Synthesis::default() };
     let mut world = World::new(synthesis, Options::default());
     let [first, second, third] = [2, 4, 4].map(|mib| world.alloc(mib));
     assert_eq!(second.address - first.address, 10 * MIB, "18 MiB, and 8 of the first");

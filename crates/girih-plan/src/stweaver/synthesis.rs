@@ -29,7 +29,7 @@ use girih_trace::{Action, Iterations, Lifetime, Lifetimes, Mark, Tick, Trace};
 use super::dynamic::DynamicLayers;
 use super::{Timeline, plan_as_released, temporary};
 use crate::bound::max_load;
-use crate::plan::{Plan, Role, Sequence, Tenancy};
+use crate::plan::{Plan, Role, Sequence, Tenancy, granted};
 use crate::portfolio::{Budget, Outcome, solve};
 use crate::problem::{Problem, ProblemError};
 use crate::profile;
@@ -65,18 +65,21 @@ pub struct Synthesis {
     pub opening: Vec<LayerSpaces>,
     /// Those of one round of the steady sequence ([`Plan::rounds`]).
     pub steady: Vec<LayerSpaces>,
-    /// Entries of the opening to which the plan gives no place, by their index, each with its bytes from the start of
-    /// the pool: they lie over what is not in use yet.
+    /// Entries of the opening to which the plan gives no place, by their index, each with where it begins, in bytes from
+    /// the start of the pool: they lie over what is not in use yet.
     pub temporaries: Vec<(u32, u64)>,
-    /// Bytes of the pool, at least, with these in it.
-    pub opening_bytes: u64,
 }
 
 impl Synthesis {
     /// Bytes of the pool: the arena, what stays above it, and what the opening needs beyond.
     pub fn pool_bytes(&self) -> u64 {
         let plan = self.plan.arena_bytes.saturating_add(self.plan.persistent_bytes);
-        plan.max(self.opening_bytes)
+        let opening = self.sequence(Role::Opening).map_or(&[][..], |it| &it.entries);
+        let ends = self.temporaries.iter().filter_map(|&(index, offset)| {
+            let size = granted(opening.get(index as usize)?.size_max);
+            Some(offset.saturating_add(size))
+        });
+        ends.fold(plan, u64::max)
     }
 
     /// Plans the static requests of a recording with STWeaver's planner, and finds the spaces of the others.
@@ -91,8 +94,8 @@ impl Synthesis {
         let (fixed, fixed_lives) = static_part(trace, lives, layers);
         let iterations = Iterations::of(&fixed, &fixed_lives);
         let plan = static_plan(&fixed, &fixed_lives, &iterations)?;
-        let (temporaries, opening_bytes) = temporary::lay(&plan);
-        let mut synthesis = Synthesis { plan, temporaries, opening_bytes, ..Synthesis::default() };
+        let temporaries = temporary::lay(&plan);
+        let mut synthesis = Synthesis { plan, temporaries, ..Synthesis::default() };
         if layers.runs().is_empty() {
             return Ok(synthesis);
         }

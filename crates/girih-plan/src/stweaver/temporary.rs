@@ -16,22 +16,21 @@ use crate::fill::Fill;
 use crate::plan::{Entry, Place, Plan, Role, granted};
 use crate::problem::Buffer;
 
-/// Entries of the opening by their index, each with its bytes from the start of the pool, and the bytes of the pool:
-/// below lies the arena of `plan`, then what stays.
-pub(super) fn lay(plan: &Plan) -> (Vec<(u32, u64)>, u64) {
-    let pool = plan.arena_bytes.saturating_add(plan.persistent_bytes);
+/// Entries of the opening by their index, each with where it begins, in bytes from the start of the pool: below lies the
+/// arena of `plan`, then what stays.
+pub(super) fn lay(plan: &Plan) -> Vec<(u32, u64)> {
     let Some(opening) = plan.sequences.iter().find(|it| it.role == Role::Opening) else {
-        return (Vec::new(), pool);
+        return Vec::new();
     };
     let count = opening.entries.len() as u32;
     // What lives on into the steady iteration is in its way, and is no temporary.
     let is_temporary = |entry: &Entry| entry.place == Place::Outside && entry.until < count;
     if !opening.entries.iter().any(is_temporary) {
-        return (Vec::new(), pool);
+        return Vec::new();
     }
     let buffers = (0..).zip(&opening.entries).map(|(lower, entry)| {
         let stays = matches!(entry.place, Place::Persistent(_));
-        let upper = if stays { count } else { entry.until.clamp(lower + 1, count.max(lower + 1)) };
+        let upper = if stays { count } else { entry.until.clamp(lower + 1, count) };
         Buffer { lower, upper, size: granted(entry.size_max) }
     });
     let mut fill = Fill::new(buffers.collect());
@@ -46,13 +45,8 @@ pub(super) fn lay(plan: &Plan) -> (Vec<(u32, u64)>, u64) {
         }
     }
     temporaries.sort_by_key(|&index| (u64::MAX - opening.entries[index].size_max, index));
-    let mut height = pool;
-    let laid = temporaries.into_iter().filter_map(|index| {
-        let offset = fill.first_fit(index, u64::MAX)?;
-        height = height.max(offset + granted(opening.entries[index].size_max));
-        Some((index as u32, offset))
-    });
-    (laid.collect(), height)
+    let laid = temporaries.into_iter();
+    laid.filter_map(|index| Some((index as u32, fill.first_fit(index, u64::MAX)?))).collect()
 }
 
 #[cfg(test)]
@@ -61,6 +55,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{ALIGNMENT, Sequence};
+    use crate::stweaver::Synthesis;
 
     fn entry(units: u64, place: Place, until: u32) -> Entry {
         let size = units * ALIGNMENT;
@@ -96,21 +91,23 @@ mod tests {
             )
         };
         // Of 2 units: in the arena; the one of 1 unit over the second that stays, which is not there yet.
-        let (laid, pool) = lay(&opening(2));
-        assert_eq!(laid, [(0, 0), (2, 3 * ALIGNMENT)], "the last one lives on");
-        assert_eq!(pool, 8 * ALIGNMENT);
+        let laid = |units| {
+            let plan = opening(units);
+            let temporaries = lay(&plan);
+            Synthesis { plan, temporaries, ..Synthesis::default() }
+        };
+        let small = laid(2);
+        assert_eq!(small.temporaries, [(0, 0), (2, 3 * ALIGNMENT)], "the last one lives on");
+        assert_eq!(small.pool_bytes(), 8 * ALIGNMENT);
         // Of 7 units there is no room below what stays first: it lies above, and so high is the pool.
-        let (laid, pool) = lay(&opening(7));
-        assert_eq!(laid, [(0, 3 * ALIGNMENT), (2, 0)]);
-        assert_eq!(pool, 10 * ALIGNMENT);
+        let large = laid(7);
+        assert_eq!(large.temporaries, [(0, 3 * ALIGNMENT), (2, 0)]);
+        assert_eq!(large.pool_bytes(), 10 * ALIGNMENT);
     }
 
     #[test]
-    fn without_temporaries_the_pool_is_the_plan() {
-        assert_eq!(lay(&Plan::default()), (Vec::new(), 0));
-        assert_eq!(
-            lay(&plan(vec![entry(1, Place::Persistent(0), 0)], 3)),
-            (Vec::new(), 5 * ALIGNMENT)
-        );
+    fn without_an_opening_or_temporaries_nothing_is_laid() {
+        assert_eq!(lay(&Plan::default()), []);
+        assert_eq!(lay(&plan(vec![entry(1, Place::Persistent(0), 0)], 3)), []);
     }
 }
