@@ -16,8 +16,8 @@
 //!
 //! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
 //! `dearness=N` the device tells of N times the prices of the list, with `capacity=N` it has N MiB, and with `each=1` the
-//! only table has the milliseconds that each iteration of each recording asked of the device. With
-//! `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
+//! only table has a row for each recording: what `stitch`, a plan of all of it and a second launch make of it, what
+//! that cost, and the milliseconds that `stitch` asked of the device in each iteration. With `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
 //! the constants of time. With `generated=N` there are N programs more of each kind that [`generated`] makes, whose sizes
 //! never come again.
 
@@ -32,7 +32,7 @@ use girih_plan::{Budget, Plan, profile, solve};
 use girih_runtime::auto;
 use girih_runtime::lake::Options;
 use girih_runtime::sim::Call;
-use girih_runtime::simulate::{Allocator, Setup, launch, simulate};
+use girih_runtime::simulate::{Allocator, Setup, Simulation, launch, simulate};
 use girih_trace::compress::Limits;
 use girih_trace::generate::{Buckets, Kind, Training, buckets, program, training};
 use girih_trace::parts::prolonged;
@@ -43,6 +43,7 @@ const EARLY: usize = 4;
 
 /// A recording, ready to be replayed.
 struct Run {
+    name: String,
     trace: Trace,
     lives: Lifetimes,
     iterations: Iterations,
@@ -62,10 +63,11 @@ impl Run {
                 marks::apply(&mut trace, &bytes)?;
             }
         }
-        Ok(Run::of(trace, iterations))
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Run::of(name, trace, iterations))
     }
 
-    fn of(mut trace: Trace, iterations: usize) -> Run {
+    fn of(name: String, mut trace: Trace, iterations: usize) -> Run {
         let mut lives = Lifetimes::of(&trace);
         let found = Iterations::of(&trace, &lives);
         if let Some(longer) = prolonged(&trace, &lives, &found, iterations) {
@@ -75,7 +77,7 @@ impl Run {
         let iterations = Iterations::of(&trace, &lives);
         let starts = iterations.list.iter().map(|iteration| Tick(iteration.ticks.start)).collect();
         let setup = Setup { iterations: starts, ..Setup::default() };
-        Run { trace, lives, iterations, setup }
+        Run { name, trace, lives, iterations, setup }
     }
 }
 
@@ -125,31 +127,48 @@ fn go_on(trace: &mut Trace) {
 
 /// A row of the table: what `stitch` makes of all recordings.
 fn row(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
-    let (mut efficiencies, mut cost, mut late, mut waits) = (Vec::new(), 0.0, 0.0, 0);
+    let (mut efficiencies, mut cost, mut dearest, mut waits) = (Vec::new(), 0.0, 0.0, 0);
     for run in runs {
         let setup = Setup { lake, ..run.setup.clone() };
         let simulation = simulate(&run.trace, &run.lives, Allocator::Stitch, &setup)?;
         efficiencies.push(simulation.efficiency());
         cost += simulation.calls.sum().microseconds / 1e3;
-        let costs = simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3);
-        late += costs.skip(EARLY).fold(0.0, f64::max);
+        dearest += late(&simulation);
         // The last may be cut short.
         let whole = simulation.iterations.iter().rev().nth(1);
         waits += whole.map_or(0, |calls| calls.of(Call::WaitEvent).calls);
     }
     let (least, mean) = least_and_mean(&efficiencies);
-    println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {late:.0} | {waits} |");
+    println!("| {what} | {least:.4} | {mean:.4} | {cost:.0} | {dearest:.0} | {waits} |");
     Ok(())
 }
 
-/// A row for each recording: milliseconds of all calls in each iteration.
-fn each(what: &str, runs: &[Run], lake: Options) -> Result<(), Box<dyn Error>> {
-    for run in runs {
-        let setup = Setup { lake, ..run.setup.clone() };
-        let simulation = simulate(&run.trace, &run.lives, Allocator::Stitch, &setup)?;
-        let costs = simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3);
-        let costs: Vec<_> = costs.map(|cost| format!("{cost:.0}")).collect();
-        println!("| {what} | {:.4} | {} |", simulation.efficiency(), costs.join(" "));
+/// Milliseconds that all calls of each iteration ask of the device.
+fn costs(simulation: &Simulation) -> impl Iterator<Item = f64> {
+    simulation.iterations.iter().map(|calls| calls.sum().microseconds / 1e3)
+}
+
+/// Those of the dearest iteration that is not an early one.
+fn late(simulation: &Simulation) -> f64 {
+    costs(simulation).skip(EARLY).fold(0.0, f64::max)
+}
+
+/// A row for each recording: its efficiency and what that cost, without a plan, with one of all of it, and in a second
+/// launch; and of the first of these milliseconds of all calls in each iteration.
+fn each(what: &str, runs: &[Run], plans: &[Plans], lake: Options) -> Result<(), Box<dyn Error>> {
+    for (run, plans) in runs.iter().zip(plans) {
+        let plan = Some(Arc::clone(&plans.whole));
+        let setup = Setup { lake, plan, kept: plans.kept.clone(), ..run.setup.clone() };
+        print!("| {what} | {} |", run.name);
+        let ways = [Allocator::Stitch, Allocator::Planned, Allocator::Again];
+        let all = ways.map(|way| simulate(&run.trace, &run.lives, way, &setup));
+        let all: Vec<_> = all.into_iter().collect::<Result<_, _>>()?;
+        for simulation in &all {
+            let cost = simulation.calls.sum().microseconds / 1e3;
+            print!(" {:.4} | {cost:.0} | {:.0} |", simulation.efficiency(), late(simulation));
+        }
+        let costs: Vec<_> = costs(&all[0]).map(|cost| format!("{cost:.0}")).collect();
+        println!(" {} |", costs.join(" "));
     }
     Ok(())
 }
@@ -162,7 +181,7 @@ struct Plans {
 
 impl Plans {
     fn of(run: &Run) -> Result<Plans, Box<dyn Error>> {
-        let Run { trace, lives, iterations, setup } = run;
+        let Run { trace, lives, iterations, setup, .. } = run;
         let whole = profile::plan(trace, lives, iterations, |problem| {
             solve(problem, Budget::interactive(problem.buffers.len()))
         })?;
@@ -200,7 +219,7 @@ fn least_and_mean(values: &[f64]) -> (f64, f64) {
 fn launches(what: &str, runs: &[Run], judge: auto::Options) -> Result<(), Box<dyn Error>> {
     let (mut first, mut second, mut kept, mut followed) = (Vec::new(), Vec::new(), 0, 0);
     for run in runs {
-        let Run { trace, lives, iterations, setup } = run;
+        let Run { trace, lives, iterations, setup, .. } = run;
         let setup = Setup { judge, ..setup.clone() };
         let plan = launch::first(trace, lives, iterations, &setup)?;
         kept += usize::from(plan.is_some());
@@ -296,16 +315,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     let capacity = number("capacity")?.map(|mib| mib << 20);
     let is_each = number("each")?.is_some();
     let runs = paths.iter().map(|path| Run::read(Path::new(path), iterations));
-    let made = (0..seeds).flat_map(generated).map(|trace| Ok(Run::of(trace, iterations)));
+    let made = (0..seeds)
+        .flat_map(generated)
+        .enumerate()
+        .map(|(number, trace)| Ok(Run::of(format!("generated {number}"), trace, iterations)));
     let mut runs = runs.chain(made).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     for Run { setup, .. } in &mut runs {
         (setup.dearness, setup.capacity) = (dearness, capacity);
     }
     println!("{} recordings\n", runs.len());
     if is_each {
-        println!("| what | efficiency | iterations, ms |\n|:--|--:|:--|");
-        each("as it is", &runs, Options::default())?;
-        return settings.iter().try_for_each(|it| each(&format!("`{it}`"), &runs, parse(it)?));
+        let of = ["stitch", "planned", "again"].map(|way| format!("{way} | cost, ms | late, ms"));
+        println!("| what | recording | {} | iterations, ms |", of.join(" | "));
+        println!("|:--|:--|{}:--|", "--:|".repeat(9));
+        let plans = runs.iter().map(Plans::of).collect::<Result<Vec<_>, _>>()?;
+        each("as it is", &runs, &plans, Options::default())?;
+        return settings
+            .iter()
+            .try_for_each(|it| each(&format!("`{it}`"), &runs, &plans, parse(it)?));
     }
     println!("| what | least efficiency | mean | cost, ms | late iterations, ms | waits |");
     println!("|:--|--:|--:|--:|--:|--:|");

@@ -9,26 +9,26 @@ use girih_trace::{Iterations, Lifetimes, Trace};
 
 /// The recordings, with the least efficiency of `stitch` over the whole run.
 const RECORDINGS: [(&str, f64); 10] = [
-    ("fsdp2_R_r0", 0.97),
-    ("gpt2m_R_vary", 0.97),
-    ("llama2b_N", 0.99),
-    ("llama2b_R", 0.99),
-    ("llama2b_vary", 0.97),
-    ("megatron_gpt2-R_r3", 0.99),
-    ("megatron_gpt2-V-R_r0", 0.99),
-    ("mlp_stacks", 0.99),
-    ("moe_R", 0.995),
-    ("moe_vary", 0.995),
+    ("fsdp2_R_r0", 0.995),
+    ("gpt2m_R_vary", 0.996),
+    ("llama2b_N", 0.998),
+    ("llama2b_R", 0.996),
+    ("llama2b_vary", 0.994),
+    ("megatron_gpt2-R_r3", 0.998),
+    ("megatron_gpt2-V-R_r0", 0.995),
+    ("mlp_stacks", 0.991),
+    ("moe_R", 0.997),
+    ("moe_vary", 0.996),
 ];
 
 /// Those of programs whose sizes vary from step to step, likewise.
 const KINDS: [(&str, f64); 6] = [
-    ("kinds/evaluation", 0.995),
-    ("kinds/experts", 0.98),
-    ("kinds/gan", 0.99),
-    ("kinds/graphs", 0.995),
-    ("kinds/turns", 0.975),
-    ("kinds/video", 0.99),
+    ("kinds/evaluation", 0.999),
+    ("kinds/experts", 0.987),
+    ("kinds/gan", 0.995),
+    ("kinds/graphs", 0.996),
+    ("kinds/turns", 0.983),
+    ("kinds/video", 0.995),
 ];
 
 fn run(trace: &Trace, allocator: Allocator) -> Simulation {
@@ -69,7 +69,6 @@ fn stitch_holds_little_more_than_is_in_use_and_no_more_than_other_allocators() {
 
 #[test]
 fn a_plan_holds_no_more_than_no_plan_or_than_the_slack_of_its_places_but_for_a_page() {
-    let mut helped = 0;
     for (name, _) in RECORDINGS {
         let trace = crate::corpus::recording(name);
         let [planned, stitch] = [Allocator::Planned, Allocator::Stitch].map(|of| run(&trace, of));
@@ -78,10 +77,10 @@ fn a_plan_holds_no_more_than_no_plan_or_than_the_slack_of_its_places_but_for_a_p
         let places = in_use + in_use / Options::default().slack;
         // What misses its place lies at the ends of other pages.
         assert!(peaks[0] <= peaks[1].max(places) + PAGE, "{name}: {peaks:?}");
-        helped += usize::from(peaks[0] <= peaks[1]);
+        // Nobody follows a plan with which the run that it is of holds more.
+        let is_helpful = !["llama2b_N", "moe_R"].contains(&name);
+        assert_eq!(peaks[0] <= peaks[1], is_helpful, "{name}: {peaks:?}");
     }
-    // Nobody follows a plan with which the run that it is of holds more: here that of `llama2b_N`.
-    assert!(helped + 1 >= RECORDINGS.len(), "{helped}");
 }
 
 #[test]

@@ -9,10 +9,9 @@ use girih_trace::parts::first_part;
 use girih_trace::{Iterations, Lifetimes, Tick, Trace};
 
 /// Recordings whose iterations are alike in sizes.
-const STEADY: [&str; 5] =
-    ["fsdp2_R_r0", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0", "moe_R"];
-/// One whose plan holds some MiB more than none in its own run: nobody follows it.
-const UNHELPFUL: &str = "llama2b_N";
+const STEADY: [&str; 4] = ["fsdp2_R_r0", "llama2b_R", "megatron_gpt2-R_r3", "megatron_gpt2-V-R_r0"];
+/// Those whose plans hold some MiB more than none in their own runs: nobody follows them.
+const UNHELPFUL: [&str; 2] = ["llama2b_N", "moe_R"];
 /// Recordings whose iterations are not.
 const VARIED: [&str; 3] = ["gpt2m_R_vary", "llama2b_vary", "moe_vary"];
 /// The least efficiency where iterations repeat.
@@ -75,7 +74,7 @@ fn a_plan_of_the_first_half_serves_a_rest_that_is_like_it() {
 
 #[test]
 fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
-    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
+    for name in STEADY.into_iter().chain(VARIED).chain(UNHELPFUL) {
         let halves = Halves::of(&crate::corpus::recording(name));
         let held = [&halves.learnt, &halves.stitch].map(reserved);
         assert!(held[0] <= held[1], "{name}: {held:?}");
@@ -87,7 +86,7 @@ fn a_plan_of_the_first_half_of_what_was_recorded_holds_no_more_than_none() {
 
 #[test]
 fn a_second_launch_is_at_least_what_the_first_was_and_better_where_steps_are_alike() {
-    for name in STEADY.into_iter().chain(VARIED).chain([UNHELPFUL]) {
+    for name in STEADY.into_iter().chain(VARIED).chain(UNHELPFUL) {
         let trace = crate::corpus::recording(name);
         let lives = Lifetimes::of(&trace);
         let iterations = Iterations::of(&trace, &lives);

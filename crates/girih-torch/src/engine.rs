@@ -11,7 +11,7 @@ use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
-use girih_runtime::lake::{Lake, Layings};
+use girih_runtime::lake::{Lake, Layings, Options};
 use girih_runtime::{Address, AllocError, BlockId, Env, Following, Granted, Policy, Request};
 
 use crate::device::HeapDevice;
@@ -40,9 +40,11 @@ impl Engine {
         let gpu = Gpu { ordinal, uuid: device.uuid() };
         let room = device.memory_info().total;
         let caching = || Box::new(Caching::new(settings.config.clone()));
+        let is_swapping = settings.swap.gpu_budget.is_some();
+        let weights = if is_swapping { Options::swapping() } else { Options::default() };
         let learning = |plan: Option<Plan>| {
             let config = Config { expandable_segments: true, ..settings.config.clone() };
-            let lake = Lake::of(config);
+            let lake = Lake::weighed(weights, config);
             Engine::Auto(Box::new(Auto::new(match plan {
                 Some(plan) => lake.with_plan(Arc::new(plan)),
                 None => lake,
@@ -51,7 +53,7 @@ impl Engine {
         let mut warnings = Vec::new();
         let engine = match settings.mode {
             Mode::Native | Mode::Expandable => Engine::Caching(caching()),
-            Mode::Stitch => Engine::Lake(Box::new(Lake::of(settings.config.clone()))),
+            Mode::Stitch => Engine::Lake(Box::new(Lake::weighed(weights, settings.config.clone()))),
             Mode::Gmlake => {
                 Engine::Gmlake(Box::new(Gmlake::new(settings.gmlake.clone(), *caching())))
             }

@@ -159,6 +159,14 @@ pub struct Options {
     pub strain: u64,
 }
 
+impl Options {
+    /// The weights of a lake in which tensors come and go within a budget: their steps are laid out page by page, and
+    /// until then views are made in all of them, so that pages are larger (`bench/results/lake.md`, "Smaller pages").
+    pub fn swapping() -> Options {
+        Options { page_max: 16 << 20, ..Options::default() }
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
@@ -167,7 +175,7 @@ impl Default for Options {
             slack_knee: 44 << 20,
             pages: 4096,
             request_pages: 32,
-            page_max: 16 << 20,
+            page_max: 8 << 20,
             near: 8,
             view_pages_max: 1 << 16,
             stale: 1,
@@ -267,9 +275,13 @@ impl Lake {
 
     /// A lake with the usual weights, which serves private pools as `config` says, but for the order of
     /// streams: that is Girih's own.
-    pub fn of(mut config: Config) -> Lake {
-        config.own_order = true;
-        Lake::new(Options::default(), Caching::new(config))
+    pub fn of(config: Config) -> Lake {
+        Lake::weighed(Options::default(), config)
+    }
+
+    /// The same with other weights.
+    pub fn weighed(options: Options, config: Config) -> Lake {
+        Lake::new(options, Caching::new(Config { own_order: true, ..config }))
     }
 
     /// True while a graph is captured.

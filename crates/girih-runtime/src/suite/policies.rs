@@ -42,13 +42,15 @@ pub fn eager(seed: u64) -> Setup {
     // every other lays steps out.
     let time_free_ms =
         if seed.is_multiple_of(2) { 0 } else { lake::Options::default().time_free_ms };
+    let pages =
+        if seed.is_multiple_of(3) { lake::Options::swapping() } else { lake::Options::default() };
     let lake = lake::Options {
         view_pages_max: 24,
         patched: 1,
         time_free_ms,
         in_vain: 1 << 20,
         lost: if seed.is_multiple_of(4) { 2 } else { 0 },
-        ..lake::Options::default()
+        ..pages
     };
     Setup {
         gmlake: gmlake::Config {

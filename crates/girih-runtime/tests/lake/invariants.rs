@@ -9,7 +9,7 @@ use girih_runtime::sim::{Call, Fault, LiveObjects};
 use girih_runtime::{AllocError, Policy, Stats};
 use girih_trace::{BlockState, PoolId, StreamId};
 
-use super::kinds::Stitcher;
+use super::kinds::{Stitcher, of_large_pages};
 use super::program::{Kind, Program, Seen};
 use super::world::{GIB, MIB, World};
 
@@ -309,7 +309,7 @@ fn views_lie_over_pages_of_every_size() {
     let mut sizes = BTreeMap::<u64, u64>::new();
     for (seed, scale) in [(70, 64), (71, 64), (72, 8), (73, 8)] {
         let kind = Kind { scale, ..Kind::FULL };
-        let mut world = World::of(48 * GIB, Lake::eager());
+        let mut world = World::of(48 * GIB, of_large_pages());
         Program::run(&mut world, kind, seed, |world, _| world.shadow.read_all());
         for (size, count) in world.shadow.mapped_again {
             *sizes.entry(size / MIB).or_default() += count;

@@ -71,6 +71,11 @@ fn pools() -> Splitter {
     Splitter { expandable_segments: true, own_order: true, ..Splitter::default() }
 }
 
+/// A lake whose pages have up to 16 MiB, as where tensors are swapped.
+pub(crate) fn of_large_pages() -> Lake {
+    Lake::weighed(Options::swapping(), pools())
+}
+
 impl Stitcher for Lake {
     fn eager() -> Lake {
         Lake::of(pools())

@@ -234,7 +234,7 @@ fn a_step_that_repeats_makes_no_views_any_more() {
 /// Pages mapped in each of so many steps that are a step of a recording, on a device of so many MiB.
 fn mapped_in_steps(recording: &[u8], step: usize, mib: u64, steps: usize) -> Vec<u64> {
     let program = Program::of_step(recording, step);
-    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..Options::default() };
+    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..Options::swapping() };
     let mut machine = Machine::of(options, config(), mib * MIB);
     let mut blocks = vec![None; program.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
@@ -339,7 +339,7 @@ fn what_is_tried_in_vain_takes_a_small_part_of_the_run() {
     let eleven = include_bytes!("../../../../../corpus/swapped/eleven.girih");
     let program = Program::of_step(&eleven[..], 25);
     let run = |in_vain: u64, lost: u64| {
-        let options = Options { time_free_ms: 0, in_vain, lost, ..Options::default() };
+        let options = Options { time_free_ms: 0, in_vain, lost, ..Options::swapping() };
         let mut machine = Machine::of(options, config(), 25_000 * MIB);
         let mut blocks = vec![None; program.blocks];
         for (at, size) in program.sizes.iter().enumerate() {
@@ -375,7 +375,7 @@ fn mapped_while_schedules_are_tried(is_told: bool) -> Vec<u64> {
     let bytes = include_bytes!("../../../../../corpus/swapped/batch16.girih");
     let read = girih_trace::open::detect_and_read(&bytes[..], Limits::default());
     let trace = read.expect("a recording").traces.swap_remove(0);
-    let mut machine = stitching(24 * GIB);
+    let mut machine = Machine::of(Options::swapping(), config(), 24 * GIB);
     // As they are where a GPU is busy.
     machine.device.set_dearness(3);
     let (mut blocks, mut alive) = (Vec::new(), FxHashMap::default());
