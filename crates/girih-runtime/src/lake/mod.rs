@@ -280,8 +280,9 @@ impl Lake {
     }
 
     /// The same with other weights.
-    pub fn weighed(options: Options, config: Config) -> Lake {
-        Lake::new(options, Caching::new(Config { own_order: true, ..config }))
+    pub fn weighed(options: Options, mut config: Config) -> Lake {
+        config.own_order = true;
+        Lake::new(options, Caching::new(config))
     }
 
     /// True while a graph is captured.
