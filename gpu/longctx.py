@@ -209,6 +209,11 @@ def warm(way: str, tokens: int) -> list[str]:
     return ["--warm", str(min(WARM, tokens // 2))] if is_split else []
 
 
+def is_out_of_memory(error: str) -> bool:
+    """Whether a launch ended for want of memory, and not of time or by a defect."""
+    return "OutOfMemory" in error
+
+
 def longest(table: Table, options: argparse.Namespace) -> None:
     """The longest sequence of each way."""
     given = options.length or [32768]
@@ -217,7 +222,8 @@ def longest(table: Table, options: argparse.Namespace) -> None:
         while beyond == 0 or beyond - fits > options.unit:
             if table.run(way, tokens, options.budget, None, warm(way, tokens)):
                 fits = tokens
-            elif table.runs[-1].get("left_out"):
+            elif not is_out_of_memory(table.runs[-1].get("error", "")):
+                print(f"{way}: {tokens} tokens have not shown whether they fit", flush=True)
                 break
             else:
                 beyond = tokens
@@ -438,7 +444,7 @@ def main() -> int:
     table = Table(options)
     TABLES[options.table](table, options)
     errors = [run["error"] for run in table.runs if "error" in run]
-    return int(table.has_missed or any("OutOfMemory" not in error for error in errors))
+    return int(table.has_missed or not all(map(is_out_of_memory, errors)))
 
 
 if __name__ == "__main__":

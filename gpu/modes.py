@@ -115,8 +115,12 @@ def ran(
             check=False,
             env=environ,
         )
-    except subprocess.TimeoutExpired:
-        return f"ran past {timeout} s"
+    except subprocess.TimeoutExpired as stopped:
+        # Bytes, whatever was asked for.
+        until_then = (stopped.stdout or b"").decode(errors="replace")
+        steps = [words.split()[0] for words in until_then.split("STEP ")[1:]]
+        last = f", after {len(steps)} steps, the last of {', '.join(steps[-8:])} s"
+        return f"ran past {timeout} s" + (last if steps else "")
     if done.returncode != 0 or f"{word} " not in done.stdout:
         said = [line for line in done.stderr.splitlines() if "Error" in line]
         return said[-1] if said else done.stderr[-1500:]

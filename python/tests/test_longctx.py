@@ -114,3 +114,20 @@ def test_tiles_are_a_way_and_the_longest_is_found(tmp_path):
     runs, printed = table(tmp_path, "longest", *words, "--only", "tiles:0")
     assert [run["tokens"] for run in runs] == [128, 256]
     assert "tiles:0: 256 tokens" in printed
+
+
+def test_a_launch_that_had_too_little_time_is_not_said_to_have_not_fitted(tmp_path):
+    """Its steps until then are in its error."""
+    output = tmp_path / "found.json"
+    words = ("longest", "--length", "128", "--most", "256", "--unit", "128", "--only", "plain")
+    command = [sys.executable, str(GPU / "longctx.py"), *words, "--device", "cpu", "--tiny"]
+    command += ["--layers", "1", "--steps", "100000", "--timeout", "30", "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    [run] = json.loads(output.read_text())
+    seconds = run["error"].removeprefix("ran past 30 s, after ").removesuffix(" s")
+    count, last = seconds.split(" steps, the last of ")
+    assert int(count) > 10
+    assert all(float(step) < 30 for step in last.split(", ")), last
+    assert "plain: 128 tokens have not shown whether they fit" in done.stdout
+    assert "plain: 0 tokens, none did not fit" in done.stdout
+    assert done.returncode == 1
