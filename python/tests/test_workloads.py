@@ -173,7 +173,9 @@ def test_a_step_that_ends_in_an_error_says_how_far_the_run_was(capsys):
         pass
     with pytest.raises(MemoryError), measure.step():
         raise MemoryError
-    word, _, said = capsys.readouterr().out.partition(" ")
+    first, last = capsys.readouterr().out.splitlines()
+    assert float(first.removeprefix("STEP ")) >= 0
+    word, _, said = last.partition(" ")
     assert word == "STOPPED"
     assert len(json.loads(said)["step_s"]) == 1
 
