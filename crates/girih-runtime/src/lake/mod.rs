@@ -163,7 +163,7 @@ impl Options {
     /// The weights of a lake in which tensors come and go within a budget: their steps are laid out page by page, and
     /// until then views are made in all of them, so that pages are larger (`bench/results/lake.md`, "Smaller pages").
     pub fn swapping() -> Options {
-        Options { page_max: 16 << 20, ..Options::default() }
+        Options { page_max: 16 << 20, view_pages_max: 1 << 16, ..Options::default() }
     }
 }
 
@@ -177,7 +177,7 @@ impl Default for Options {
             request_pages: 32,
             page_max: 8 << 20,
             near: 8,
-            view_pages_max: 1 << 16,
+            view_pages_max: 1 << 17,
             stale: 1,
             patched: 128,
             time_share: 333,

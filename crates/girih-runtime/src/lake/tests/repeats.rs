@@ -232,9 +232,15 @@ fn a_step_that_repeats_makes_no_views_any_more() {
 }
 
 /// Pages mapped in each of so many steps that are a step of a recording, on a device of so many MiB.
-fn mapped_in_steps(recording: &[u8], step: usize, mib: u64, steps: usize) -> Vec<u64> {
+fn mapped_in_steps(
+    weights: Options,
+    recording: &[u8],
+    step: usize,
+    mib: u64,
+    steps: usize,
+) -> Vec<u64> {
     let program = Program::of_step(recording, step);
-    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..Options::swapping() };
+    let options = Options { time_free_ms: 0, time_share: u64::MAX, ..weights };
     let mut machine = Machine::of(options, config(), mib * MIB);
     let mut blocks = vec![None; program.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
@@ -256,8 +262,15 @@ fn steps_of_runs_that_swap_are_laid_out_where_memory_is_full() {
         (&opt[..], 40, 18_000, 10),
         (&eleven[..], 25, 28_000, 18),
     ] {
-        let mapped = mapped_in_steps(recording, step, mib, 24);
+        let mapped = mapped_in_steps(Options::swapping(), recording, step, mib, 24);
         assert!(mapped[..3].iter().all(|&pages| pages > 500), "{mapped:?}");
+        assert!(mapped[rests..].iter().all(|&pages| pages == 0), "{mapped:?}");
+    }
+    // With smaller pages, as at the edge of a device: what was refused is tried again.
+    for (recording, step, mib, rests) in
+        [(&batch16[..], 38, 24 << 10, 24), (&opt[..], 40, 18_000, 10)]
+    {
+        let mapped = mapped_in_steps(Options::default(), recording, step, mib, 30);
         assert!(mapped[rests..].iter().all(|&pages| pages == 0), "{mapped:?}");
     }
 }
