@@ -118,7 +118,8 @@ def ran(
     except subprocess.TimeoutExpired as stopped:
         # Bytes, whatever was asked for.
         until_then = (stopped.stdout or b"").decode(errors="replace")
-        steps = [words.split()[0] for words in until_then.split("STEP ")[1:]]
+        # The last line may be cut short.
+        steps = re.findall(r"STEP ([\d.]+)\n", until_then)
         last = f", after {len(steps)} steps, the last of {', '.join(steps[-8:])} s"
         return f"ran past {timeout} s" + (last if steps else "")
     if done.returncode != 0 or f"{word} " not in done.stdout:

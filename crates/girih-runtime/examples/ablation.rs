@@ -17,7 +17,8 @@
 //! With settings there is one row for each group of them, beside that of the usual ones, in the first two tables. With
 //! `dearness=N` the device tells of N times the prices of the list, with `capacity=N` it has N MiB, and with `each=1` the
 //! only table has a row for each recording: what `stitch`, a plan of all of it and a second launch make of it, what
-//! that cost, and the milliseconds that `stitch` asked of the device in each iteration. With `iterations=N` each recording goes on until it has so many, if it has any that are alike, and there is one table, of
+//! that cost, and the milliseconds that `stitch` asked of the device in each iteration. With `iterations=N` each
+//! recording goes on until it has so many, if it has any that are alike, and there is one table, of
 //! the constants of time. With `generated=N` there are N programs more of each kind that [`generated`] makes, whose sizes
 //! never come again.
 

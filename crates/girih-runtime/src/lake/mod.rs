@@ -161,7 +161,8 @@ pub struct Options {
 
 impl Options {
     /// The weights of a lake in which tensors come and go within a budget: their steps are laid out page by page, and
-    /// until then views are made in all of them, so that pages are larger (`bench/results/lake.md`, "Smaller pages").
+    /// until then views are made in all of them, so that pages are larger, and half as many of them in views are as many
+    /// bytes (`bench/results/lake.md`, "Smaller pages").
     pub fn swapping() -> Options {
         Options { page_max: 16 << 20, view_pages_max: 1 << 16, ..Options::default() }
     }
