@@ -1,18 +1,20 @@
-"""One rank recorded alone, held against the same rank recorded in its job, request by request.
+"""Ranks recorded alone, held against the same ranks recorded in their job, request by request.
 
 On a machine with as many GPUs as the job has ranks:
 
-    python gpu/record_rank.py --world 4 --rank 3 gpu/workloads/fsdp.py --recompute --batch 12
+    python gpu/record_rank.py --world 4 --rank 0,3 gpu/workloads/fsdp.py --recompute --batch 12
 
-The job runs under torchrun in the mode `stitch`, and every rank leaves a recording; then the rank
-runs alone by `python -m girih record`. Sizes, streams and order of requests are compared, with what
-differs first. `--compare A B` compares two recordings that are there already, and needs no GPU.
+The job runs under torchrun in the mode `stitch`, and every rank leaves a recording; then each rank
+runs alone by `python -m girih record`, all at once, each on a card. Sizes, lifetimes and order of
+requests are compared, with what differs first. `--compare A B` compares two recordings that are
+there already, and needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import concurrent.futures
 import csv
 import datetime
 import json
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modes import shareable
-from seeds.bench import commit, machine_here
+from seeds.bench import Cards, commit, machine_here
 
 # Requests in a row that are shown from the first difference on.
 SHOWN = 5
@@ -101,25 +103,45 @@ def compared(job: list[Request], alone: list[Request]) -> dict[str, object]:
     }
 
 
-def run(words: list[str]) -> None:
+def run(words: list[str], environment: dict[str, str] | None = None) -> None:
     """Runs a command, and shows it."""
     print("+", " ".join(words), file=sys.stderr)
-    subprocess.run(words, check=True)
+    subprocess.run(words, check=True, env=environment)
 
 
-def record(world: int, rank: int, program: list[str], folder: Path) -> tuple[Path, Path]:
-    """The recordings of a rank in its job and alone."""
-    job, alone = folder / "job.girih", folder / "alone.girih"
+def record(
+    world: int, ranks: list[int], program: list[str], folder: Path
+) -> dict[int, tuple[Path, Path]]:
+    """The recordings of each rank in its job and alone."""
     python = [sys.executable, "-m"]
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m", "girih"]
-    run([*python, *launcher, "run", "--mode", "stitch", "--trace", str(job), *program])
-    ours = ["girih", "record", "--world", str(world), "--rank", str(rank), "-o", str(alone)]
-    run([*python, *ours, "--per-machine", str(world), "--", *program])
-    # A rank of a job on several GPUs is on the GPU of its own number.
+    job = str(folder / "job.girih")
+    run([*python, *launcher, "run", "--mode", "stitch", "--trace", job, *program])
+    cards = Cards(1)
+
+    def alone(rank: int) -> Path:
+        file = folder / f"alone.rank{rank}.girih"
+        words = ["girih", "record", "--world", str(world), "--rank", str(rank), "-o", str(file)]
+        with cards.one() as (_, environment):
+            run([*python, *words, "--per-machine", str(world), "--", *program], environment)
+        return file
+
+    with concurrent.futures.ThreadPoolExecutor(cards.count) as workers:
+        recorded = dict(zip(ranks, workers.map(alone, ranks), strict=True))
+    return {rank: (in_job(folder, rank), file) for rank, file in recorded.items()}
+
+
+def in_job(folder: Path, rank: int) -> Path:
+    """What a rank of the job left: one of several GPUs is on the GPU of its own number."""
     named = sorted(folder.glob(f"job.rank{rank}*.girih"))
     if not named:
         raise SystemExit(f"rank {rank} of the job left no recording in {folder}")
-    return named[0], alone
+    return named[0]
+
+
+def rank_list(text: str) -> list[int]:
+    """Of the command line."""
+    return [int(part) for part in text.split(",")]
 
 
 def parse() -> argparse.Namespace:
@@ -128,7 +150,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--world", type=int, default=4, help="ranks of the job, and GPUs")
-    parser.add_argument("--rank", type=int, default=0, help="which of them is recorded alone")
+    ranks = "which of them are recorded alone, with commas between"
+    parser.add_argument("--rank", type=rank_list, default=[0], help=ranks)
     parser.add_argument("--compare", nargs=2, type=Path, metavar="FILE", help="only compares")
     parser.add_argument("-o", "--output", type=Path, help="keeps what was found, as JSON")
     parser.add_argument("--commit", default="", help="of the build that is measured")
@@ -136,6 +159,8 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not arguments.program and arguments.compare is None:
         parser.error("no program")
+    if beyond := [rank for rank in arguments.rank if not 0 <= rank < arguments.world]:
+        parser.error(f"a job of {arguments.world} ranks has no rank {beyond[0]}")
     return arguments
 
 
@@ -144,19 +169,25 @@ def main() -> int:
     arguments = parse()
     with tempfile.TemporaryDirectory(prefix="girih-rank-") as folder:
         if arguments.compare is not None:
-            job, alone = arguments.compare
+            recordings = {arguments.rank[0]: tuple(arguments.compare)}
         else:
-            where = Path(folder)
-            job, alone = record(arguments.world, arguments.rank, arguments.program, where)
-        found = compared(requests(job), requests(alone))
-    for name, value in found.items():
-        print(f"{name:<20} {value}")
+            of_all = (arguments.world, arguments.rank, arguments.program, Path(folder))
+            recordings = record(*of_all)
+        found = {
+            rank: compared(requests(job), requests(alone))
+            for rank, (job, alone) in recordings.items()
+        }
+    for rank, of_rank in found.items():
+        print(f"{'rank':<20} {rank}")
+        for name, value in of_rank.items():
+            print(f"{name:<20} {value}")
     if arguments.output:
-        of = {"world": arguments.world, "rank": arguments.rank, "program": arguments.program}
+        of = {"world": arguments.world, "program": arguments.program}
         made = {"commit": arguments.commit or commit(), "date": str(datetime.date.today())}
-        kept = shareable({**made, "machine": machine_here(), **of, **found})
+        ranks = [{"rank": rank, **of_rank} for rank, of_rank in found.items()]
+        kept = shareable({**made, "machine": machine_here(), **of, "ranks": ranks})
         arguments.output.write_text(json.dumps(kept, indent=1) + "\n")
-    return int(found["first_difference"] is not None)
+    return int(any(of_rank["first_difference"] is not None for of_rank in found.values()))
 
 
 if __name__ == "__main__":

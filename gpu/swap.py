@@ -73,8 +73,16 @@ HEAD = (
 )
 
 
-def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> dict[str, Any]:
-    """Runs the workload once."""
+def launch(
+    way: str,
+    budget: str,
+    host: str,
+    shape: list[str],
+    timeout: int,
+    *,
+    environ: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Runs the workload once, in another environment if one is given."""
     kind, _, part = way.replace("/", ",").partition(":")
     is_in_tiles = kind.endswith("tiles")
     kind = {"tiles": "split", "both_tiles": "both"}.get(kind, kind)
@@ -96,7 +104,7 @@ def launch(way: str, budget: str, host: str, shape: list[str], timeout: int) -> 
             if is_in_tiles:
                 options += ["--mlp-in-tiles"]
             command = ["-m", "girih", "run", *options, *command]
-        done = ran(command, timeout, "RESULT")
+        done = ran(command, timeout, "RESULT", environ)
     if isinstance(done, str):
         return {"way": way, "error": done}
     results = printed(done.stdout)

@@ -18,28 +18,26 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from seeds.bench import (
     RECORDED_STEPS,
     Bench,
+    Cards,
     Table,
     Wanted,
-    card_names,
     commit,
     comparison,
     has_module,
@@ -156,28 +154,6 @@ def wishes(tables: Iterable[Table], options: argparse.Namespace) -> list[Wanted]
         wish.close()
         found |= {one.file: one for one in wish.recordings if one.file not in found}
     return list(found.values())
-
-
-class Cards:
-    """The GPUs of this process, each with places for so many that use it at once."""
-
-    def __init__(self, places: int) -> None:
-        names = card_names()
-        self.count = len(names)
-        self.places = places * len(names)
-        self._free: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # In turns, so that each card has one before any has two.
-        for name in names * places:
-            self._free.put(name)
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """A place on a card, once one is free: its name, and the environment of what runs there."""
-        name = self._free.get()
-        try:
-            yield name, os.environ | {"CUDA_VISIBLE_DEVICES": name}
-        finally:
-            self._free.put(name)
 
 
 def card_bytes() -> int:

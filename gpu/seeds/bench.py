@@ -9,6 +9,7 @@ Every row is printed as Markdown as soon as it is there, and the file is written
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import datetime
@@ -16,12 +17,14 @@ import importlib.util
 import json
 import os
 import platform
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,28 @@ def card_names() -> list[str]:
     return visible.split(",") if visible else [str(card) for card in range(cards())]
 
 
+class Cards:
+    """The GPUs of this process, each with places for so many that use it at once."""
+
+    def __init__(self, places: int) -> None:
+        names = card_names()
+        self.count = len(names)
+        self.places = places * len(names)
+        self._free: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # In turns, so that each card has one before any has two.
+        for name in names * places:
+            self._free.put(name)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """A place on a card, once one is free: its name, and the environment of what runs there."""
+        name = self._free.get()
+        try:
+            yield name, os.environ | {"CUDA_VISIBLE_DEVICES": name}
+        finally:
+            self._free.put(name)
+
+
 def commit() -> str:
     """Of the working tree; nothing where it is none."""
     said = subprocess.run(
@@ -162,6 +187,8 @@ class Bench:
         self.sections: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.runs: list[dict[str, Any]] = []
+        # Launches on several cards are kept as they come.
+        self._lock = threading.RLock()
         self._folder = tempfile.TemporaryDirectory(prefix="girih-seeds-")
         self.folder = Path(self._folder.name)
         self.keeps = options.keep is not None
@@ -222,9 +249,14 @@ class Bench:
     def row(self, *cells: Any) -> None:
         """A row of the table that was begun last, a cell for each column."""
         assert len(cells) == len(self.sections[-1]["columns"]), cells
-        self.sections[-1]["rows"].append([str(cell) for cell in cells])
-        print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
-        self.write()
+        with self._lock:
+            self.sections[-1]["rows"].append([str(cell) for cell in cells])
+            print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
+            self.write()
+
+    def in_order(self, labels: list[str]) -> None:
+        """Puts the rows of the table that was begun last in the order of their first cells."""
+        self.sections[-1]["rows"].sort(key=lambda row: labels.index(row[0]))
 
     def note(self, text: str) -> None:
         """A sentence below all rows: among them it would end their table."""
@@ -239,9 +271,10 @@ class Bench:
 
     def keep(self, run: dict[str, Any]) -> None:
         """What was measured, raw."""
-        self.runs.append({key: run[key] for key in run if key != "stderr"})
-        # Some tables have their rows only when all is measured.
-        self.write()
+        with self._lock:
+            self.runs.append({key: run[key] for key in run if key != "stderr"})
+            # Some tables have their rows only when all is measured.
+            self.write()
 
     def write(self) -> None:
         """Whatever ends this program, what was measured by then is kept."""

@@ -2,24 +2,29 @@
 
 Its runs are of ZeRO-2 on 8 cards of 64 GB. Here one card trains the same shapes, and what a card of
 the paper held is a budget: what PyTorch allocates at the base, batch 4, 5 layers, length and width
-4096.
+4096. Shapes are measured side by side where there are several cards, each on one.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import statistics
 from typing import Any
 
 from fit import OUT_OF_MEMORY
 from swap import agreement, launch
 
-from seeds.bench import LOSSES, OUT, Bench, Table, gib
+from seeds.bench import LOSSES, OUT, Bench, Cards, Table, first_line, gib
 
 BASE = {"layers": 5, "hidden": 4096, "length": 4096, "batch": 4}
 # The last step, of which gradients are kept, takes longer: it is one of six.
 STEPS = {"steps": 10, "settled": 4}
-# Where Girih swaps: plans are made until two in a row bring nothing.
-SETTLING = {"steps": 30, "settled": 24}
+# Where Girih swaps: schedules are tried until two in a row bring nothing, in some 35 steps, and of
+# eleven layers in 66.
+RESTED = {"steps": 60, "settled": 50}
+RESTED_QUICK = {"steps": 40, "settled": 34}
+RESTED_LATE = {"steps": 80, "settled": 70}
+MANY_LAYERS = 8
 COLUMNS = [
     *("shape", "way", "allocated GiB", "step s", "of recomputation's", "losses"),
     *("GB out", "said"),
@@ -27,11 +32,14 @@ COLUMNS = [
 # The largest of each dimension in table 4, and those on the way there in figures 6 and 8a.
 LARGEST = {"batch": 24, "layers": 11, "length": 24576, "hidden": 6016}
 ON_THE_WAY = {
-    "batch": (6, 8, 12, 16, 24),
-    "layers": (6, 8, 11),
-    "length": (6144, 12288, 24576),
-    "hidden": (4864, 5504, 6016),
+    "batch": (6, 8, 12, 16),
+    "layers": (6, 8),
+    "length": (6144, 12288),
+    "hidden": (4864, 5504),
 }
+WAYS = {"recompute": "recompute", "girih": "girih", "both:products": "girih, products"}
+"""Recomputation; Girih's swapping alone; and with what products gave kept or swapped and the rest
+computed again by the token."""
 HEAD = 128
 """Width of a head; that of a feed-forward layer is 43 / 16 of the model's, as in Llama2-7B."""
 
@@ -45,15 +53,27 @@ def words_of(shape: dict[str, int], **more: int) -> list[str]:
 
 
 def run(
-    bench: Bench, way: str, budget: str, words: list[str], name: str = ""
-) -> dict[str, Any] | None:
-    """A launch: what it saw; None if it failed."""
+    bench: Bench,
+    way: str,
+    budget: str,
+    words: list[str],
+    name: str = "",
+    *,
+    environ: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A launch: what it saw, as `seen`, or its error."""
     bench.say(f"  {way} {' '.join(words)}")
-    found = launch(way, budget, "", words, int(bench.timeout))
+    found = launch(way, budget, "", words, int(bench.timeout), environ=environ)
     bench.keep({"shape": name or " ".join(words), "budget": budget} | drop_said(found))
     if "error" in found and not OUT_OF_MEMORY.search(found["error"]):
         bench.has_failed = True
-    return found.get("seen")
+    return found
+
+
+def said_of(found: dict[str, Any]) -> str:
+    """Why a launch did not end, as a cell."""
+    error: str = found["error"]
+    return OUT if OUT_OF_MEMORY.search(error) else first_line(error, 60)
 
 
 def drop_said(found: dict[str, Any]) -> dict[str, Any]:
@@ -61,52 +81,72 @@ def drop_said(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "said"}
 
 
-def sweep(bench: Bench, shapes: list[tuple[str, dict[str, int]]], ways: tuple[str, ...]) -> None:
-    """Each way at each shape; Girih in what the base shape allocates."""
-    base = run(bench, "plain", "0", words_of(BASE), "base")
+def sweep(bench: Bench, shapes: dict[str, dict[str, int]]) -> None:
+    """Each way at each shape; Girih in what the base shape allocates. A shape has a card."""
+    cards = Cards(1)
+    with cards.one() as (_, environ):
+        base = run(bench, "plain", "0", words_of(BASE), "base", environ=environ).get("seen")
     if base is None:
         raise SystemExit("the base shape does not run on this card; see the file of results")
     budget = f"{base['allocated_peak']}B"
     bench.section(COLUMNS)
     cells = [gib(base["allocated_peak"]), f"{base['median_step_s']:.3f}"]
     bench.row("base", "plain", *cells, "-", "-", "0.00", "")
-    for name, shape in shapes:
-        first: dict[str, Any] | None = None
-        recomputed = None
-        for way in ways:
-            seen = run(bench, way, budget, words_of(shape, **SETTLING), name)
-            if seen is None:
-                bench.row(name, way, "-", "-", "-", "-", "-", OUT)
-                continue
-            first = first or seen
-            if way == "recompute":
-                recomputed = seen["median_step_s"]
-            ratio = f"{seen['median_step_s'] / recomputed:.3f}" if recomputed else "-"
-            same = agreement(seen, first, False)
-            changed = seen.get("settled_changes", {})
-            out = changed.get("swap.bytes_out", 0) / max(1, seen.get("settled_steps", 1))
-            cells = [gib(seen["allocated_peak"]), f"{seen['median_step_s']:.3f}", ratio, same]
-            bench.row(name, way, *cells, f"{out / 1e9:.2f}", "")
+
+    def one(name: str) -> None:
+        with cards.one() as (_, environ):
+            ways(bench, name, shapes[name], budget, environ)
+
+    with concurrent.futures.ThreadPoolExecutor(cards.count) as workers:
+        # Those that take the longest first.
+        tasks = [workers.submit(one, name) for name in reversed(shapes)]
+        for task in concurrent.futures.as_completed(tasks):
+            task.result()
+    bench.in_order(["base", *shapes])
     bench.note(LOSSES)
     bench.note(f"Girih's budget is {int(base['allocated_peak']) / (1 << 30):.2f} GiB.")
 
 
+def ways(
+    bench: Bench, name: str, shape: dict[str, int], budget: str, environ: dict[str, str]
+) -> None:
+    """A row for each way at one shape."""
+    first: dict[str, Any] | None = None
+    recomputed = None
+    for way, shown in WAYS.items():
+        settling = RESTED_QUICK if bench.quick else RESTED
+        settling = RESTED_LATE if shape["layers"] > MANY_LAYERS else settling
+        more = {} if way == "recompute" else settling
+        found = run(bench, way, budget, words_of(shape, **more), name, environ=environ)
+        seen = found.get("seen")
+        if seen is None:
+            bench.row(name, shown, "-", "-", "-", "-", "-", said_of(found))
+            continue
+        first = first or seen
+        if way == "recompute":
+            recomputed = seen["median_step_s"]
+        ratio = f"{seen['median_step_s'] / recomputed:.3f}" if recomputed else "-"
+        same = agreement(seen, first, False)
+        changed = seen.get("settled_changes", {})
+        out = changed.get("swap.bytes_out", 0) / max(1, seen.get("settled_steps", 1))
+        cells = [gib(seen["allocated_peak"]), f"{seen['median_step_s']:.3f}", ratio, same]
+        bench.row(name, shown, *cells, f"{out / 1e9:.2f}", "")
+
+
 def table4(bench: Bench) -> None:
     """The largest of each dimension."""
-    names = ("batch", "layers") if bench.quick else tuple(LARGEST)
-    shapes = [(f"{name} {LARGEST[name]}", BASE | {name: LARGEST[name]}) for name in names]
-    sweep(bench, shapes, ("recompute", "girih") if bench.quick else ("recompute", "girih", "plain"))
+    names = ("batch",) if bench.quick else tuple(LARGEST)
+    sweep(bench, {f"{name} {LARGEST[name]}": BASE | {name: LARGEST[name]} for name in names})
 
 
 def fig6(bench: Bench) -> None:
-    """Every dimension on the way to its largest: time should grow in a line."""
+    """Every dimension on the way to its largest, which is table 4's: time should grow in a line."""
     names = ("batch",) if bench.quick else tuple(ON_THE_WAY)
-    shapes = [
-        (f"{name} {value}", BASE | {name: value})
-        for name in names
-        for value in (ON_THE_WAY[name][1::2] if bench.quick else ON_THE_WAY[name])
-    ]
-    sweep(bench, shapes, ("recompute", "girih"))
+    shapes = {}
+    for name in names:
+        for value in ON_THE_WAY[name][1::2] if bench.quick else ON_THE_WAY[name]:
+            shapes[f"{name} {value}"] = BASE | {name: value}
+    sweep(bench, shapes)
 
 
 SUFFICES = "64GiB"
@@ -127,9 +167,9 @@ def table1(bench: Bench) -> None:
         for name, (way, more) in ways.items():
             if more and number >= 2:
                 continue
-            seen = run(bench, way, SUFFICES, [*words_of(BASE, steps=30), *more], name)
-            if seen:
-                seconds[name].append(seen["median_step_s"])
+            found = run(bench, way, SUFFICES, [*words_of(BASE, steps=30), *more], name)
+            if "seen" in found:
+                seconds[name].append(found["seen"]["median_step_s"])
     bench.section(["way", "step ms", "of plain's", "launches"])
     plain = statistics.mean(seconds["plain"])
     for name, values in seconds.items():
@@ -153,14 +193,16 @@ def table3(bench: Bench) -> None:
     """A line through two small shapes beside what the large one takes."""
     bench.section(["dimension", "from", "to", "by the line s", "measured s", "error %"])
     for name, (small, large) in list(LINES.items())[: 2 if bench.quick else None]:
-        taken = {}
+        taken, said = {}, ""
         for value in (*small, large):
-            seen = run(bench, "plain", "0", words_of(BASE | {name: value}), f"{name} {value}")
-            if seen:
-                taken[value] = seen["median_step_s"]
+            found = run(bench, "plain", "0", words_of(BASE | {name: value}), f"{name} {value}")
+            if "seen" in found:
+                taken[value] = found["seen"]["median_step_s"]
+            else:
+                said = said_of(found)
         where = f"{small[0]}, {small[1]}"
         if len(taken) < 3:
-            bench.row(name, where, large, "-", "-", OUT)
+            bench.row(name, where, large, "-", "-", said)
             continue
         slope = (taken[small[1]] - taken[small[0]]) / (small[1] - small[0])
         line = taken[small[1]] + slope * (large - small[1])
@@ -180,9 +222,10 @@ def fig7(bench: Bench) -> None:
     plain: dict[str, Any] | None = None
     budget = "0"
     for way in ("plain", "recompute", "girih"):
-        seen = run(bench, way, budget, words, "long")
+        found = run(bench, way, budget, words, "long")
+        seen = found.get("seen")
         if seen is None:
-            bench.row(way, "-", "-", "-", "failed", "-")
+            bench.row(way, "-", "-", "-", said_of(found), "-")
             continue
         if plain is None:
             plain = seen
@@ -200,7 +243,7 @@ HF = ("transformers",)
 TABLES = [
     Table("chameleon", "table1", "cost of observing", table1, 5, 3, modules=HF),
     Table("chameleon", "table3", "linear extrapolation", table3, 4, 3, modules=HF),
-    Table("chameleon", "table4", "the largest shapes", table4, 8, 3, modules=HF),
-    Table("chameleon", "fig6", "shapes on the way there", fig6, 15, 3, modules=HF),
+    Table("chameleon", "table4", "the largest shapes", table4, 30, 5, modules=HF),
+    Table("chameleon", "fig6", "shapes on the way there", fig6, 35, 5, modules=HF),
     Table("chameleon", "fig7", "5,000 steps with faults", fig7, 12, 3, modules=HF),
 ]

@@ -51,6 +51,41 @@ def test_a_recording_is_equal_to_itself(tmp_path):
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(output.read_text())
-    assert found["first_difference"] is None
-    assert found["requests_in_job"] == found["same_life"] == 354
-    assert {"commit", "date", "machine", "world", "rank", "program"} <= found.keys()
+    assert {"commit", "date", "machine", "world", "program"} <= found.keys()
+    (rank,) = found["ranks"]
+    assert (rank["rank"], rank["first_difference"]) == (0, None)
+    assert rank["requests_in_job"] == rank["same_life"] == 354
+
+
+def test_ranks_are_recorded_once_in_their_job_and_each_alone_on_a_card(
+    script, monkeypatch, tmp_path
+):
+    launched = []
+
+    def run(words, environment=None):
+        launched.append((words, environment))
+        if "--standalone" in words:
+            for rank in range(4):
+                (tmp_path / f"job.rank{rank}.cuda{rank}.girih").write_text("")
+
+    monkeypatch.setattr(script, "run", run)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    found = script.record(4, [0, 3], ["job.py", "--batch", "8"], tmp_path)
+    assert {rank: (job.name, alone.name) for rank, (job, alone) in found.items()} == {
+        0: ("job.rank0.cuda0.girih", "alone.rank0.girih"),
+        3: ("job.rank3.cuda3.girih", "alone.rank3.girih"),
+    }
+    (job, _), *alone = launched
+    assert "--nproc-per-node=4" in job
+    assert sorted(words[words.index("--rank") + 1] for words, _ in alone) == ["0", "3"]
+    used = {environment["CUDA_VISIBLE_DEVICES"] for _, environment in alone}
+    assert len(used) == 2
+    assert used <= {"4", "5", "6", "7"}
+    assert {tuple(words[-3:]) for words, _ in launched} == {("job.py", "--batch", "8")}
+
+
+def test_a_rank_that_the_job_has_not_is_refused():
+    words = [sys.executable, SCRIPT, "--world", "4", "--rank", "0,4", "job.py"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "a job of 4 ranks has no rank 4" in result.stderr

@@ -354,6 +354,35 @@ def test_a_table_is_made_of_what_a_machine_answers(asked, size, machine, made, c
         assert machine.launched
 
 
+def test_shapes_have_a_card_each_and_their_rows_the_order_of_the_table(made, machine, monkeypatch):
+    monkeypatch.setattr(sys.modules["seeds.bench"], "cards", lambda: 3)
+    real, by_shape = machine.__call__, {}
+
+    def watched(command, **options):
+        words = [str(word) for word in command]
+        if any("workloads/" in word for word in words):
+            shape = " ".join(words[words.index("--layers") : words.index("--steps")])
+            card = options["env"]["CUDA_VISIBLE_DEVICES"]
+            by_shape.setdefault(shape, []).append(card)
+            # The first that is launched ends last.
+            time.sleep(0.2 / len(by_shape))
+        return real(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", watched)
+    status, kept = made("chameleon", "table4")
+    assert status == 0
+    (section,) = kept["sections"]
+    shapes = ["batch 24", "layers 11", "length 24576", "hidden 6016"]
+    ways = ["recompute", "girih", "girih, products"]
+    wanted = [["base", "plain"], *([shape, way] for shape in shapes for way in ways)]
+    assert [row[:2] for row in section["rows"]] == wanted
+    base, *others = by_shape.values()
+    assert len(base) == 1
+    assert [len(used) for used in others] == [3] * 4
+    assert [len(set(used)) for used in others] == [1] * 4
+    assert set().union(*others) == {"0", "1", "2"}
+
+
 def test_the_price_of_chunks_is_a_multiple_of_the_whole(made):
     _, kept = made("gmlake", "table1")
     multiples, _ = kept["sections"]
