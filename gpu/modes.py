@@ -128,9 +128,14 @@ def ran(
     return done
 
 
-def launch(mode: str, arguments: argparse.Namespace, cache: str) -> dict[str, Any]:
-    """Runs the workload once. What it printed as RESULT, by rank, or how it failed."""
-    environment = dict(os.environ)
+def launch(
+    mode: str, arguments: argparse.Namespace, cache: str, environ: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Runs the workload once, in another environment if one is given.
+
+    What it printed as RESULT, by rank, or how it failed.
+    """
+    environment = dict(environ or os.environ)
     environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     environment.pop("PYTORCH_ALLOC_CONF", None)
     if mode == "expandable":

@@ -9,6 +9,7 @@ Every row is printed as Markdown as soon as it is there, and the file is written
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
@@ -189,6 +190,7 @@ class Bench:
         self.runs: list[dict[str, Any]] = []
         # Launches on several cards are kept as they come.
         self._lock = threading.RLock()
+        self._card = threading.local()
         self._folder = tempfile.TemporaryDirectory(prefix="girih-seeds-")
         self.folder = Path(self._folder.name)
         self.keeps = options.keep is not None
@@ -287,6 +289,31 @@ class Bench:
 
     # ---- launches on the card ----
 
+    @property
+    def environ(self) -> dict[str, str] | None:
+        """Of what this thread launches, with its card; None if all are this process's."""
+        found: dict[str, str] | None = getattr(self._card, "environ", None)
+        return found
+
+    def on_cards(self, labels: list[str], make: Callable[[str], None]) -> None:
+        """Makes the rows of each label with a card to itself, as many at once as there are cards.
+
+        They are begun in this order; rows come as they are there, and `in_order` sorts them.
+        """
+        cards = Cards(1)
+
+        def one(label: str) -> None:
+            with cards.one() as (_, self._card.environ):
+                make(label)
+
+        with concurrent.futures.ThreadPoolExecutor(cards.count) as workers:
+            try:
+                for task in [workers.submit(one, label) for label in labels]:
+                    task.result()
+            finally:
+                # If it was ended, what has not begun is not.
+                workers.shutdown(wait=False, cancel_futures=True)
+
     def launch(
         self, mode: str, words: str, cache: Path | None = None, trace: Path | None = None
     ) -> dict[str, Any]:
@@ -305,7 +332,7 @@ class Bench:
         self.say(f"  {mode}: {name} {' '.join(rest)}")
         own = cache or self.folder / label_of(f"cache {words}")
         own.mkdir(exist_ok=True)
-        run = modes.launch(mode, arguments, str(own))
+        run = modes.launch(mode, arguments, str(own), self.environ)
         self.keep({"words": words, **run})
         if "error" in run and not ran_out(run):
             self.has_failed = True

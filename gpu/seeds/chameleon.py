@@ -7,14 +7,13 @@ the paper held is a budget: what PyTorch allocates at the base, batch 4, 5 layer
 
 from __future__ import annotations
 
-import concurrent.futures
 import statistics
 from typing import Any
 
 from fit import OUT_OF_MEMORY
 from swap import agreement, launch
 
-from seeds.bench import LOSSES, OUT, Bench, Cards, Table, first_line, gib
+from seeds.bench import LOSSES, OUT, Bench, Table, first_line, gib
 
 BASE = {"layers": 5, "hidden": 4096, "length": 4096, "batch": 4}
 # The last step, of which gradients are kept, takes longer: it is one of six.
@@ -32,10 +31,10 @@ COLUMNS = [
 # The largest of each dimension in table 4, and those on the way there in figures 6 and 8a.
 LARGEST = {"batch": 24, "layers": 11, "length": 24576, "hidden": 6016}
 ON_THE_WAY = {
-    "batch": (6, 8, 12, 16),
-    "layers": (6, 8),
-    "length": (6144, 12288),
-    "hidden": (4864, 5504),
+    "batch": (8, 16),
+    "layers": (8,),
+    "length": (12288,),
+    "hidden": (5504,),
 }
 WAYS = {"recompute": "recompute", "girih": "girih", "both:products": "girih, products"}
 """Recomputation; Girih's swapping alone; and with what products gave kept or swapped and the rest
@@ -58,12 +57,10 @@ def run(
     budget: str,
     words: list[str],
     name: str = "",
-    *,
-    environ: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """A launch: what it saw, as `seen`, or its error."""
     bench.say(f"  {way} {' '.join(words)}")
-    found = launch(way, budget, "", words, int(bench.timeout), environ=environ)
+    found = launch(way, budget, "", words, int(bench.timeout), environ=bench.environ)
     bench.keep({"shape": name or " ".join(words), "budget": budget} | drop_said(found))
     if "error" in found and not OUT_OF_MEMORY.search(found["error"]):
         bench.has_failed = True
@@ -83,9 +80,7 @@ def drop_said(found: dict[str, Any]) -> dict[str, Any]:
 
 def sweep(bench: Bench, shapes: dict[str, dict[str, int]]) -> None:
     """Each way at each shape; Girih in what the base shape allocates. A shape has a card."""
-    cards = Cards(1)
-    with cards.one() as (_, environ):
-        base = run(bench, "plain", "0", words_of(BASE), "base", environ=environ).get("seen")
+    base = run(bench, "plain", "0", words_of(BASE), "base").get("seen")
     if base is None:
         raise SystemExit("the base shape does not run on this card; see the file of results")
     budget = f"{base['allocated_peak']}B"
@@ -93,23 +88,15 @@ def sweep(bench: Bench, shapes: dict[str, dict[str, int]]) -> None:
     cells = [gib(base["allocated_peak"]), f"{base['median_step_s']:.3f}"]
     bench.row("base", "plain", *cells, "-", "-", "0.00", "")
 
-    def one(name: str) -> None:
-        with cards.one() as (_, environ):
-            ways(bench, name, shapes[name], budget, environ)
-
-    with concurrent.futures.ThreadPoolExecutor(cards.count) as workers:
-        # Those that take the longest first.
-        tasks = [workers.submit(one, name) for name in reversed(shapes)]
-        for task in concurrent.futures.as_completed(tasks):
-            task.result()
+    # Those that take the longest first.
+    names = list(reversed(shapes))
+    bench.on_cards(names, lambda name: ways(bench, name, shapes[name], budget))
     bench.in_order(["base", *shapes])
     bench.note(LOSSES)
     bench.note(f"Girih's budget is {int(base['allocated_peak']) / (1 << 30):.2f} GiB.")
 
 
-def ways(
-    bench: Bench, name: str, shape: dict[str, int], budget: str, environ: dict[str, str]
-) -> None:
+def ways(bench: Bench, name: str, shape: dict[str, int], budget: str) -> None:
     """A row for each way at one shape."""
     first: dict[str, Any] | None = None
     recomputed = None
@@ -117,7 +104,7 @@ def ways(
         settling = RESTED_QUICK if bench.quick else RESTED
         settling = RESTED_LATE if shape["layers"] > MANY_LAYERS else settling
         more = {} if way == "recompute" else settling
-        found = run(bench, way, budget, words_of(shape, **more), name, environ=environ)
+        found = run(bench, way, budget, words_of(shape, **more), name)
         seen = found.get("seen")
         if seen is None:
             bench.row(name, shown, "-", "-", "-", "-", "-", said_of(found))
@@ -142,11 +129,8 @@ def table4(bench: Bench) -> None:
 def fig6(bench: Bench) -> None:
     """Every dimension on the way to its largest, which is table 4's: time should grow in a line."""
     names = ("batch",) if bench.quick else tuple(ON_THE_WAY)
-    shapes = {}
-    for name in names:
-        for value in ON_THE_WAY[name][1::2] if bench.quick else ON_THE_WAY[name]:
-            shapes[f"{name} {value}"] = BASE | {name: value}
-    sweep(bench, shapes)
+    values = [(name, value) for name in names for value in ON_THE_WAY[name]]
+    sweep(bench, {f"{name} {value}": BASE | {name: value} for name, value in values})
 
 
 SUFFICES = "64GiB"
@@ -244,6 +228,6 @@ TABLES = [
     Table("chameleon", "table1", "cost of observing", table1, 5, 3, modules=HF),
     Table("chameleon", "table3", "linear extrapolation", table3, 4, 3, modules=HF),
     Table("chameleon", "table4", "the largest shapes", table4, 30, 5, modules=HF),
-    Table("chameleon", "fig6", "shapes on the way there", fig6, 35, 5, modules=HF),
+    Table("chameleon", "fig6", "shapes on the way there", fig6, 20, 5, modules=HF),
     Table("chameleon", "fig7", "5,000 steps with faults", fig7, 12, 3, modules=HF),
 ]

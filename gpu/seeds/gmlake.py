@@ -241,9 +241,11 @@ def fig13(bench: Bench) -> None:
     """Batches of OPT-1.3B with LoRA and recomputation, until memory or patience ends."""
     batches = (32, 128) if bench.quick else (32, 64, 96, 128, 160, 192)
     bench.section(MEASURED)
-    for batch in batches:
-        words = f"hf.py opt-1.3b --lora --recompute --batch {batch}"
-        bench.measured(f"batch {batch}", words, ("native", "gmlake", "auto"))
+    rows = {f"batch {n}": f"hf.py opt-1.3b --lora --recompute --batch {n}" for n in batches}
+    # The largest take the longest.
+    allocators = ("native", "gmlake", "auto")
+    bench.on_cards(list(reversed(rows)), lambda row: bench.measured(row, rows[row], allocators))
+    bench.in_order(list(rows))
 
 
 def limit_between(bench: Bench, words: str, part: float) -> float | None:

@@ -178,8 +178,10 @@ def fig11(bench: Bench) -> None:
     }
     bench.section(MEASURED)
     few = ("native", "auto", "again", "native")
-    for label, words in list(rows.items())[: 2 if bench.quick else None]:
-        bench.measured(label, words, few if bench.quick else (*ALLOCATORS, "stitch", "native"))
+    allocators = few if bench.quick else (*ALLOCATORS, "stitch", "native")
+    labels = list(rows)[: 2 if bench.quick else None]
+    bench.on_cards(labels, lambda label: bench.measured(label, rows[label], allocators))
+    bench.in_order(labels)
 
 
 def table1(bench: Bench) -> None:
