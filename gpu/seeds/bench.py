@@ -298,12 +298,17 @@ class Bench:
     def on_cards(self, labels: list[str], make: Callable[[str], None]) -> None:
         """Makes the rows of each label with a card to itself, as many at once as there are cards.
 
-        They are begun in this order; rows come as they are there, and `in_order` sorts them.
+        They are begun in this order; rows come as they are there, and `in_order` sorts them. Where
+        launches have turns (GIRIH_TURNS, the path of a file), each card has turns of its own, so
+        that several tables can be made beside each other on all of them.
         """
         cards = Cards(1)
 
         def one(label: str) -> None:
-            with cards.one() as (_, self._card.environ):
+            with cards.one() as (card, environ):
+                if turns := environ.get("GIRIH_TURNS"):
+                    environ["GIRIH_TURNS"] = f"{turns}.{card}"
+                self._card.environ = environ
                 make(label)
 
         with concurrent.futures.ThreadPoolExecutor(cards.count) as workers:

@@ -356,6 +356,7 @@ def test_a_table_is_made_of_what_a_machine_answers(asked, size, machine, made, c
 
 def test_shapes_have_a_card_each_and_their_rows_the_order_of_the_table(made, machine, monkeypatch):
     monkeypatch.setattr(sys.modules["seeds.bench"], "cards", lambda: 3)
+    monkeypatch.setenv("GIRIH_TURNS", "turns")
     real, by_shape = machine.__call__, {}
 
     def watched(command, **options):
@@ -363,6 +364,7 @@ def test_shapes_have_a_card_each_and_their_rows_the_order_of_the_table(made, mac
         if any("workloads/" in word for word in words):
             shape = " ".join(words[words.index("--layers") : words.index("--steps")])
             card = options["env"]["CUDA_VISIBLE_DEVICES"]
+            assert options["env"]["GIRIH_TURNS"] == f"turns.{card}"
             by_shape.setdefault(shape, []).append(card)
             # The first that is launched ends last.
             time.sleep(0.2 / len(by_shape))
