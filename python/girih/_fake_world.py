@@ -12,8 +12,9 @@ the others would show before any memory does are mended:
  DistributedDataParallel     ─► takes its buckets for reduced
 ```
 
-What a collective asks of the GPU's memory is what it asks under NCCL, for its tensors are the
-program's own. NCCL's buffers are not the allocator's, with other ranks or without.
+What a collective asks of the GPU's memory is what it asks under NCCL: its tensors are the program's
+own, and what PyTorch asks for besides is asked for here too (`_nccl_memory`). NCCL's buffers are
+not the allocator's, with other ranks or without.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from girih import _ranks
 from girih._errors import GirihError
 from girih._imports import when_imported
+from girih._nccl_memory import Asked, Memory
 
 log = logging.getLogger("girih")
 
@@ -90,7 +92,10 @@ def fake(torch: Any, rank: int, world: int) -> None:
             f"use torch 2.6 or later: {torch.__version__} has no fake process group ({error})"
         ) from error
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    wrappers = _wrappers(c10d, fake_pg.FakeStore, rank, world)
+    memory = Memory(torch)
+    asked = Asked()
+    wrappers = _wrappers(c10d, fake_pg.FakeStore, rank, world, asked)
+    wrappers |= _memory_wrappers(c10d, memory, asked)
     for name, make in wrappers.items():
         original = getattr(c10d, name, None)
         if original is None:
@@ -140,7 +145,7 @@ def _replace(original: Any, wrapper: Any) -> None:
 
 
 def _wrappers(
-    c10d: Any, store: Callable[[], Any], rank: int, world: int
+    c10d: Any, store: Callable[[], Any], rank: int, world: int, asked: Asked
 ) -> dict[str, Callable[[Any], Any]]:
     """By the name of a function, what makes its replacement of it."""
 
@@ -148,6 +153,7 @@ def _wrappers(
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(original).bind(*args, **kwargs)
             timeout = bound.arguments.get("timeout")
+            asked.world(bound.arguments.get("backend"))
             return original(
                 backend="fake", store=store(), rank=rank, world_size=world, timeout=timeout
             )
@@ -159,21 +165,15 @@ def _wrappers(
 
         def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
-            bound.arguments["backend"] = c10d.Backend("fake")
+            given = bound.arguments
+            asked.group(given.get("group_name", ""), given.get("backend"))
+            given["backend"] = c10d.Backend("fake")
             # Those of another backend.
             for options in ("backend_options", "pg_options"):
                 bound.arguments.pop(options, None)
             return original(*bound.args, **bound.kwargs)
 
         return _new_process_group_helper
-
-    def all_gather_object(original: Any) -> Any:
-        def all_gather_object(
-            object_list: list[Any], obj: Any, group: Any = None, *_: Any, **__: Any
-        ) -> None:
-            object_list[:] = [obj] * len(object_list)
-
-        return all_gather_object
 
     def gather_object(original: Any) -> Any:
         def gather_object(
@@ -183,12 +183,6 @@ def _wrappers(
                 object_gather_list[:] = [obj] * len(object_gather_list)
 
         return gather_object
-
-    def broadcast_object_list(original: Any) -> Any:
-        def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None:
-            """What this rank has is what the source has."""
-
-        return broadcast_object_list
 
     def scatter_object_list(original: Any) -> Any:
         def scatter_object_list(
@@ -225,10 +219,71 @@ def _wrappers(
     return {
         "init_process_group": init,
         "_new_process_group_helper": helper,
-        "all_gather_object": all_gather_object,
         "gather_object": gather_object,
-        "broadcast_object_list": broadcast_object_list,
         "scatter_object_list": scatter_object_list,
         "all_to_all_single": all_to_all_single,
         "monitored_barrier": monitored_barrier,
+    }
+
+
+def _memory_wrappers(c10d: Any, memory: Memory, asked: Asked) -> dict[str, Callable[[Any], Any]]:
+    """The same of those that ask for memory beyond their tensors."""
+
+    def is_nccl(group: Any) -> bool:
+        group = group or c10d._get_default_group()
+        return asked.nccl_alone(c10d._world.pg_names.get(group))
+
+    def all_gather_object(original: Any) -> Any:
+        def all_gather_object(
+            object_list: list[Any], obj: Any, group: Any = None, *_: Any, **__: Any
+        ) -> None:
+            object_list[:] = [obj] * len(object_list)
+            if is_nccl(group):
+                memory.gather_objects(obj, len(object_list))
+
+        return all_gather_object
+
+    def broadcast_object_list(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def broadcast_object_list(*args: Any, **kwargs: Any) -> None:
+            """What this rank has is what the source has."""
+            given = signature.bind(*args, **kwargs).arguments
+            if is_nccl(given.get("group")) and given.get("device") is None:
+                memory.broadcast_objects(given["object_list"])
+
+        return broadcast_object_list
+
+    def barrier(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def barrier(*args: Any, **kwargs: Any) -> Any:
+            if is_nccl(signature.bind(*args, **kwargs).arguments.get("group")):
+                memory.barrier()
+            return original(*args, **kwargs)
+
+        return barrier
+
+    def of_list(name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            signature = inspect.signature(original)
+
+            def collective(*args: Any, **kwargs: Any) -> Any:
+                given = signature.bind(*args, **kwargs).arguments
+                is_outside = c10d._rank_not_in_group(given.get("group"))
+                held = None if is_outside else memory.side_by_side(given[name])
+                done = original(*args, **kwargs)
+                del held
+                return done
+
+            return collective
+
+        return make
+
+    return {
+        "all_gather": of_list("tensor_list"),
+        "all_gather_object": all_gather_object,
+        "barrier": barrier,
+        "broadcast_object_list": broadcast_object_list,
+        "reduce_scatter": of_list("input_list"),
     }

@@ -153,6 +153,99 @@ def test_collectives_return_whatever_backend_was_asked_for(python):
     assert said["other"]
 
 
+MEMORY = """
+import json, pickle, sys
+import torch
+import torch.distributed as dist
+
+seen, empty = [], torch.empty
+
+def watched(*sizes, device=None, **more):
+    if device == "cuda":
+        seen.append([*sizes, str(more["dtype"])[6:]])
+        device = None
+    return empty(*sizes, device=device, **more)
+
+torch.empty, torch.cuda.is_available = watched, lambda: True
+dist.init_process_group(*sys.argv[1:])
+said = {}
+
+def told(name):
+    said[name] = list(seen)
+    seen.clear()
+
+objects = [None] * 8
+dist.all_gather_object(objects, "x" * 1000)
+told("gathered")
+dist.barrier()
+told("barrier")
+dist.broadcast_object_list([1, "two"], src=0)
+told("broadcast")
+half = dist.new_group([2, 3], backend="gloo")
+other = dist.new_group([2, 3])
+dist.all_gather_object([None] * 2, "x", group=half)
+dist.barrier(half)
+told("gloo")
+dist.barrier(other)
+told("its like")
+said["sizes"] = [len(pickle.dumps(one)) for one in ("x" * 1000, 1, "two")]
+print(json.dumps(said))
+"""
+
+
+@needs_torch
+def test_what_nccl_asks_for_beside_its_tensors_is_asked_for(python):
+    said = told(python(*TRY, "-c", MEMORY, "nccl"))
+    whole, first, second = said["sizes"]
+    assert said["gathered"] == [
+        [whole, "uint8"],
+        [1, "int64"],
+        [8, "int64"],
+        [8, "int64"],
+        *[[1, "bool"]] * 7,
+        [8 * whole, "uint8"],
+        [8 * whole, "uint8"],
+    ]
+    assert said["barrier"] == said["its like"] == [[1, "uint8"], [1, "float32"]]
+    object_and_size = [[first, "uint8"], [1, "int64"], [second, "uint8"], [1, "int64"]]
+    assert said["broadcast"] == [*object_and_size, [2, "int64"], [first + second, "uint8"]]
+    assert said["gloo"] == []
+
+
+@needs_torch
+@pytest.mark.parametrize("asked", [[], ["gloo"], ["cpu:gloo,cuda:nccl"]])
+def test_where_objects_are_gloos_nothing_is_asked_for(python, asked):
+    said = told(python(*TRY, "-c", MEMORY, *asked))
+    assert said["gathered"] == said["barrier"] == said["broadcast"] == []
+
+
+LISTS = """
+import json
+import torch
+from girih._nccl_memory import Memory
+
+class One:
+    def __init__(self, shape, is_cuda=True):
+        self.shape, self.is_cuda, self.dtype = shape, is_cuda, torch.float16
+    def numel(self):
+        return self.shape[0] * self.shape[1]
+
+seen = []
+torch.empty = lambda count, **more: seen.append([count, str(more["dtype"])])
+memory = Memory(torch)
+memory.side_by_side([One((3, 5)) for _ in range(4)])
+memory.side_by_side([One((3, 5)), One((5, 3))])
+memory.side_by_side([One((3, 5)), One((3, 5), is_cuda=False)])
+memory.side_by_side([])
+print(json.dumps(seen))
+"""
+
+
+@needs_torch
+def test_a_list_of_equal_tensors_is_put_side_by_side(python):
+    assert told(python("-c", LISTS)) == [[60, "torch.float16"]]
+
+
 FSDP2 = """
 import json
 import torch

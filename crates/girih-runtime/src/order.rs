@@ -33,6 +33,15 @@ use crate::pending::Limbo;
 /// The number of a free, counted from 1. 0 is no free: bytes that nobody has used.
 pub(crate) type Stamp = u64;
 
+/// Whether the time of a wait counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Counts {
+    /// It is measured, and [`Device::take_stalls`] tells of it.
+    Yes,
+    /// It is not: it would be made whatever it takes.
+    No,
+}
+
 /// Fences that are kept. Of more the oldest goes: those who would have waited for it wait for the next.
 const FENCES_MAX: usize = 256;
 
@@ -107,14 +116,15 @@ impl Order {
     }
 
     /// Makes `reader` wait, on the device, for all that any stream used bytes for that were freed up to
-    /// `freed`. False if that cannot be now: a graph is being captured, which may not wait for what lies
-    /// outside of it.
+    /// `freed`, in a wait that counts or not ([`Device::take_stalls`]). False if that cannot be now: a graph is being
+    /// captured, which may not wait for what lies outside of it.
     pub(crate) fn wait(
         &mut self,
         device: &mut dyn Device,
         limbo: &mut Limbo,
         freed: Stamp,
         reader: StreamId,
+        counts: Counts,
     ) -> Result<bool, DeviceError> {
         if !self.must_wait(freed, reader) {
             return Ok(true);
@@ -123,7 +133,10 @@ impl Order {
             return Ok(false);
         }
         let Some(fence) = self.fence_over(device, limbo, freed)? else { return Ok(false) };
-        device.wait_measured(reader, fence.event)?;
+        match counts {
+            Counts::Yes => device.wait_measured(reader, fence.event)?,
+            Counts::No => device.wait_event(reader, fence.event)?,
+        }
         self.waits += 1;
         match self.waited.binary_search_by_key(&reader, |entry| entry.0) {
             Ok(at) => self.waited[at].1 = self.waited[at].1.max(fence.covers),
@@ -260,7 +273,7 @@ mod tests {
         }
 
         fn wait(&mut self, freed: Stamp, reader: StreamId) -> bool {
-            self.order.wait(&mut self.device, &mut self.limbo, freed, reader).unwrap()
+            self.order.wait(&mut self.device, &mut self.limbo, freed, reader, Counts::Yes).unwrap()
         }
 
         fn settle(&mut self) {

@@ -25,7 +25,7 @@ use super::views::Part;
 use super::window::Window;
 use super::{EntryId, Follower, Lake, Search};
 use crate::device::DeviceError;
-use crate::order::Stamp;
+use crate::order::{Counts, Stamp};
 use crate::policy::{BlockId, Env, Request};
 
 /// How well plans were followed: what happened while there was one.
@@ -268,7 +268,7 @@ impl Lake {
             return true;
         }
         let latest = followed.window.last_uses.latest(span, stream);
-        if self.wait_for(env, latest, stream).unwrap_or(false) {
+        if self.wait_counted(env, latest, stream, Counts::No).unwrap_or(false) {
             return true;
         }
         if let Some(followed) = &mut self.followed {

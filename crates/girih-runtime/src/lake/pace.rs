@@ -19,8 +19,8 @@
 //!
 //! What waits take is measured by the device ([`Device::take_stalls`](crate::Device::take_stalls)), and each counts for
 //! [`Options::stall_max_us`] at most: a stream that stands still for long mostly has nothing else to do, and its work is
-//! wanted later. Those for the places of a plan count as all others; they are made even so, for a plan that is
-//! followed in part alone costs more.
+//! wanted later. Those for the places of a plan owe nothing: they are made even in debt, for a plan that is followed in
+//! part alone costs more, so that memory would be bought for them in vain.
 
 use super::{Lake, Options, Search};
 use crate::device::MemoryInfo;

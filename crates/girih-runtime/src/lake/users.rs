@@ -27,7 +27,7 @@ use super::block::Block;
 use super::views::Part;
 use super::{Lake, Search};
 use crate::device::{Address, DeviceError};
-use crate::order::{Order, Stamp};
+use crate::order::{Counts, Order, Stamp};
 use crate::policy::{BlockId, Env};
 
 /// Stains that are told apart.
@@ -163,10 +163,22 @@ impl Lake {
         latest: Stamp,
         reader: StreamId,
     ) -> Result<bool, DeviceError> {
+        self.wait_counted(env, latest, reader, Counts::Yes)
+    }
+
+    /// The same, in a wait that counts or not.
+    pub(super) fn wait_counted(
+        &mut self,
+        env: &mut Env<'_>,
+        latest: Stamp,
+        reader: StreamId,
+        counts: Counts,
+    ) -> Result<bool, DeviceError> {
         if !self.order.must_wait(latest, reader) {
             return Ok(true);
         }
-        if self.is_capturing() || !self.order.wait(env.device, &mut self.limbo, latest, reader)? {
+        let (device, limbo) = (&mut *env.device, &mut self.limbo);
+        if self.beside.is_capturing() || !self.order.wait(device, limbo, latest, reader, counts)? {
             return Ok(false);
         }
         self.stains.forget(&self.order);

@@ -42,7 +42,7 @@ use crate::beside::{self, Beside, is_own};
 use crate::caching::Caching;
 use crate::device::{Address, DeviceError};
 use crate::lake::Following;
-use crate::order::Order;
+use crate::order::{Counts, Order};
 use crate::pending::{Limbo, PendingFrees};
 use crate::policy::{AllocError, BlockId, BlockView, Env, Granted, Request, SegmentView};
 use crate::returning::Returning;
@@ -349,7 +349,9 @@ impl Stweaver {
         let Request { size: requested, stream, pool } = request;
         let Some(own) = &mut self.pool else { return Ok(None) };
         let Use { stream: user, freed } = own.space.last_use(offset, size);
-        if user != Some(stream) && !self.order.wait(env.device, &mut self.limbo, freed, stream)? {
+        if user != Some(stream)
+            && !self.order.wait(env.device, &mut self.limbo, freed, stream, Counts::No)?
+        {
             return Ok(None);
         }
         own.space.take(offset, size);

@@ -183,7 +183,9 @@ impl State {
         // Nothing in it fails: what the device does not tell costs a plan.
         let _ = self.with_swap(|swap, state| {
             let is_trying = swap.end_step(state);
-            state.engine.expect(is_trying);
+            if swap.has_swapped() {
+                state.engine.expect(is_trying);
+            }
             Ok(())
         });
     }

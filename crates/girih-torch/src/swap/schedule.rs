@@ -128,4 +128,9 @@ impl Swap {
         self.links.watch(self.steps.times_copies());
         self.steps.is_trying()
     }
+
+    /// True once anything has gone to the host.
+    pub(crate) fn has_swapped(&self) -> bool {
+        self.counts.bytes_out > 0
+    }
 }

@@ -185,6 +185,7 @@ impl Run {
         let beside = 64;
         let most = program.peak + beside * 40 * MIB;
         machine.with(|lake, _| lake.set_limit(Some(most + most / slack)));
+        machine.lake.expect(false);
         let mut blocks = vec![None; program.blocks];
         for (at, size) in program.lasting() {
             blocks[at] = Some(machine.ask_unchecked(size));
@@ -231,6 +232,18 @@ fn a_step_that_repeats_makes_no_views_any_more() {
     assert_eq!(late(Options::default().in_vain), [0; 6]);
 }
 
+#[test]
+fn where_nothing_comes_and_goes_places_are_not_had_again() {
+    let program = Program::recorded();
+    let mut run = Run::new(&program, Options::default().in_vain, 100);
+    run.machine.lake.repeats = Repeats::new(&Options::default());
+    let mut without = Run::new(&program, 0, 100);
+    for _ in 0..8 {
+        assert_eq!(run.step(&program), without.step(&program));
+        assert!(!run.machine.lake.repeats.is_watching());
+    }
+}
+
 /// Pages mapped in each of so many steps that are a step of a recording, on a device of so many MiB.
 fn mapped_in_steps(
     weights: Options,
@@ -242,6 +255,7 @@ fn mapped_in_steps(
     let program = Program::of_step(recording, step);
     let options = Options { time_free_ms: 0, time_share: u64::MAX, ..weights };
     let mut machine = Machine::of(options, config(), mib * MIB);
+    machine.lake.expect(false);
     let mut blocks = vec![None; program.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
         blocks[at] = Some(machine.ask_unchecked(*size));
@@ -354,6 +368,7 @@ fn what_is_tried_in_vain_takes_a_small_part_of_the_run() {
     let run = |in_vain: u64, lost: u64| {
         let options = Options { time_free_ms: 0, in_vain, lost, ..Options::swapping() };
         let mut machine = Machine::of(options, config(), 25_000 * MIB);
+        machine.lake.expect(false);
         let mut blocks = vec![None; program.blocks];
         for (at, size) in program.sizes.iter().enumerate() {
             blocks[at] = Some(machine.ask_unchecked(*size));
@@ -391,6 +406,7 @@ fn mapped_while_schedules_are_tried(is_told: bool) -> Vec<u64> {
     let mut machine = Machine::of(Options::swapping(), config(), 24 * GIB);
     // As they are where a GPU is busy.
     machine.device.set_dearness(3);
+    machine.lake.expect(false);
     let (mut blocks, mut alive) = (Vec::new(), FxHashMap::default());
     let mut settled = SETTLED.bytes().map(|step| step == b'1');
     let (mut marks, mut mapped) = (trace.marks.iter().peekable(), Vec::new());
