@@ -25,3 +25,4 @@ mod time;
 mod trial;
 mod uncached;
 mod waits;
+mod zero3;

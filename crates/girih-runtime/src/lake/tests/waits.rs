@@ -1,6 +1,7 @@
 //! Waits of one stream for another: what they may take of the time, and what is bought instead of more.
 
 use arbtest::arbitrary::Unstructured;
+use girih_plan::{Entry, Place, Plan, Role, Sequence};
 use girih_trace::MarkKind;
 
 use super::*;
@@ -182,6 +183,46 @@ fn what_was_bought_for_waits_stays_and_the_time_at_the_beginning_hides_none() {
     let later = run.steps(10);
     assert!(later.iter().all(|&waits| waits == 0), "{later:?}");
     assert_eq!(run.machine.reserved(), held);
+}
+
+/// Two streams take turns at one place: whoever follows that plan waits for each of its requests, whatever it owes, so
+/// that memory would be bought in vain.
+#[test]
+fn for_the_places_of_a_plan_no_memory_is_bought() {
+    let turns = |at: u64| if at % 2 == 0 { MAIN } else { SIDE };
+    let entries = (0..64).map(|at| Entry {
+        size_min: 64 * MIB,
+        size_max: 64 * MIB,
+        stream: turns(at),
+        place: Place::Arena(0),
+        until: at as u32 + 1,
+    });
+    let plan = Plan {
+        arena_bytes: 64 * MIB,
+        in_use: 64 * MIB,
+        rounds: 1,
+        sequences: vec![Sequence {
+            role: Role::Steady,
+            entries: entries.collect(),
+            boundaries: Vec::new(),
+        }],
+        ..Plan::default()
+    };
+    let mut machine = Machine::of(Options::default(), config(), 64 * GIB);
+    machine.lake = Lake::new(Options::default(), Caching::new(config())).with_plan(Arc::new(plan));
+    for step in 0..20 {
+        let mark =
+            Mark { before: 0, time_us: step * 10_000, kind: MarkKind::Step, name: String::new() };
+        machine.with(|lake, env| lake.mark(env, &mark)).unwrap();
+        let (waits, hits) = (machine.lake.order.waits(), machine.lake.following().hits);
+        for at in 0..64 {
+            let block = machine.used(64 * MIB, turns(at));
+            machine.free_used(block, turns(at));
+        }
+        assert_eq!(machine.lake.following().hits - hits, 64);
+        assert!(machine.lake.order.waits() - waits >= 63);
+        assert!(!machine.lake.pace.is_in_debt(), "{:?} in step {step}", machine.lake.pace);
+    }
 }
 
 #[test]
