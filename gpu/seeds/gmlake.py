@@ -193,9 +193,9 @@ def zero3(bench: Bench) -> None:
             words = f"zero.py {options}{more} {' '.join(RANK_STEPS)}"
             recording, said = bench.record_rank(4, 0, words)
             if recording:
-                bench.replayed(f"{model} {name}", recording)
+                bench.replayed(f"{model} {name}, ZeRO-3", recording)
             else:
-                bench.note(f"{model} {name} of 4 failed: {said}")
+                bench.note(f"{model} {name}, ZeRO-3, failed: {said}")
 
 
 def scale_out(bench: Bench, worlds: tuple[int, ...], words: str) -> None:

@@ -146,6 +146,21 @@ def ahead_of_native(allocator: str) -> list[float]:
     ]
 
 
+RESTLESS = ("batch 16", "layers 8", "hidden 5504")
+"""Shapes of Chameleon's figure 6 whose steps made views to the end."""
+
+
+def driver_of_step(shape: str) -> float:
+    """Seconds of the driver in a settled step of swapping alone."""
+    (run,) = (
+        run
+        for run in FILES["chameleon-fig6.json"]["runs"]
+        if (run["shape"], run["way"]) == (shape, "girih")
+    )
+    seen = run["seen"]
+    return seen["settled_changes"]["driver_seconds"] / seen["settled_steps"]
+
+
 DERIVED: dict[str, dict[str, Callable[[], float]]] = {
     "stweaver-fig1b-quick.json": {
         "4.2": lambda: faster("GPT-2 N, 32 a microbatch", "GPT-2 N, 16 a microbatch"),
@@ -162,12 +177,11 @@ DERIVED: dict[str, dict[str, Callable[[], float]]] = {
             )
         )
     },
-    "stweaver-fig11-quick.json": {
-        "0.13": lambda: 100 * (1 - times_of_native("stweaver-fig11-quick.json", "GPT-2 R")[-1]),
-        "1.5": lambda: 100 * (times_of_native("stweaver-fig11-quick.json", "Qwen MoE R")[-1] - 1),
+    "stweaver-fig11.json": {
+        "0.06": lambda: 100 * (1 - times_of_native("stweaver-fig11.json", "GPT-2 R")[-1]),
     },
     "stweaver-fig8.json": {
-        "1.3": lambda: max(
+        "1.2": lambda: max(
             rows["stweaver"] - rows["auto"]
             for (where, _), rows in recordings().items()
             if where == "stweaver-fig8"
@@ -179,16 +193,27 @@ DERIVED: dict[str, dict[str, Callable[[], float]]] = {
         "1.6": lambda: chunks("1024 MiB"),
     },
     "gmlake-fig11.json": {
-        "19.0": lambda: (
+        "18.9": lambda: (
             cell("gmlake-fig11.json", "native", "1 GPUs")
             - cell("gmlake-fig11.json", "native", "16 GPUs")
         ),
-        "2.5": lambda: min(ahead_of_native("gmlake-code")),
+        "2.6": lambda: min(ahead_of_native("gmlake-code")),
         "5.2": lambda: max(ahead_of_native("gmlake-code")),
     },
-    "chameleon-fig6-quick.json": {
-        # Out and back by links of so many GB/s.
-        "1.9": lambda: 2 * cell("chameleon-fig6-quick.json", "GB out", "batch 16", "girih") / 55,
+    "gmlake-fig10-bytes.json": {
+        "2.9": lambda: max(
+            rows["stweaver"] - rows["auto"]
+            for (where, _), rows in recordings().items()
+            if where == "gmlake-fig10"
+        ),
+    },
+    "chameleon-fig6.json": {
+        "4.2": lambda: (
+            cell("chameleon-fig6.json", "step s", "batch 16", "girih, products")
+            / cell("chameleon-fig6.json", "step s", "base")
+        ),
+        "1.4": lambda: min(driver_of_step(shape) for shape in RESTLESS),
+        "2.2": lambda: max(driver_of_step(shape) for shape in RESTLESS),
     },
     "chameleon-fig7-quick.json": {
         "51.4": lambda: (
@@ -223,21 +248,22 @@ DERIVED: dict[str, dict[str, Callable[[], float]]] = {
 # Numbers that are no results: the paper's, those of a link, of rows and GPUs.
 BESIDE = {
     "stweaver-fig1b-quick.json": {"64"},
-    "stweaver-fig7-bytes.json": {"2", "1", "4", "172", "5", "7"},
-    "stweaver-fig11-quick.json": {"0.05"},
+    "stweaver-fig7-bytes.json": {"2", "1", "172", "7"},
+    "stweaver-fig11.json": {"18", "0.05", "0.01", "0.02"},
     "stweaver-table2-quick.json": {"3"},
-    "gmlake-fig10-bytes.json": {"0"},
-    "gmlake-fig12.json": {"1", "4.4"},
+    "gmlake-fig10-bytes.json": {"18", "0", "4", "310"},
+    "gmlake-fig12.json": {"0", "4"},
     "gmlake-native.json": {"11"},
     "gmlake-fig3-quick.json": {"2.11"},
-    "chameleon-fig6-quick.json": {"80", "64", "4", "2", "55", "30", "35"},
+    "chameleon-fig6.json": {"15", "50", "80", "64", "4", "2"},
+    "gmlake-fig13.json": {"14", "32"},
     # The last two are of an earlier build, on another machine.
     "chameleon-fig7-quick.json": {"97", "200", "55", "43.84", "41.60"},
     "memo-fig1a-quick.json": {"4"},
     "memo-table3-quick.json": {"4", "16384"},
     "memo-table5-quick.json": {"4"},
     # Of the 11 layers; bench/results/lake.md has them.
-    "chameleon-table4-quick.json": {"4", "80", "1.22", "1.40", "67"},
+    "chameleon-table4.json": {"10", "80", "60", "1.22", "1.40", "67"},
 }
 
 
@@ -279,7 +305,10 @@ def test_no_replay_emptied_its_cache_at_every_free():
         for run in made["runs"]:
             if "replayed" in run:
                 native = next(row for row in run["rows"] if row["allocator"] == "native")
-                assert native["device_calls"] < native["requests"] / 10, (name, run["replayed"])
+                calls = native["device_calls"]
+                # Where streams wait for each other nearly all are of events, a microsecond each.
+                of_events = native["device_microseconds"] < 2 * calls
+                assert of_events or calls < native["requests"] / 10, (name, run["replayed"])
 
 
 @pytest.mark.parametrize(("name", "text"), QUOTES, ids=[name for name, _ in QUOTES])
@@ -346,7 +375,7 @@ WAYS = ("alpha 0", "products", "all swapped", "swapping")
 def test_what_is_said_of_time_is_in_the_files():
     part = PAGE.partition("In time and reach:")[2]
     for batch in ("batch 8", "batch 16"):
-        ratio = cell("chameleon-fig6-quick.json", "of recomputation's", batch, "girih")
+        ratio = cell("chameleon-fig6.json", "of recomputation's", batch, "girih")
         assert f"{ratio:.3f} ({batch})" in part
     small = {
         (way, column): cell("chameleon-fig7-quick.json", column, way)
@@ -361,7 +390,7 @@ def test_what_is_said_of_time_is_in_the_files():
     gains = [1 / time_of_first(f"Girih, {way}") for way in WAYS]
     assert f"the gain at 32K tokens is {min(gains):.2f} to {max(gains):.2f}" in part
     shapes = {
-        (way, column): cell("chameleon-table4-quick.json", column, "batch 24", way)
+        (way, column): cell("chameleon-table4.json", column, "batch 24", way)
         for way in ("recompute", "girih")
         for column in ("of recomputation's", "allocated GiB")
     }
@@ -373,7 +402,14 @@ def test_what_is_said_of_time_is_in_the_files():
     # The step of 11 layers is of a run of its own, of which ten steps are laid out.
     runs = json.loads((SEEDS.parent / "gpu/rest-120-h200.json").read_text())["runs"]
     (own,) = (run["step_s"][69:79] for run in runs if run["program"].startswith("eleven"))
-    recomputed = cell("chameleon-table4-quick.json", "step s", "layers 11", "recompute")
+    recomputed = cell("chameleon-table4.json", "step s", "layers 11", "recompute")
     shares = f"{min(own) / recomputed:.1f} to {max(own) / recomputed:.1f}"
-    assert f"the step is {shares} of recomputation's" in text
+    ratio = cell("chameleon-table4.json", "of recomputation's", "layers 11", "girih")
+    said = f"the step is {ratio:.3f} of recomputation's, in another call {shares}"
+    assert said in text
+    gained = [
+        100 * (1 - cell("chameleon-fig6.json", "of recomputation's", shape, "girih, products"))
+        for shape in ("batch 16", "length 12288")
+    ]
+    assert "({:.0f} and {:.0f} %)".format(*gained) in text
     assert f"{min(own):.2f} to {max(own):.2f} s by another run of 80 steps" in PAGE
