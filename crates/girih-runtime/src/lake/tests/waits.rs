@@ -189,7 +189,7 @@ fn what_was_bought_for_waits_stays_and_the_time_at_the_beginning_hides_none() {
 /// that memory would be bought in vain.
 #[test]
 fn for_the_places_of_a_plan_no_memory_is_bought() {
-    let turns = |at: u64| if at % 2 == 0 { MAIN } else { SIDE };
+    let turns = |at: u64| if at.is_multiple_of(2) { MAIN } else { SIDE };
     let entries = (0..64).map(|at| Entry {
         size_min: 64 * MIB,
         size_max: 64 * MIB,
