@@ -1,5 +1,5 @@
-//! DeepSpeed's ZeRO-3: weights that are gathered on one stream and used on another, nearly all of whose frees wait for
-//! events. In every step streams wait for each other for longer than they may, so that time is owed all the time.
+//! DeepSpeed's ZeRO-3: weights that are gathered on one stream and used on another, whose frees wait for events. Streams
+//! wait for each other for longer than they may, so that time is owed.
 
 use girih_runtime::simulate::{Allocator, Setup, Simulation, launch, simulate};
 use girih_trace::{Iterations, Lifetimes, Trace};

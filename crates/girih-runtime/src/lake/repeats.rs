@@ -27,8 +27,9 @@
 //! With [`Options::lost`] a step that is the same as the one before it is laid out (`layout`), and its requests are given what
 //! they have there instead.
 //!
-//! Only where tensors come and go is it done ([`Lake::expect`]): in a hundred recordings of runs in which none do it was tried in
-//! twelve, and made more views in all of them (`bench/results/lake.md`, "Two streams").
+//! Only where tensors come and go is it done ([`Lake::expect`]). Of a hundred and three recordings of runs in which none do
+//! it began in nine, whose streams wait for each other, and views took more time in each of them (`bench/results/lake.md`,
+//! "Two streams").
 //!
 //! Where all this does not help, it rests for a while, and for longer each time, until what it has cost is a small part of
 //! the run's time ([`Options::trials`]). And it does not begin while somebody
