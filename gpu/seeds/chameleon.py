@@ -18,8 +18,8 @@ from seeds.bench import LOSSES, OUT, Bench, Table, first_line, gib
 BASE = {"layers": 5, "hidden": 4096, "length": 4096, "batch": 4}
 # The last step, of which gradients are kept, takes longer: it is one of six.
 STEPS = {"steps": 10, "settled": 4}
-# Where Girih swaps: schedules are tried until two in a row bring nothing, in some 35 steps, and of
-# eleven layers in 66.
+# Where Girih swaps: schedules are tried until two in a row bring nothing. What comes to rest mostly
+# has in 35 steps, eleven layers once in 66; not all shapes do (bench/results/lake.md).
 RESTED = {"steps": 60, "settled": 50}
 RESTED_QUICK = {"steps": 40, "settled": 34}
 RESTED_LATE = {"steps": 80, "settled": 70}
