@@ -455,7 +455,7 @@ impl Steps {
         self.follow(&seen.keys, policy, promised);
         let is_free = !self.beside.is_busy();
         let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
-        if self.is_settled || !is_judged {
+        if self.is_settled || !is_judged || times.waits_for_times(&self.tuning) {
             let outdated =
                 times.outdated(&self.tuning, &self.links.now).filter(|policy| policy.can_reckon());
             let followed = times.to_check(seen.followed).filter(|_| !seen.is_mixed);
@@ -522,7 +522,9 @@ impl Steps {
         let policy = Arc::new(Policy { number: self.planned, ..policy });
         let mut rests = false;
         if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
-            times.tries(&policy);
+            if !times.tries(&policy, &self.tuning) {
+                return;
+            }
             rests = times.rests(&self.tuning);
         }
         let number = self.sequences.learn(&keys);

@@ -54,6 +54,9 @@ pub(super) struct Times {
     was_roomy: bool,
     /// Plans in a row, up to the last, that made the step no shorter.
     in_vain: u32,
+    /// No more are tried, for the views that they bring hold steps up; and whether one of them has come to rest since.
+    is_enough: bool,
+    has_rested: bool,
     /// The links that the last plan was made with, and the sum of the times without waits.
     made_with: Option<(Links, f64)>,
     /// Plans that were made because these had changed, and for nothing else.
@@ -138,7 +141,11 @@ impl Times {
     /// What has stayed takes longer than it may, because views are made in each of its steps: with some room they may end.
     fn wants_room(&self, tuning: &Tuning) -> bool {
         let is_held_up = self.best.is_held_up(tuning.held_up);
-        !self.was_roomy && self.last.is_none() && self.best.is_proven() && is_held_up
+        !self.was_roomy
+            && !self.has_rested
+            && self.last.is_none()
+            && self.best.is_proven()
+            && is_held_up
     }
 
     /// The part of the room that the plan leaves free that is made next, or now.
@@ -171,10 +178,23 @@ impl Times {
         self.us.iter().sum()
     }
 
-    /// A policy is taken up.
-    pub(super) fn tries(&mut self, policy: &Arc<Policy>) {
+    /// A policy is taken up, unless what has stayed is at rest and the step is not said to become shorter: to try it has
+    /// views made anew. False if it is not.
+    pub(super) fn tries(&mut self, policy: &Arc<Policy>, tuning: &Tuning) -> bool {
+        let at_rest = self.best.us().filter(|_| self.is_enough && self.best.is_proven());
+        let is_held_up = self.best.is_held_up(tuning.held_up);
+        let least = at_rest.filter(|_| !is_held_up).unwrap_or(f64::INFINITY);
+        if policy.us[1] >= least * (1.0 - tuning.rested_gain) {
+            return false;
+        }
         (self.since, self.stayed, self.is_restless) = (0, 0, false);
         self.last = Some(Tried::of(Arc::clone(policy), self.is_roomy));
+        true
+    }
+
+    /// True if those of single operators are first to be seen at rest: while views held the steps up they were others.
+    pub(super) fn waits_for_times(&self, tuning: &Tuning) -> bool {
+        self.is_enough && self.is_scaled && !self.best.is_held_up(tuning.held_up)
     }
 
     /// A step that followed the policy of this number took so long, of which the driver took so much for memory, and
@@ -208,6 +228,8 @@ impl Times {
             } else {
                 self.set_aside(last);
             }
+            self.is_enough |=
+                self.plans >= tuning.plans_held_up && self.best.is_held_up(tuning.held_up);
         }
         self.is_restless |= is_restless;
         self.prove(tuning);
@@ -234,8 +256,16 @@ impl Times {
     /// was promised of them by the part by which it does, though not more than they took.
     fn prove(&mut self, tuning: &Tuning) {
         self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
-        let steps = if self.is_restless { tuning.steps_judged } else { tuning.steps_proven };
-        if self.stayed <= steps {
+        let judged = tuning.steps_judged;
+        let has_come_to_rest = self.is_enough
+            && !self.best.is_proven()
+            && self.best.is_at_rest(tuning.held_up, judged as usize);
+        if has_come_to_rest {
+            self.has_rested = true;
+            self.best.forget_before(judged as usize);
+        }
+        let is_short = self.is_restless || has_come_to_rest;
+        if self.stayed <= if is_short { judged } else { tuning.steps_proven } {
             return;
         }
         (self.stayed, self.is_restless) = (0, false);
@@ -277,15 +307,31 @@ impl Times {
     /// True if it is not planned again. Where the links turned out to be others than those of the last plan, or its
     /// operators to take less time, it is, some times at most: what is measured may go up and down for ever.
     pub(super) fn is_settled(&self, tuning: &Tuning, links: &Known) -> bool {
-        let has_changed = self.made_with.as_ref().is_some_and(|(own, us)| {
-            let is_shorter = self.sum() < us * (1.0 - tuning.times_differ);
-            difference(&links.planned, own) > tuning.links_differ
-                || is_shorter && self.may_gain(tuning, &links.now)
-        });
         self.last.is_none()
             && self.is_exhausted(tuning)
-            && !(has_changed && self.again < tuning.again_max)
+            && !(self.again < tuning.again_max && self.has_changed(tuning, links))
             && !self.wants_room(tuning)
+    }
+
+    /// What the last plan was made with is not what is known now, or what has stayed is not as good as can be. While views
+    /// hold steps up nothing of that can be said.
+    fn has_changed(&self, tuning: &Tuning, links: &Known) -> bool {
+        let Some((own, us)) = &self.made_with else { return false };
+        if self.is_enough && self.best.is_held_up(tuning.held_up) {
+            return false;
+        }
+        let is_shorter = self.sum() < us * (1.0 - tuning.times_differ);
+        difference(&links.planned, own) > tuning.links_differ
+            || is_shorter && self.may_gain(tuning, &links.now)
+            || self.is_enough && self.is_far_from_bound(tuning, &links.now)
+    }
+
+    /// What has stayed is at rest, and takes longer than any schedule must, by what is known now.
+    fn is_far_from_bound(&self, tuning: &Tuning, links: &Links) -> bool {
+        let [_, _, bound] = self.promised;
+        let is_told = self.outdated(tuning, links).is_none_or(|policy| !policy.can_reckon());
+        let us = self.best.us().filter(|_| is_told && self.best.is_proven());
+        us.is_some_and(|us| bound < us * (1.0 - tuning.rested_gain))
     }
 
     /// True if what has stayed has only just been taken up once more.
@@ -304,7 +350,7 @@ impl Times {
 
     /// Further plans are no use, if the links are what they were.
     fn is_exhausted(&self, tuning: &Tuning) -> bool {
-        self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max
+        self.is_enough || self.in_vain >= tuning.in_vain_max || self.plans >= tuning.plans_max
     }
 
     /// The policy that is tried, or else the one with the shortest step; none if steps without one are shorter.

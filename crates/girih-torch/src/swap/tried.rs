@@ -125,6 +125,19 @@ impl Tried {
         us.zip(least).is_some_and(|(us, least)| least < us * (1.0 - part))
     }
 
+    /// True if none of its last steps, so many of them, took more than it may by this part of itself.
+    pub(super) fn is_at_rest(&self, part: f64, steps: usize) -> bool {
+        let last = self.recent.iter().rev().take(steps);
+        self.recent.len() >= steps && { last }.all(|[us, least]| *least >= us * (1.0 - part))
+    }
+
+    /// All but its last steps, so many of them, are forgotten: those before were none of this kind.
+    pub(super) fn forget_before(&mut self, steps: usize) {
+        self.recent.drain(..self.recent.len().saturating_sub(steps));
+        let least = self.recent.iter().map(|[_, least]| *least);
+        self.least_us = least.fold(f64::INFINITY, f64::min);
+    }
+
     pub(super) fn policy(&self) -> Option<&Arc<Policy>> {
         self.policy.as_ref()
     }

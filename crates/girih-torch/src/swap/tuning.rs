@@ -27,6 +27,9 @@ pub(crate) struct Tuning {
     pub(crate) stamps_settled: usize,
     /// How often a sequence is planned at most. A plan takes a core for some seconds, and steps to be judged.
     pub(crate) plans_max: u32,
+    /// Plans that are tried where views hold steps up, until one is kept for the lake to come to rest under it: what one more
+    /// would save is mostly less than what the views cost that it brings.
+    pub(crate) plans_held_up: u32,
     /// Plans in a row that make its step no shorter: then it is planned no more. Every other plan takes waits for work,
     /// so that both kinds have been tried.
     pub(crate) in_vain_max: u32,
@@ -39,6 +42,9 @@ pub(crate) struct Tuning {
     pub(crate) steps_proven: u32,
     /// By what part of itself a step must take longer than it may, once its plan has stayed for these steps, to be held up.
     pub(crate) held_up: f64,
+    /// By what part of itself a step that is at rest must be longer than any schedule could make it, for one more to be made
+    /// where no more were tried because of views; and a schedule be said to make it shorter to be tried.
+    pub(crate) rested_gain: f64,
     /// The part of what a step adds up to that must be there before another like it is told to need less.
     pub(crate) told_by: u64,
     /// The part of the room that must be left over in a step that is smaller than what was planned for nothing to go.
@@ -76,11 +82,13 @@ impl Default for Tuning {
             stamps: 4096,
             stamps_settled: 128,
             plans_max: 16,
+            plans_held_up: 2,
             in_vain_max: 2,
             better: 0.01,
             steps_judged: 3,
             steps_proven: 20,
             held_up: 0.02,
+            rested_gain: 0.03,
             told_by: 8,
             surely: 16,
             remembered: 2,

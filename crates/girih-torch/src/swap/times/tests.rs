@@ -72,7 +72,7 @@ fn a_step_whose_operators_turn_out_to_take_less_is_planned_again_and_what_is_pro
         if times.judge(&tuning, false) && !times.is_settled(&tuning, &links) {
             let sum = times.next(&tuning, &links.planned).iter().sum();
             plans += 1;
-            times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }));
+            times.tries(&Arc::new(Policy { number: plans, us: [sum; 3], ..of_two() }), &tuning);
         }
         plans
     };
@@ -123,7 +123,7 @@ fn what_is_promised_is_what_the_operators_of_one_step_take_together() {
     times.see(taken([8.0, 12.0, 8.0, 12.0], false));
     times.see(taken([12.0, 8.0, 12.0, 8.0], false));
     assert_eq!(times.us(), [8.0; 4]);
-    times.tries(&Arc::new(Policy { number: 1, us: [32.0; 3], ..of_two() }));
+    times.tries(&Arc::new(Policy { number: 1, us: [32.0; 3], ..of_two() }), &tuning);
     (0..tuning.steps_judged).for_each(|_| times.note(1, 40.0, 0.0, 0));
     assert!(times.judge(&tuning, false));
     for step in 0..tuning.steps_judged {
@@ -145,7 +145,7 @@ fn plans_are_not_judged_by_steps_of_other_sizes() {
     let tuning = Tuning::default();
     let mut times = Times::default();
     let mut tried = |number: u32, us: f64, peak: u64| {
-        times.tries(&Arc::new(Policy { number, ..of_two() }));
+        times.tries(&Arc::new(Policy { number, ..of_two() }), &tuning);
         (0..tuning.steps_judged).for_each(|_| times.note(number, us, 0.0, peak));
         assert!(times.judge(&tuning, false));
         (times.best.number(), times.in_vain)
@@ -185,7 +185,7 @@ fn links_that_do_not_stay_cost_a_few_plans_and_no_more() {
             let _ = times.next(&tuning, &links.planned);
             plans += 1;
             policy.number = plans;
-            times.tries(&Arc::new(std::mem::take(&mut policy)));
+            times.tries(&Arc::new(std::mem::take(&mut policy)), &tuning);
         }
     }
     assert_eq!(plans, tuning.in_vain_max + tuning.again_max);
@@ -231,7 +231,7 @@ fn run_on(
                 if planning == 0 {
                     plans += 1;
                     let us = [promise - 10.0, promise, promise - 5.0];
-                    times.tries(&Arc::new(Policy { number: plans, us, ..of_two() }));
+                    times.tries(&Arc::new(Policy { number: plans, us, ..of_two() }), &tuning);
                 }
             } else if times.judge(&tuning, is_restless) && !times.is_settled(&tuning, &links) {
                 let _ = times.next(&tuning, &links.planned);
