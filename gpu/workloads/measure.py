@@ -102,6 +102,8 @@ def of_each(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict
         return {}
     swap, swap_before = after.get("swap") or {}, before.get("swap") or {}
     found = {name: after[name] - before.get(name, 0) for name in EACH if name in after}
+    if "layout_without_place" in after:
+        found["without_place"] = after["layout_without_place"]
     found["mapped"] = after["calls"].get("map", 0) - before["calls"].get("map", 0)
     spent_before = before.get("driver_seconds_by_call", {})
     for call, seconds in after.get("driver_seconds_by_call", {}).items():

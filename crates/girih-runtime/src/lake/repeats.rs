@@ -165,7 +165,7 @@ impl Repeats {
             return;
         }
         self.rest = options.rest;
-        (self.untried, self.pause) = (0, options.rest);
+        (self.untried, self.pause, self.skips_layout) = (0, options.rest, false);
         if let Stage::Off(left) | Stage::Watching(left) = &mut self.stage {
             *left = 0;
         }
@@ -212,11 +212,12 @@ impl Repeats {
             Stage::On { before, least, in_vain, .. } if in_vain + 1 < options.in_vain => {
                 Stage::On { before, least, in_vain: in_vain + 1, unlike: 0 }
             }
-            Stage::Watching(_) | Stage::On { .. } => {
-                // Next time without a layout, if this one was in vain.
-                self.skips_layout = self.layout.is_some();
+            Stage::On { before, least, .. } => {
+                // Next time without a layout, if this one was in vain from the first.
+                self.skips_layout = self.layout.is_some() && least > before / 2;
                 self.rest()
             }
+            Stage::Watching(_) => self.rest(),
         };
         if options.lost > 0 {
             self.turn_layout(is_dear);

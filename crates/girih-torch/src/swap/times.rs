@@ -52,11 +52,15 @@ pub(super) struct Times {
     /// The next plan leaves a part of the room free; and whether one did.
     is_roomy: bool,
     was_roomy: bool,
+    /// The lake found no places for steps of one that leaves none.
+    needs_room: bool,
     /// Plans in a row, up to the last, that made the step no shorter.
     in_vain: u32,
     /// No more are tried, for the views that they bring hold steps up; and whether one of them has come to rest since.
     is_enough: bool,
     has_rested: bool,
+    /// One more is made, of the times that are seen at rest.
+    is_due: bool,
     /// The links that the last plan was made with, and the sum of the times without waits.
     made_with: Option<(Links, f64)>,
     /// Plans that were made because these had changed, and for nothing else.
@@ -133,6 +137,7 @@ impl Times {
         self.is_roomy = self.wants_room(tuning) || self.best.is_roomy();
         self.again += u32::from(self.is_exhausted(tuning) && !self.wants_room(tuning));
         self.was_roomy |= self.is_roomy;
+        self.is_due = false;
         self.made_with = Some((*links, self.sum()));
         self.plans += 1;
         if self.plans.is_multiple_of(2) { &self.waited } else { &self.us }
@@ -192,9 +197,12 @@ impl Times {
         true
     }
 
-    /// True if those of single operators are first to be seen at rest: while views held the steps up they were others.
-    pub(super) fn waits_for_times(&self, tuning: &Tuning) -> bool {
-        self.is_enough && self.is_scaled && !self.best.is_held_up(tuning.held_up)
+    /// One more plan is wanted. True if the times of single operators are first to be seen at rest: while views held the
+    /// steps up they were others.
+    pub(super) fn waits_for_times(&mut self, tuning: &Tuning) -> bool {
+        let is_held_up = self.best.is_held_up(tuning.held_up);
+        self.is_due = self.is_enough && !is_held_up && self.last.is_none();
+        self.is_due && self.is_scaled
     }
 
     /// A step that followed the policy of this number took so long, of which the driver took so much for memory, and
@@ -252,7 +260,7 @@ impl Times {
     /// come to rest: if its steps took longer than another's may take, the other is followed, and so on until one stands.
     ///
     /// Where it is held up all the same the lake does not come to rest, and need not under the others either. Then these are
-    /// taken as they were, once it was tried what room does. Where it is at rest the others would be too, and take more than
+    /// taken as they were, once it was tried what room does; so are those without room where one of them found no places. Where it is at rest the others would be too, and take more than
     /// was promised of them by the part by which it does, though not more than they took.
     fn prove(&mut self, tuning: &Tuning) {
         self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
@@ -268,6 +276,7 @@ impl Times {
         if self.stayed <= if is_short { judged } else { tuning.steps_proven } {
             return;
         }
+        self.needs_room |= self.is_restless && !self.best.is_roomy();
         (self.stayed, self.is_restless) = (0, false);
         self.best.prove();
         if self.wants_room(tuning) {
@@ -278,7 +287,7 @@ impl Times {
         let of = |other: &Tried| {
             let us = other.us().unwrap_or(f64::INFINITY);
             let at_rest = other.hope_us().max(longer * other.promised_us().unwrap_or(0.0));
-            if is_held_up { us } else { at_rest.min(us) }
+            if is_held_up || self.needs_room && !other.is_roomy() { us } else { at_rest.min(us) }
         };
         let most = of(&self.best) / (1.0 + tuning.better);
         let likely = self.others.iter().enumerate();
@@ -319,6 +328,9 @@ impl Times {
         let Some((own, us)) = &self.made_with else { return false };
         if self.is_enough && self.best.is_held_up(tuning.held_up) {
             return false;
+        }
+        if self.is_due {
+            return true;
         }
         let is_shorter = self.sum() < us * (1.0 - tuning.times_differ);
         difference(&links.planned, own) > tuning.links_differ

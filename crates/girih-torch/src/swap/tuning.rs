@@ -42,8 +42,8 @@ pub(crate) struct Tuning {
     pub(crate) steps_proven: u32,
     /// By what part of itself a step must take longer than it may, once its plan has stayed for these steps, to be held up.
     pub(crate) held_up: f64,
-    /// By what part of itself a step that is at rest must be longer than any schedule could make it, for one more to be made
-    /// where no more were tried because of views; and a schedule be said to make it shorter to be tried.
+    /// Where no more plans were tried because of views: by what part of itself a step that is at rest must be longer than any
+    /// plan could make it for one more to be made, and a plan be said to make it shorter to be tried.
     pub(crate) rested_gain: f64,
     /// The part of what a step adds up to that must be there before another like it is told to need less.
     pub(crate) told_by: u64,
