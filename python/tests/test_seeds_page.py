@@ -411,3 +411,20 @@ def test_what_is_said_of_time_is_in_the_files():
     ]
     assert "({:.0f} and {:.0f} %)".format(*gained) in text
     assert f"{min(own):.2f} to {max(own):.2f} s by another run of 80 steps" in PAGE
+
+
+def test_what_a_later_build_takes_is_in_its_file():
+    part = PAGE.partition("By a later build, one program at a time")[2].partition("So Chameleon")[0]
+    runs = json.loads((SEEDS.parent / "gpu/rest-two-h200.json").read_text())["runs"]
+    compared = [run for run in runs if run["call"] > 1 and not run["shape"].endswith("6016")]
+    last = {(run["shape"], run["way"]): run for run in compared}
+    for (shape, way), run in last.items():
+        table = "table4" if shape == "layers 11" else "fig6"
+        theirs = json.loads((SEEDS / f"chameleon-{table}.json").read_text())["runs"]
+        (seen,) = (it["seen"] for it in theirs if (it["shape"], it["way"]) == (shape, "recompute"))
+        ratio = sorted(run["step_s"][-11:-1])[5] / seen["median_step_s"]
+        kept = part.partition("with what products gave kept")
+        assert f"{ratio:.2f} ({shape})" in kept[2 if way == "products kept" else 0].replace(
+            " of it (", " ("
+        ), (shape, way, ratio)
+    assert len(last) == 8

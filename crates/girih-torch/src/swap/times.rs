@@ -71,6 +71,10 @@ pub(super) struct Times {
     others: Vec<Tried>,
     /// The policy that is tried now.
     last: Option<Tried>,
+    /// What a step took under the policy that had stayed when the last one was taken up; and what steps have taken more
+    /// since, in all. Microseconds.
+    against: f64,
+    spent: f64,
     /// What the step that was seen last has followed.
     followed: Option<u32>,
     /// Steps in which nothing else was tried, since what has stayed was last compared with the other.
@@ -193,6 +197,7 @@ impl Times {
             return false;
         }
         (self.since, self.stayed, self.is_restless) = (0, 0, false);
+        (self.against, self.spent) = (self.best.us().unwrap_or(f64::INFINITY), 0.0);
         self.last = Some(Tried::of(Arc::clone(policy), self.is_roomy));
         true
     }
@@ -210,6 +215,7 @@ impl Times {
     /// left, and does not count.
     pub(super) fn note(&mut self, number: u32, us: f64, driver_us: f64, peak: u64) {
         let counts = self.followed.replace(number) == Some(number);
+        self.spent += us - self.against;
         let tried = std::iter::once(&mut self.best).chain(&mut self.last);
         if let Some(tried) = { tried }.find(|tried| tried.number() == number) {
             tried.note(counts.then_some(Took { us, driver_us }), peak);
@@ -272,7 +278,7 @@ impl Times {
             self.has_rested = true;
             self.best.forget_before(judged as usize);
         }
-        let is_short = self.is_restless || has_come_to_rest;
+        let is_short = self.is_restless || has_come_to_rest || self.is_too_dear(tuning);
         if self.stayed <= if is_short { judged } else { tuning.steps_proven } {
             return;
         }
@@ -296,6 +302,7 @@ impl Times {
         let Some(at) = shortest.map(|(at, _)| at) else {
             return self.others.clear();
         };
+        self.against = f64::INFINITY;
         let other = self.others.remove(at);
         let before = std::mem::replace(&mut self.best, other);
         if self.best.is_proven() {
@@ -305,6 +312,13 @@ impl Times {
         }
         self.best.begin_anew();
         self.promise();
+    }
+
+    /// The steps of what has stayed were so much longer than those of the one before it that what it promises would not
+    /// make that good for long.
+    fn is_too_dear(&self, tuning: &Tuning) -> bool {
+        let saved = self.best.promised_us().map_or(0.0, |us| (self.against - us).max(0.0));
+        self.best.is_held_up(tuning.held_up) && self.spent > f64::from(tuning.made_good) * saved
     }
 
     /// What a step takes is what was promised when the policy that stays was planned.

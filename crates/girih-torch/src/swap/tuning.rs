@@ -42,6 +42,9 @@ pub(crate) struct Tuning {
     pub(crate) steps_proven: u32,
     /// By what part of itself a step must take longer than it may, once its plan has stayed for these steps, to be held up.
     pub(crate) held_up: f64,
+    /// Steps of a plan may take more than those of the one before it did, in all, until it would be made good in so many steps
+    /// if it kept what it promised. Then it is compared with the others by what its steps took.
+    pub(crate) made_good: u32,
     /// Where no more plans were tried because of views: by what part of itself a step that is at rest must be longer than any
     /// plan could make it for one more to be made, and a plan be said to make it shorter to be tried.
     pub(crate) rested_gain: f64,
@@ -88,6 +91,7 @@ impl Default for Tuning {
             steps_judged: 3,
             steps_proven: 20,
             held_up: 0.02,
+            made_good: 64,
             rested_gain: 0.03,
             told_by: 8,
             surely: 16,

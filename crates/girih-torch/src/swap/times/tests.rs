@@ -428,3 +428,20 @@ fn what_found_no_places_once_is_not_taken_up_again_for_what_it_was_said_to_take(
     let since = followed.iter().rposition(|&other| other != last);
     assert!(times.best.is_roomy() && since < Some(25), "{since:?} {followed:?}");
 }
+
+/// As simulated of `lightning`: the second schedule is said to take 6 % less than the first, and its steps make so many views
+/// that they take more than twice as long. To see them for 20 steps would not be made good in 400.
+#[test]
+fn what_takes_much_longer_than_what_it_has_replaced_is_soon_given_up() {
+    let mut times = Times::default();
+    let followed = run(&mut times, 200, 1543.0, |number, _, is_roomy| match number {
+        NO_POLICY => (1800.0, 0.0),
+        1 => (1652.0, 20.0),
+        2 => (4000.0, 2400.0),
+        _ if is_roomy => (1772.0, 0.0),
+        _ => (1660.0, 20.0),
+    });
+    let dear = followed.iter().filter(|&&number| number == 2).count();
+    assert!((4..12).contains(&dear), "{dear}");
+    assert_eq!(followed.last(), Some(&1), "{followed:?}");
+}
