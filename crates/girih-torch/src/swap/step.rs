@@ -9,9 +9,9 @@
 //! nobody waits for it. What was waited for copies in between is taken off: to a plan that took it for work, every step
 //! would have to wait there. What a plan is worth is seen when steps have followed it, since not all is known that makes
 //! them wait (a lane may hold up another, a host fall behind). So a sequence is planned again with what the last plan has
-//! shown, until [`Tuning::in_vain_max`] plans in a row make its step no shorter. What had the shortest step stays, be it
-//! no plan at all. Times are read later too, of groups of operators: if these turn out to take less, what the step is said
-//! to take is reckoned again, and it is planned again if that may bring something (`times`).
+//! shown, until [`Tuning::in_vain_max`] plans in a row make its step no shorter, or views hold it up
+//! ([`Tuning::plans_held_up`]). What had the shortest step stays, be it no plan at all. Times are read later too, of groups
+//! of operators: if these turn out to take less, or steps at rest more than they must, it is planned again (`times`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

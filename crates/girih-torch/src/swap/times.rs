@@ -266,8 +266,9 @@ impl Times {
     /// come to rest: if its steps took longer than another's may take, the other is followed, and so on until one stands.
     ///
     /// Where it is held up all the same the lake does not come to rest, and need not under the others either. Then these are
-    /// taken as they were, once it was tried what room does; so are those without room where one of them found no places. Where it is at rest the others would be too, and take more than
-    /// was promised of them by the part by which it does, though not more than they took.
+    /// taken as they were, once it was tried what room does; so are those that leave none where one of them found no
+    /// places. Where it is at rest the others would be too, and take more than was promised of them by the part by which it
+    /// does, though not more than they took.
     fn prove(&mut self, tuning: &Tuning) {
         self.stayed = if self.is_exhausted(tuning) { self.stayed + 1 } else { 0 };
         let judged = tuning.steps_judged;
