@@ -518,3 +518,43 @@ impl Lake {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::block::Home;
+    use super::super::layout::Ground;
+    use super::*;
+
+    /// What is laid out, of nothing.
+    fn laid_out() -> Layout {
+        let ring = Ring { items: Vec::new(), stream: StreamId(0), count: 0, cut: 0 };
+        let ground = Ground { runs: Vec::new(), lies: Vec::new(), views: FxHashMap::default() };
+        Layout::new(&ring, Alike::default(), ground, 0, |_| Vec::new()).expect("nothing has room")
+    }
+
+    /// Views took 100 before a step was laid out, and 60 in the last of the steps since that are tried.
+    #[test]
+    fn a_layout_that_was_in_vain_is_not_tried_next_unless_it_was_good_once_or_something_else_is_asked_for()
+     {
+        let options = Options::default();
+        for (least, skips) in [(60, true), (40, false)] {
+            let mut repeats = Repeats::new(&options);
+            repeats.layout = Some(laid_out());
+            // Two steps with one request, the same.
+            let home = Home { shelf: 0, stream: StreamId(0), is_small: false };
+            let search = Search { size: 1 << 20, home };
+            repeats.note(&search, 0, None, &[]);
+            repeats.before = std::mem::take(&mut repeats.now);
+            repeats.note(&search, 0, None, &[]);
+            repeats.stage =
+                Stage::On { before: 100, least, in_vain: options.in_vain - 1, unlike: 0 };
+            repeats.turn(&options, 60, 1, true);
+            assert!(matches!(repeats.stage, Stage::Off(_)), "{:?}", repeats.stage);
+            assert_eq!(repeats.skips_layout, skips, "{least}");
+            repeats.expect(&options, true);
+            assert_eq!(repeats.skips_layout, skips, "it is still being tried what is asked for");
+            repeats.expect(&options, false);
+            assert!(!repeats.skips_layout);
+        }
+    }
+}

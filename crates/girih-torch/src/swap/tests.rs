@@ -56,7 +56,6 @@ mod states;
 mod timed;
 mod trained;
 mod views;
-mod whole;
 
 use self::adversary::{Adversary, Turns};
 use self::program::{Program, Seed};
