@@ -13,7 +13,8 @@ before; flops are those of the model (6 for each weight and token, 6 n h s^2 of 
 by the peak of the card that `--peak` gives. Losses: the largest difference from those of the first
 row, as a part; with `--exact`, whether they and the gradients of the first step are the same to the
 bit. `longest` doubles the tokens until a way runs out of memory, then halves the step between the
-last two; of several lengths it tries those. `predict`: few layers are recorded, each kernel waited
+last two; of several lengths it tries those. The optimizer's states are there from the beginning, so
+that `--steps 1 --settling 0` is enough to see whether a length fits. `predict`: few layers are recorded, each kernel waited
 for so that passes have their own times, and run once more as they are; `girih alpha` says of all
 layers what a step takes and the most that is allocated.
 
@@ -42,7 +43,10 @@ MFU_WAYS = (
     *("girih", "both:0", "both:products", "fill", "tiles:0"),
 )
 ALPHAS = ("0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75", "0.875", "1")
-LONGEST_WAYS = ("plain", "recompute", "split:0", "tiles:0", "girih", "both:0", "both_tiles:0")
+LONGEST_WAYS = (
+    *("plain", "recompute", "split:0", "tiles:0"),
+    *("girih", "both:0", "both_tiles:0", "girih:recompute"),
+)
 PREDICTED = {"plain": "plain", "recompute": "recompute"}
 """Ways whose step and peak are foretold, and the methods of `girih alpha` that are these."""
 STEP_WITHIN, PEAK_WITHIN = 0.05, 0.01
@@ -62,6 +66,7 @@ UNIT = 4096
 """Tokens: lengths are found to within so many, if nothing else is said."""
 LEAST_S = 20
 """Seconds: what has less left is not begun, for to start takes as long."""
+ALPHA_HELP = "of `sweep`, in place of nine, and of `parallel`, where `recompute` is one; repeated"
 TINY_LENGTHS, TINY_MOST = [192, 256], 1024
 
 
@@ -132,7 +137,7 @@ class Table:
         timeout = self.timeout(length, way)
         if timeout is None:
             return None
-        is_swapped = way in {"fill", "girih"} or way.startswith("both")
+        is_swapped = way == "fill" or way.startswith(("girih", "both"))
         if is_swapped and options.device == "cuda":
             # Where Girih swaps, the first steps make plans, and those after them try ways.
             settling = options.settling
@@ -203,10 +208,10 @@ def sweep(table: Table, options: argparse.Namespace) -> None:
             table.run("fill", length, options.budget, base, [])
 
 
-def warm(way: str, tokens: int) -> list[str]:
-    """Layers that are split hold all that they save when they first run: that is a short pass."""
-    is_split = way.partition(":")[0] in ("split", "both", "tiles", "both_tiles", "fill")
-    return ["--warm", str(min(WARM, tokens // 2))] if is_split else []
+def warm(tokens: int) -> list[str]:
+    """A short pass before all others, which makes the optimizer's states, so that one step has all
+    of a run's peak; and layers that are split are looked at in it."""
+    return ["--warm", str(min(WARM, tokens // 2)), "--ready"]
 
 
 def is_out_of_memory(error: str) -> bool:
@@ -220,7 +225,7 @@ def longest(table: Table, options: argparse.Namespace) -> None:
     for way in ways(options, LONGEST_WAYS):
         fits, beyond, tokens = 0, 0, given[0]
         while beyond == 0 or beyond - fits > options.unit:
-            if table.run(way, tokens, options.budget, None, warm(way, tokens)):
+            if table.run(way, tokens, options.budget, None, warm(tokens)):
                 fits = tokens
             elif not is_out_of_memory(table.runs[-1].get("error", "")):
                 print(f"{way}: {tokens} tokens have not shown whether they fit", flush=True)
@@ -348,9 +353,10 @@ def parallel(table: Table, options: argparse.Namespace) -> None:
     for kind in options.only or KINDS:
         for length in options.length or (65536, 131072):
             base: dict[str, Any] = {}
-            for alpha in options.alpha or ("", "0", "products", "0.5"):
+            for alpha in options.alpha or ("", "recompute", "0", "products", "0.5"):
                 way = f"{kind}:{alpha}" if alpha else kind
-                words = ["--kind", kind, *(["--alpha", alpha] if alpha else [])]
+                own = ["--recompute"] if alpha == "recompute" else ["--alpha", alpha]
+                words = ["--kind", kind, *(own if alpha else [])]
                 words += shared_shape(options, length)
                 start = ["-m", "torch.distributed.run", f"--nproc-per-node={cards}"]
                 timeout = table.timeout(length, way)
@@ -394,7 +400,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--length", type=int, action="append", help="tokens; may be repeated")
-    parser.add_argument("--alpha", action="append", help="of `sweep`, in place of nine; repeated")
+    parser.add_argument("--alpha", action="append", help=ALPHA_HELP)
     parser.add_argument(
         "--only",
         action="append",
@@ -427,7 +433,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     for way in options.only or () if known else ():
         if way not in known:
             parser.error(f"--only of {options.table} is one of {', '.join(known)}: not {way}")
-    for name, least in (("layers", 1), ("steps", 2), ("recorded_layers", 2)):
+    steps = 1 if options.table == "longest" else 2
+    for name, least in (("layers", 1), ("steps", steps), ("recorded_layers", 2)):
         if getattr(options, name) < least:
             parser.error(f"give --{name.replace('_', '-')} {least} or more")
     if options.recorded_tokens is not None and options.recording is None:

@@ -88,7 +88,9 @@ def launch(
     kind = {"tiles": "split", "both_tiles": "both"}.get(kind, kind)
     is_ours = kind in ("girih", "fill", "split", "both")
     on_cpu = "cpu" in shape
-    command = [WORKLOAD, "--way", "plain" if is_ours else way, *shape]
+    # What the program does itself under Girih, which swaps the rest.
+    own = part if kind == "girih" and part else "plain"
+    command = [WORKLOAD, "--way", own if is_ours else way, *shape]
     with tempfile.TemporaryDirectory() as folder:
         if is_ours and on_cpu:
             # Nothing goes anywhere there: what is left is the split, so that it can be tried.
@@ -96,7 +98,8 @@ def launch(
             # Tiny sequences are shorter than a tile.
             command += ["--tile", "64"] if is_in_tiles else []
         elif is_ours:
-            options = ["--plan-dir", folder, *([f"--long-context={part}"] if part else [])]
+            is_split = kind != "girih" and part
+            options = ["--plan-dir", folder, *([f"--long-context={part}"] if is_split else [])]
             if kind != "split":
                 options += ["--gpu-budget", budget, *(["--host-budget", host] if host else [])]
             if kind == "fill":

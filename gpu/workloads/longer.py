@@ -199,6 +199,11 @@ def parse() -> argparse.Namespace:
         "--tile", type=int, default=0, help="of `--split`: perceptrons in tiles of so many tokens"
     )
     parser.add_argument("--warm", type=int, default=0, help="a pass of so many tokens before all")
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="with the optimizer's states from the beginning: one step has all of a run's peak",
+    )
     parser.add_argument("--whole-loss", action="store_true", help="of all tokens, not of the last")
     parser.add_argument(
         "--fused-loss", action="store_true", help="of all tokens, by Girih, without logits"
@@ -219,6 +224,8 @@ def parse() -> argparse.Namespace:
         help="another value of one of Girih's constants, for ablations",
     )
     arguments = parser.parse_args()
+    if arguments.ready and not arguments.warm:
+        parser.error("--ready takes its gradients from the pass of --warm: give that, too")
     for name, value in TINY.items() if arguments.tiny else ():
         setattr(arguments, name, value)
     return arguments
@@ -283,6 +290,8 @@ def main() -> None:
         )
     if arguments.warm:
         forward(arguments.warm).backward()
+        if arguments.ready:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     for step in range(arguments.steps):
         # A profile of every step: that of a whole run would hardly fit the host.

@@ -13,7 +13,7 @@ kinds, which are PyTorch's `context_parallel`, as many of its first as of its la
     context-ring    PyTorch's: they go round
 
 The decoder layers are Hugging Face's: attention is a function that is registered with them. Without
-`--alpha` nothing is split. What is printed are losses, times and peaks of the first GPU, and a
+`--alpha` nothing is split, with `--recompute` layers are Hugging Face's checkpoints. What is printed are losses, times and peaks of the first GPU, and a
 digest of its gradients.
 """
 
@@ -180,7 +180,10 @@ def build(arguments: argparse.Namespace) -> Any:
     settings._attn_implementation = arguments.kind
     torch.manual_seed(0)
     with torch.device(arguments.device):
-        return transformers.LlamaForCausalLM(settings).to(torch.bfloat16).train()
+        model = transformers.LlamaForCausalLM(settings).to(torch.bfloat16).train()
+    if arguments.recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
 class Shared:
@@ -218,6 +221,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS, default="ulysses")
     parser.add_argument(
         "--alpha", help="a part of the tokens, or products; unset: nothing is split"
+    )
+    parser.add_argument(
+        "--recompute", action="store_true", help="Hugging Face's checkpointing of every layer"
     )
     sizes = {"layers": 4, "hidden": 4096, "ffn": 11008, "heads": 32, "length": 131072}
     for name, value in {**sizes, "steps": 8, "settled": 4}.items():

@@ -89,16 +89,21 @@ def test_sequences_are_shared_by_the_ways_of_pytorch(tmp_path):
         reason="this torch has another context_parallel, or none",
         exc_type=ImportError,
     )
-    kinds = ("--only", "context", "--only", "context-ring", "--alpha", "", "--alpha", "0")
+    ways = ("", "0", "recompute")
+    kinds = ["--only", "context", "--only", "context-ring"]
+    kinds += [word for way in ways for word in ("--alpha", way)]
     shape = ("--length", "192", "--steps", "2", "--exact")
     runs, printed = table(tmp_path, "parallel", *shape, *kinds)
     assert [run["way"] for run in runs] == [
-        *("context", "context:0", "context-ring", "context-ring:0")
+        f"{kind}{colon}{way}"
+        for kind in ("context", "context-ring")
+        for colon, way in (("", ""), (":", "0"), (":", "recompute"))
     ]
     # Whatever is kept, the gradients are the same to the bit.
-    for whole, split in (runs[:2], runs[2:]):
-        assert whole["seen"]["sums"] == split["seen"]["sums"]
-        assert whole["seen"]["exact_losses"] == split["seen"]["exact_losses"]
+    for whole, *others in (runs[:3], runs[3:]):
+        for other in others:
+            assert whole["seen"]["sums"] == other["seen"]["sums"]
+            assert whole["seen"]["exact_losses"] == other["seen"]["exact_losses"]
     assert printed.count("same") == len(runs)
 
 
@@ -110,10 +115,19 @@ def test_what_is_foretold_is_held_against_a_run(tmp_path):
 
 
 def test_tiles_are_a_way_and_the_longest_is_found(tmp_path):
-    words = ("--length", "128", "--most", "256", "--unit", "128", "--steps", "2")
-    runs, printed = table(tmp_path, "longest", *words, "--only", "tiles:0")
+    words = ("--length", "128", "--most", "256", "--unit", "128")
+    runs, printed = table(tmp_path, "longest", *words, "--steps", "1", "--only", "tiles:0")
     assert [run["tokens"] for run in runs] == [128, 256]
     assert "tiles:0: 256 tokens" in printed
+
+
+def test_one_step_is_enough_to_see_what_fits_with_what_a_program_computes_again(tmp_path):
+    words = ("--length", "128", "--most", "128", "--unit", "128", "--only", "girih:recompute")
+    runs, printed = table(tmp_path, "longest", *words, "--steps", "1")
+    [run] = runs
+    assert run["seen"]["name"] == "recompute"
+    assert len(run["seen"]["losses"]) == 1
+    assert "girih:recompute: 128 tokens, none did not fit" in printed
 
 
 def test_a_launch_that_had_too_little_time_is_not_said_to_have_not_fitted(tmp_path):
