@@ -14,9 +14,9 @@ by the peak of the card that `--peak` gives. Losses: the largest difference from
 row, as a part; with `--exact`, whether they and the gradients of the first step are the same to the
 bit. `longest` doubles the tokens until a way runs out of memory, then halves the step between the
 last two; of several lengths it tries those. The optimizer's states are there from the beginning, so
-that `--steps 1 --settling 0` is enough to see whether a length fits. `predict`: few layers are recorded, each kernel waited
-for so that passes have their own times, and run once more as they are; `girih alpha` says of all
-layers what a step takes and the most that is allocated.
+that `--steps 1 --settling 0` is enough to see whether a length fits. `predict`: few layers are
+recorded, each kernel waited for so that passes have their own times, and run once more as they are;
+`girih alpha` says of all layers what a step takes and the most that is allocated.
 
 With `--minutes` nothing is begun that would end later, and what was left out is said. What was
 measured is written to the output after every launch. `--device cpu --tiny` tries every table on a
@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from modes import MIB, printed, ran, shareable
+from modes import MIB, in_a_line, printed, ran, shareable
 from swap import WORKLOAD, agreement, launch
 
 HIDDEN, FFN, VOCABULARY = 4096, 11008, 32000
@@ -150,7 +150,7 @@ class Table:
         self.keep({"tokens": length, "budget": budget} | run)
         seen = run.get("seen")
         if seen is None:
-            print(f"{length:>8} {way:<16} FAILED {run['error'][:90]}", flush=True)
+            print(f"{length:>8} {way:<16} FAILED {in_a_line(run['error'])}", flush=True)
             return None
         self.row(length, way, seen, base)
         found: dict[str, Any] = seen
@@ -365,7 +365,7 @@ def parallel(table: Table, options: argparse.Namespace) -> None:
                 done = ran([*start, PARALLEL, *words], timeout, "RESULT")
                 if isinstance(done, str):
                     table.keep({"tokens": length, "way": way, "error": done})
-                    print(f"{length:>8} {way:<16} FAILED {done[:90]}", flush=True)
+                    print(f"{length:>8} {way:<16} FAILED {in_a_line(done)}", flush=True)
                     continue
                 sums = json.JSONDecoder().raw_decode(done.stdout.split("SEEN ")[1])[0]
                 seen = printed(done.stdout)[0] | sums

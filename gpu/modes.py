@@ -37,6 +37,8 @@ TORCHS_OWN = ("native", "expandable", "uncached")
 # Native again at the end: a card that has warmed up takes longer for the same step.
 DEFAULT = "native,expandable,auto,again,native"
 MIB = 1 << 20
+# Seconds that a program has to end its ranks when it is asked to end.
+TO_END_S = 20
 # Driver calls that put streams in order; all others give, take or look at memory.
 EVENTS = ("create_event", "record_event", "query_event", "wait_event", "synchronize")
 
@@ -102,30 +104,60 @@ def printed(output: str, word: str = "RESULT") -> list[dict[str, Any]]:
     return [decode(part)[0] for part in output.split(f"{word} ")[1:]]
 
 
+def waited(
+    command: list[str], timeout: float, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, as `subprocess.run` does; but that would kill a launcher of ranks
+    which takes too long and leave the ranks, in sessions of their own, with the memory of GPUs.
+
+    Such a one is asked to end first, which ends its ranks; what it printed until then is a part of
+    the exception.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException as stopped:
+            process.terminate()
+            try:
+                stdout, stderr = process.communicate(timeout=TO_END_S)
+            except subprocess.TimeoutExpired as late:
+                # Whoever else has its pipes is not waited for.
+                process.kill()
+                process.wait()
+                # Bytes, whatever was asked for.
+                stdout, stderr = (
+                    (it or b"").decode(errors="replace") for it in (late.stdout, late.stderr)
+                )
+            if isinstance(stopped, subprocess.TimeoutExpired):
+                raise subprocess.TimeoutExpired(command, timeout, stdout, stderr) from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
 def ran(
     command: list[str], timeout: int, word: str, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str] | str:
-    """Runs a program that prints a word with what it measured. Its error in a line if it failed."""
+    """Runs a program that prints a word with what it measured. If it failed its error, a line and
+    what was said behind it."""
     try:
-        done = subprocess.run(
-            [sys.executable, *command],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env=environ,
-        )
+        done = waited([sys.executable, *command], timeout, environ)
     except subprocess.TimeoutExpired as stopped:
-        # Bytes, whatever was asked for.
-        until_then = (stopped.stdout or b"").decode(errors="replace")
         # The last line may be cut short.
-        steps = re.findall(r"STEP ([\d.]+)\n", until_then)
+        steps = re.findall(r"STEP ([\d.]+)\n", str(stopped.stdout or ""))
         last = f", after {len(steps)} steps, the last of {', '.join(steps[-8:])} s"
         return f"ran past {timeout} s" + (last if steps else "")
     if done.returncode != 0 or f"{word} " not in done.stdout:
-        said = [line for line in done.stderr.splitlines() if "Error" in line]
-        return said[-1] if said else done.stderr[-1500:]
+        lines = done.stderr.splitlines()
+        at = max((at for at, line in enumerate(lines) if "Error" in line), default=None)
+        return done.stderr[-1500:] if at is None else "\n".join(lines[at:])[:3000]
     return done
+
+
+def in_a_line(error: str) -> str:
+    """The beginning of an error, as a cell."""
+    return error.partition("\n")[0][:90]
 
 
 def launch(
@@ -143,14 +175,7 @@ def launch(
     if mode == "uncached":
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     try:
-        done = subprocess.run(
-            command(mode, arguments, cache),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=arguments.timeout,
-            check=False,
-        )
+        done = waited(command(mode, arguments, cache), arguments.timeout, environment)
     except subprocess.TimeoutExpired:
         return {"mode": mode, "error": f"ran past {arguments.timeout} s", "stderr": ""}
     every = printed(done.stdout)

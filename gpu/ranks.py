@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fit import OUT_OF_MEMORY
-from modes import MIB, printed, shareable
+from modes import MIB, printed, shareable, waited
 
 WORKLOAD = str(Path(__file__).resolve().parent / "workloads" / "fsdp.py")
 OFFLOAD, RECOMPUTE = "--offload", "--recompute"
@@ -59,14 +59,8 @@ def launch(way: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
         else:
             program += ["--cap", str(options.cap)]
         try:
-            done = subprocess.run(
-                [*launcher, *program],
-                env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-                capture_output=True,
-                text=True,
-                timeout=options.timeout,
-                check=False,
-            )
+            environ = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+            done = waited([*launcher, *program], options.timeout, environ)
         except subprocess.TimeoutExpired:
             return {"way": way, "batch": batch, "error": f"ran past {options.timeout} s"}
     found: dict[str, Any] = {"way": way, "batch": batch}

@@ -283,11 +283,10 @@ def main() -> None:
         is_one = arguments.where and step == arguments.steps - 2
         return Kernels() if is_one else contextlib.nullcontext()
 
-    profiler: Any = contextlib.nullcontext
-    if arguments.profiler:
-        profiler = functools.partial(
-            torch.profiler.profile, record_shapes=True, profile_memory=True, with_stack=True
-        )
+    profile = functools.partial(
+        torch.profiler.profile, record_shapes=True, profile_memory=True, with_stack=True
+    )
+    profiler: Any = profile if arguments.profiler else contextlib.nullcontext
     if arguments.warm:
         forward(arguments.warm).backward()
         if arguments.ready:
