@@ -231,20 +231,20 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def set_constant(words: str) -> None:
-    """`MODULE:NAME=NUMBER`."""
-    module, _, setting = words.partition(":")
-    name, _, value = setting.partition("=")
-    place = importlib.import_module(module)
-    setattr(place, name, type(getattr(place, name))(value))
+def set_constants(given: list[str]) -> None:
+    """Each is `MODULE:NAME=NUMBER`."""
+    for words in given:
+        module, _, setting = words.partition(":")
+        name, _, value = setting.partition("=")
+        place = importlib.import_module(module)
+        setattr(place, name, type(getattr(place, name))(value))
 
 
 def main() -> None:
     """Trains, and prints what was measured."""
     arguments = parse()
     deterministic(arguments.exact)
-    for constant in arguments.constant:
-        set_constant(constant)
+    set_constants(arguments.constant)
     torch.manual_seed(0)
     tokens = arguments.batch * arguments.length
     device = arguments.device

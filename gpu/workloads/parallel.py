@@ -13,8 +13,8 @@ kinds, which are PyTorch's `context_parallel`, as many of its first as of its la
     context-ring    PyTorch's: they go round
 
 The decoder layers are Hugging Face's: attention is a function that is registered with them. Without
-`--alpha` nothing is split; with `--recompute` layers are Hugging Face's checkpoints. What is printed
-are losses, times and peaks of the first GPU, and a digest of its gradients.
+`--alpha` nothing is split; with `--recompute` layers are Hugging Face's checkpoints. Printed are
+losses, times and peaks of the first GPU, and a digest of its gradients.
 """
 
 import argparse
