@@ -43,7 +43,7 @@ class Launches(longctx.Table):
     ) -> None:
         self.bench = bench
         self.layers = layers
-        self.first: dict[int, tuple[dict[str, Any], list[str]]] = {}
+        self.first: dict[int, dict[str, Any]] = {}
         self.shown = shown
         super().__init__(options)
 
@@ -65,7 +65,7 @@ class Launches(longctx.Table):
         if seen is None:
             said = OUT if "OutOfMemory" in run["error"] else first_line(run["error"], 60)
             return [tokens, way, "-", "-", "-", "-", "-", said]
-        base, base_warm = self.first.setdefault(tokens, (seen, self.warm(run)))
+        base = self.first.setdefault(tokens, seen)
         flops = longctx.flops(layers, tokens) / seen["median_step_s"]
         return [
             tokens,
@@ -75,13 +75,8 @@ class Launches(longctx.Table):
             f"{seen['median_step_s']:.3f}",
             f"{seen['median_step_s'] / base['median_step_s']:.3f}",
             f"{100 * flops / (self.options.peak * 1e12):.1f}",
-            agreement(seen, base, self.options.exact) if self.warm(run) == base_warm else "-",
+            agreement(seen, base, self.options.exact),
         ]
-
-    def warm(self, run: dict[str, Any]) -> list[str]:
-        """The words for the pass before all steps that a launch had."""
-        is_longest = self.options.table == "longest"
-        return longctx.warm(run["way"], run["tokens"]) if is_longest else []
 
 
 def made(bench: Bench, words: list[str], layers: int | None = None) -> longctx.Table:

@@ -228,6 +228,7 @@ def parse() -> argparse.Namespace:
         parser.error("--ready takes its gradients from the pass of --warm: give that, too")
     for name, value in TINY.items() if arguments.tiny else ():
         setattr(arguments, name, value)
+    set_constants(arguments.constant)
     return arguments
 
 
@@ -244,7 +245,6 @@ def main() -> None:
     """Trains, and prints what was measured."""
     arguments = parse()
     deterministic(arguments.exact)
-    set_constants(arguments.constant)
     torch.manual_seed(0)
     tokens = arguments.batch * arguments.length
     device = arguments.device

@@ -21,7 +21,7 @@ def run(ranks, monkeypatch, words, fits):
     """Runs it over launches that fit up to a batch, by way. The command lines."""
     commands = []
 
-    def launched(command, **_options):
+    def launched(command, *_options):
         commands.append(command)
         batch = int(command[command.index("--batch") + 1])
         way = "girih" if "girih" in command else "offload" if "--offload" in command else "other"
@@ -33,7 +33,7 @@ def run(ranks, monkeypatch, words, fits):
             seen |= {"settled_steps": 2, "settled_changes": {"swap.bytes_out": 4_000_000_000}}
         return subprocess.CompletedProcess(command, 0, f"RESULT {json.dumps(seen)}\n", "")
 
-    monkeypatch.setattr(ranks.subprocess, "run", launched)
+    monkeypatch.setattr(ranks, "waited", launched)
     monkeypatch.setattr(sys, "argv", ["ranks.py", *words])
     return ranks.main(), commands
 
@@ -62,10 +62,10 @@ def test_batches_grow_until_one_does_not_fit(ranks, monkeypatch, capsys, tmp_pat
 
 
 def test_another_error_is_a_failure(ranks, monkeypatch, capsys):
-    def failed(command, **_options):
+    def failed(command, *_options):
         return subprocess.CompletedProcess(command, 1, "", "RuntimeError: NCCL is not there\n")
 
-    monkeypatch.setattr(ranks.subprocess, "run", failed)
+    monkeypatch.setattr(ranks, "waited", failed)
     monkeypatch.setattr(sys, "argv", ["ranks.py", "--only", "plain"])
     assert ranks.main() == 1
     said = capsys.readouterr().out
