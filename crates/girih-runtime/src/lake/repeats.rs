@@ -32,9 +32,10 @@
 //! "Two streams").
 //!
 //! Where all this does not help, it rests for a while, and for longer each time, until what it has cost is a small part of
-//! the run's time ([`Options::trials`]). And it does not begin while somebody
-//! is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each schedule has other
-//! copies, and what was found for one step is of no use to those of the next.
+//! the run's time ([`Options::trials`]). A step that differs scatters what was found. To find it again costs views, and
+//! what that brings is over with the next such step: where it was a loss twice in a row, it rests, too. And it does not
+//! begin while somebody is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each
+//! schedule has other copies, and what was found for one step is of no use to those of the next.
 //!
 //! ```text
 //!      a step takes too much       the next, like it, too
@@ -42,7 +43,7 @@
 //!     │    ^                      │  ^                  │ ^─┘ or one step differs
 //!     │    └──────────────────────┘  └── three differ ──┤
 //!     │      not, or none is alike                      │
-//!     └──────────────────── in vain ────────────────────┘
+//!     └─────────── in vain, or a loss twice ────────────┘
 //! ```
 
 use girih_trace::StreamId;
@@ -102,9 +103,17 @@ pub(super) struct Repeats {
     /// The next time that places are had again nothing is laid out.
     skips_layout: bool,
     /// What views took in steps in which places were had again, beyond what they took before, less what they took less in
-    /// others; and what that may have been. Nanoseconds.
-    cost: u64,
-    allowed: u64,
+    /// others, or would have in those since in which they were not; and what that may have been. Nanoseconds.
+    cost: i64,
+    allowed: i64,
+    /// What it has become more by since places began to be had again, or were to be found again after a step that differed,
+    /// nanoseconds; and how many times in a row that was a loss when the next such step came.
+    since: i64,
+    losses: u64,
+    /// Steps with what is asked for now have come to rest.
+    has_rested: bool,
+    /// What views took in the step before, if places were not had again in it. Nanoseconds.
+    usual: u64,
     /// It is not tried again to lay a step out in so many steps, and for how many after the next time.
     untried: u64,
     pause: u64,
@@ -131,6 +140,10 @@ impl Repeats {
             skips_layout: false,
             cost: 0,
             allowed: 0,
+            since: 0,
+            losses: 0,
+            has_rested: false,
+            usual: u64::MAX,
             untried: 0,
             pause: options.rest,
             same: 0,
@@ -165,6 +178,7 @@ impl Repeats {
             return;
         }
         self.rest = options.rest;
+        self.has_rested = false;
         (self.untried, self.pause, self.skips_layout) = (0, options.rest, false);
         if let Stage::Off(left) | Stage::Watching(left) = &mut self.stage {
             *left = 0;
@@ -181,28 +195,38 @@ impl Repeats {
         // What is owed may be of steps that are long over.
         let is_dear = is_in_debt && taken > share;
         let is_like = self.now.is_like(&self.before, options.alike);
-        self.allowed = self.allowed.saturating_add(share.saturating_mul(options.trials));
-        if let Stage::On { before, .. } = self.stage {
-            self.cost = self.cost.saturating_add(taken).saturating_sub(before);
-        }
+        self.allowed = self.allowed.saturating_add_unsigned(share.saturating_mul(options.trials));
+        let (more, less) = match self.stage {
+            Stage::On { before, .. } => (taken, before),
+            Stage::Off(_) | Stage::Watching(_) => (0, 0),
+        };
+        let after = |cost: i64| cost.saturating_add_unsigned(more).saturating_sub_unsigned(less);
+        self.cost = after(self.cost).max(-self.allowed);
+        self.since = after(self.since);
         let may_try = self.is_wanted && options.in_vain > 0 && self.cost <= self.allowed;
+        let is_first = matches!(self.stage, Stage::On { unlike: 0, .. }) && !is_like;
+        let is_lost = is_first && self.is_lost();
         self.stage = match self.stage {
             Stage::Off(0) if is_dear && may_try && !self.is_trying => Stage::Watching(0),
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
             Stage::Watching(_) if self.is_trying => Stage::Off(0),
-            Stage::Watching(_) if is_like && is_dear => {
-                Stage::On { before: taken, least: u64::MAX, in_vain: 0, unlike: 0 }
+            Stage::Watching(_) if is_like && is_dear && may_try => {
+                let before = taken.min(self.usual);
+                (self.since, self.losses) = (0, 0);
+                Stage::On { before, least: u64::MAX, in_vain: 0, unlike: 0 }
             }
             Stage::Watching(_) if is_like => Stage::Off(0),
             // The first step that is watched has none before it.
             Stage::Watching(unlike) if unlike <= options.in_vain => Stage::Watching(unlike + 1),
+            Stage::On { .. } if is_lost => self.rest(),
             // One that differs is unlike the one before it, and the one after it unlike it.
-            Stage::On { before, least, in_vain, unlike } if !is_like && unlike < 2 => {
-                Stage::On { before, least, in_vain, unlike: unlike + 1 }
+            Stage::On { before, unlike, .. } if !is_like && unlike < 2 => {
+                Stage::On { before, least: u64::MAX, in_vain: 0, unlike: unlike + 1 }
             }
             Stage::On { unlike, .. } if !is_like => Stage::Watching(unlike + 1),
             Stage::On { before, least, .. } if taken <= before / 2 => {
-                self.rest = options.rest;
+                (self.rest, self.has_rested) = (options.rest, true);
+                (self.untried, self.pause) = (0, options.rest);
                 Stage::On { before, least: least.min(taken), in_vain: 0, unlike: 0 }
             }
             // What was laid out finds its places step by step.
@@ -214,11 +238,12 @@ impl Repeats {
             }
             Stage::On { before, least, .. } => {
                 // Next time without a layout, if this one was in vain from the first.
-                self.skips_layout = self.layout.is_some() && least > before / 2;
+                self.skips_layout = self.layout.is_some() && !self.has_rested && least > before / 2;
                 self.rest()
             }
             Stage::Watching(_) => self.rest(),
         };
+        self.usual = if self.is_on() { u64::MAX } else { taken };
         if options.lost > 0 {
             self.turn_layout(is_dear);
         }
@@ -263,6 +288,13 @@ impl Repeats {
         self.layout = None;
         self.stage = self.rest();
         self.forget();
+    }
+
+    /// A step differs. True if places have cost more than they brought up to it, and up to the one before it.
+    fn is_lost(&mut self) -> bool {
+        self.losses = if self.since > 0 { self.losses + 1 } else { 0 };
+        self.since = 0;
+        self.losses > 1
     }
 
     /// Off, for twice as long as the last time.

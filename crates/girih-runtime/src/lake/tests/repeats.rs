@@ -465,6 +465,130 @@ fn what_is_remembered_of_a_step_is_bounded() {
     assert!(run.machine.lake.repeats.is_watching());
 }
 
+/// Two blocks come where one did, and go where it went.
+fn twice(program: &Program) -> Program {
+    let mut twice = Program { acts: Vec::new(), ..program.clone() };
+    let mut others: FxHashMap<usize, usize> = FxHashMap::default();
+    for act in &program.acts {
+        twice.acts.push(*act);
+        match *act {
+            Act::Ask(at, size) if at >= program.lasting => {
+                others.insert(at, twice.blocks);
+                twice.acts.push(Act::Ask(twice.blocks, size));
+                twice.blocks += 1;
+            }
+            Act::Ask(..) => {}
+            Act::Free(at) => twice.acts.extend(others.remove(&at).map(Act::Free)),
+        }
+    }
+    twice
+}
+
+/// Steps that a program may do among its own, which take no more memory.
+const ODD_KINDS: [u64; 4] = [1, 3, 6, 7];
+
+fn odd(program: &Program, kind: u64) -> Program {
+    let other = varied(program, |at, size| match kind {
+        0..4 => size * (kind + 2) / (kind + 3) + 512,
+        4 | 5 if at % 3 == 0 => size / (kind - 2),
+        6 if at % 2 == 0 => size / 8 * 7,
+        7 => size / 2,
+        _ => size,
+    });
+    if kind == 7 { twice(&other) } else { other }
+}
+
+/// Recordings of steps that swap: a step of each, and the MiB of a device on which it is laid out.
+const SWAPPED: [(&str, &[u8], usize, u64); 3] = [
+    ("batch16", include_bytes!("../../../../../corpus/swapped/batch16.girih"), 38, 24_832),
+    ("opt", include_bytes!("../../../../../corpus/swapped/opt.girih"), 40, 18_500),
+    ("eleven", include_bytes!("../../../../../corpus/swapped/eleven.girih"), 25, 28_500),
+];
+
+/// Pages mapped in each of so many steps of half a second, of which those are odd that are said to be.
+fn mapped_with_odd_steps(
+    (_, recording, step, mib): (&str, &[u8], usize, u64),
+    kind: u64,
+    in_vain: u64,
+    is_odd: impl Fn(usize) -> bool,
+    steps: usize,
+) -> Vec<u64> {
+    let program = Program::of_step(recording, step);
+    let other = odd(&program, kind);
+    let options = Options { time_free_ms: 0, in_vain, ..Options::swapping() };
+    let mut machine = Machine::of(options, config(), mib * MIB);
+    // As views are where a GPU is busy.
+    machine.device.set_dearness(3);
+    machine.lake.expect(false);
+    let mut blocks = vec![None; other.blocks];
+    for (at, size) in program.sizes.iter().enumerate() {
+        blocks[at] = Some(machine.ask_unchecked(*size));
+    }
+    let mut run = Run { machine, blocks, step: 0 };
+    let step = |number: usize| {
+        run.step += 499_999;
+        run.step(if is_odd(number) { &other } else { &program })
+    };
+    (0..steps).map(step).collect()
+}
+
+/// Layers were compared in one step of an H200 that was at rest: it was given up just when its places were nearly found, and
+/// views took a quarter of each step from then on.
+#[test]
+fn a_run_that_was_laid_out_comes_to_rest_again_after_a_step_of_any_kind() {
+    let in_vain = Options::default().in_vain;
+    for (at, kind) in [(0, 1), (0, 6), (0, 7), (1, 1), (1, 6), (2, 3)] {
+        let mapped = mapped_with_odd_steps(SWAPPED[at], kind, in_vain, |step| step == 16, 48);
+        assert_eq!(mapped[13..16], [0; 3], "{at}, {kind}: {mapped:?}");
+        assert_eq!(mapped[45..], [0; 3], "{at}, {kind}: {mapped:?}");
+    }
+}
+
+/// Which steps of a run are odd: the first is not.
+type IsOdd = fn(usize) -> bool;
+
+const PATTERNS: [(&str, IsOdd); 6] = [
+    ("each 4th", |step| step.is_multiple_of(4)),
+    ("each 8th", |step| step.is_multiple_of(8)),
+    ("each 16th", |step| step.is_multiple_of(16)),
+    ("each 32nd", |step| step.is_multiple_of(32)),
+    ("three of 24", |step| step % 24 > 20),
+    ("one of 12, at random", |step| {
+        (step as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20).is_multiple_of(12)
+    }),
+];
+
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_odd_steps() {
+    const STEPS: usize = 96;
+    println!("| recording | odd steps | without | pages a step | steps without views |");
+    println!("| :-- | :-- | --: | --: | --: |");
+    for swapped in SWAPPED {
+        for (name, is_odd) in PATTERNS {
+            let (mut pages, mut at_rest) = ([0, 0], 0);
+            for kind in ODD_KINDS {
+                for (in_vain, pages) in [0, Options::default().in_vain].into_iter().zip(&mut pages)
+                {
+                    let is_odd = |step: usize| step > 0 && is_odd(step);
+                    let mapped = mapped_with_odd_steps(swapped, kind, in_vain, is_odd, STEPS);
+                    *pages += mapped.iter().sum::<u64>();
+                    at_rest += mapped.iter().filter(|&&pages| pages == 0).count();
+                }
+            }
+            let each = |all: u64| all / (ODD_KINDS.len() * STEPS) as u64;
+            println!(
+                "| {} | {name} | {} | {} | {} % |",
+                swapped.0,
+                each(pages[0]),
+                each(pages[1]),
+                at_rest * 100 / (ODD_KINDS.len() * STEPS)
+            );
+        }
+    }
+}
+
 impl Machine {
     /// Without a walk through everything, and without a kernel.
     fn ask_unchecked(&mut self, size: u64) -> Granted {

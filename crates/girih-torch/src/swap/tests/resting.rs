@@ -111,3 +111,62 @@ fn ablation_of_plans_held_up() {
         }
     }
 }
+
+/// Steps of a run in which some are odd, and which those are: as where layers that are split are compared.
+const STEPS_OF_ODD: usize = 120;
+const ODD: [usize; 2] = [48, 80];
+
+/// What steps of such a run took, over the step alone: the last before the first odd one, those from each odd one to the one
+/// before the next in all, less as many as the first, and the last.
+struct Disturbed {
+    before: f64,
+    more: [f64; 2],
+    last: f64,
+    pages: u64,
+    laid_out: u64,
+}
+
+/// In an odd step there is as much as a part of the step's peak besides, in every eighth operator of the first half.
+fn disturbed(name: &str, share: f64) -> Option<Disturbed> {
+    let recorded = Recorded::of(&trace_of(name)?)?;
+    let step = &recorded.0;
+    let mut run = Run::recorded(&recorded, share_of(step, share), DEAR, Tuning::default());
+    let besides = step.peak() / 64;
+    let (mut us, mut pages) = (Vec::new(), 0);
+    for number in 0..STEPS_OF_ODD {
+        run.go_on(&recorded);
+        if ODD.contains(&number) {
+            (0..step.ops.len() / 2).step_by(8).for_each(|op| run.change_load(op, besides));
+        }
+        let before = run.mapped();
+        us.push(run.step() / step.us());
+        run.finish_planning();
+        pages = run.mapped() - before;
+    }
+    let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
+    let [first, second] = ODD;
+    let before = mean(&us[first - COUNTED..first]);
+    let more = |of: &[f64]| of.iter().map(|us| us - before).sum();
+    Some(Disturbed {
+        before,
+        more: [more(&us[first..second]), more(&us[second..])],
+        last: mean(&us[STEPS_OF_ODD - COUNTED..]),
+        pages,
+        laid_out: run.layings().laid_out,
+    })
+}
+
+#[test]
+#[ignore = "it takes minutes and prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_odd_steps() {
+    println!("| recording | of its peak | before | more | more | last | pages | laid out |");
+    println!("| :-- | --: | --: | --: | --: | --: | --: | --: |");
+    for (name, share) in RUNS.into_iter().chain(HELD_OUT) {
+        let Some(it) = disturbed(name, share) else { continue };
+        println!(
+            "| {name} | {share} | {:.4} | {:.2} | {:.2} | {:.4} | {} | {} |",
+            it.before, it.more[0], it.more[1], it.last, it.pages, it.laid_out
+        );
+    }
+}
