@@ -103,7 +103,7 @@ pub(super) struct Repeats {
     /// The next time that places are had again nothing is laid out.
     skips_layout: bool,
     /// What views took in steps in which places were had again, beyond what they took before, less what they took less in
-    /// others, or would have in those since in which they were not; and what that may have been. Nanoseconds.
+    /// others; and what that may have been. Nanoseconds.
     cost: i64,
     allowed: i64,
     /// What it has become more by since places began to be had again, or were to be found again after a step that differed,
@@ -403,21 +403,6 @@ impl Repeats {
     }
 }
 
-/// What is left of a part without others, which are in order of address and may overlap.
-fn without(part: Part, others: &[Part]) -> Vec<Part> {
-    let (mut at, mut left) = (part.address, Vec::new());
-    for other in others.iter().filter(|other| other.overlaps(&part)) {
-        if at < other.address {
-            left.push(Part::between(at, other.address));
-        }
-        at = at.max(other.end());
-    }
-    if at < part.end() {
-        left.push(Part::between(at, part.end()));
-    }
-    left
-}
-
 impl Lake {
     /// Tensors come and go. Somebody is trying which are best to, or has found it: it is not tried whether places can be
     /// had again before that, and then at once if views take more time than they may. Said at the end of each step, from
@@ -511,7 +496,7 @@ impl Lake {
         let free = self.heap.free_blocks(true);
         let parts = free.flat_map(|id| {
             let part = self.heap.blocks[id].part();
-            without(part, &wanted).into_iter().map(move |part| (id, part))
+            part.without_any(&wanted).into_iter().map(move |part| (id, part))
         });
         let reader = search.home.stream;
         let holes = parts.filter_map(|(id, part)| self.hole_within(id, part, reader));
@@ -552,41 +537,4 @@ impl Lake {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::block::Home;
-    use super::super::layout::Ground;
-    use super::*;
-
-    /// What is laid out, of nothing.
-    fn laid_out() -> Layout {
-        let ring = Ring { items: Vec::new(), stream: StreamId(0), count: 0, cut: 0 };
-        let ground = Ground { runs: Vec::new(), lies: Vec::new(), views: FxHashMap::default() };
-        Layout::new(&ring, Alike::default(), ground, 0, |_| Vec::new()).expect("nothing has room")
-    }
-
-    /// Views took 100 before a step was laid out, and 60 in the last of the steps since that are tried.
-    #[test]
-    fn a_layout_that_was_in_vain_is_not_tried_next_unless_it_was_good_once_or_something_else_is_asked_for()
-     {
-        let options = Options::default();
-        for (least, skips) in [(60, true), (40, false)] {
-            let mut repeats = Repeats::new(&options);
-            repeats.layout = Some(laid_out());
-            // Two steps with one request, the same.
-            let home = Home { shelf: 0, stream: StreamId(0), is_small: false };
-            let search = Search { size: 1 << 20, home };
-            repeats.note(&search, 0, None, &[]);
-            repeats.before = std::mem::take(&mut repeats.now);
-            repeats.note(&search, 0, None, &[]);
-            repeats.stage =
-                Stage::On { before: 100, least, in_vain: options.in_vain - 1, unlike: 0 };
-            repeats.turn(&options, 60, 1, true);
-            assert!(matches!(repeats.stage, Stage::Off(_)), "{:?}", repeats.stage);
-            assert_eq!(repeats.skips_layout, skips, "{least}");
-            repeats.expect(&options, true);
-            assert_eq!(repeats.skips_layout, skips, "it is still being tried what is asked for");
-            repeats.expect(&options, false);
-            assert!(!repeats.skips_layout);
-        }
-    }
-}
+mod tests;

@@ -55,6 +55,21 @@ impl Part {
         Part::between(self.address.max(other.address), self.end().min(other.end()))
     }
 
+    /// What is left without others, which are in order of address and may overlap.
+    pub(super) fn without_any(&self, others: &[Part]) -> Vec<Part> {
+        let (mut at, mut left) = (self.address, Vec::new());
+        for other in others.iter().filter(|other| other.overlaps(self)) {
+            if at < other.address {
+                left.push(Part::between(at, other.address));
+            }
+            at = at.max(other.end());
+        }
+        if at < self.end() {
+            left.push(Part::between(at, self.end()));
+        }
+        left
+    }
+
     /// What is left without another, before and after it.
     pub(super) fn without(&self, other: &Part) -> impl Iterator<Item = Part> + use<> {
         let before = Part::between(self.address, other.address.min(self.end()));
