@@ -13,7 +13,9 @@
 //! As little as can be goes. A state is taken where no saved tensor is left to take, the largest first. As many bytes
 //! as were taken so are `wanted` away from then on: copies out begin as soon as states are offered. They come back in
 //! the backward pass, once so little else will be in use until the step that they have room, as the step before has
-//! shown; what is still away then is waited for. What a program with room for all of it sends for nothing is known
+//! shown; what is still away then is waited for. Where a step has needed more so far than the one before did, as one of
+//! longer sequences does, it is taken to need as many times more of all that is ahead: states that came by what a short
+//! step has shown would have to go again, with every operator anew. What a program with room for all of it sends for nothing is known
 //! after some steps ([`Tuning::remembered`](super::tuning::Tuning)), and stays from then on.
 
 use std::collections::VecDeque;
@@ -60,6 +62,9 @@ pub(super) struct States {
     wanted: u64,
     now: Vec<Others>,
     before: Vec<Others>,
+    /// How many times more this step has needed at some operator than the one before did from there on; less than one
+    /// says nothing.
+    times: f64,
     /// The most bytes of this step that were no states, on the GPU or away; of states; and in use, in the step before
     /// and in this.
     need: u64,
@@ -91,8 +96,14 @@ impl States {
             return;
         }
         let others = in_use.saturating_sub(of_states.on_gpu());
-        if let Some((_, most)) = self.now.last_mut() {
+        if let Some((key, most)) = self.now.last_mut() {
             *most = others.max(*most);
+            let (key, most) = (*key, *most);
+            if let Some(&(_, known)) = self.before.get(self.now.len() - 1).filter(|it| it.0 == key)
+                && most > known
+            {
+                self.times = self.times.max(most as f64 / known.max(1) as f64);
+            }
         }
         self.need = self.need.max(others + away);
         self.total = self.total.max(of_states.all());
@@ -114,7 +125,7 @@ impl States {
         if self.excess.len() == remembered as usize {
             self.wanted = self.wanted.min(most);
         }
-        (self.need, self.total) = (0, 0);
+        (self.need, self.total, self.times) = (0, 0, 1.0);
         (self.peak_before, self.peak) = (self.peak, 0);
         self.before = std::mem::take(&mut self.now);
         let mut most = 0;
@@ -125,11 +136,11 @@ impl States {
     }
 
     /// The most bytes besides states from the operator that runs until the next step of an optimizer, if the step
-    /// does what the one before did.
+    /// does what the one before did, with as many times more bytes as it had so far.
     fn others_ahead(&self) -> Option<u64> {
         let (key, _) = self.now.last()?;
         let (known, others) = self.before.get(self.now.len() - 1)?;
-        (known == key).then_some(*others)
+        (known == key).then_some((*others as f64 * self.times.max(1.0)) as u64)
     }
 
     #[cfg(test)]
@@ -353,7 +364,8 @@ impl Swap {
         while let Some(id) = self.table.state_away() {
             let Some(size) = self.table.get(id).map(|entry| entry.size) else { return Ok(()) };
             let Some(others) = self.states.others_ahead() else { return Ok(()) };
-            let with_it = others + self.table.bytes_of_states().on_gpu() + size;
+            let here = self.table.bytes_of_states().on_gpu();
+            let with_it = others.saturating_add(here).saturating_add(size);
             if with_it > self.room || !self.fetch(state, id)? {
                 return Ok(());
             }

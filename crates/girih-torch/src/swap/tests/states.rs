@@ -404,6 +404,19 @@ fn nothing_comes_back_before_what_needs_its_bytes() {
     assert_eq!(trainer.end(), NOTHING);
 }
 
+/// The first of long sequences after short ones: what the step before has needed tells nothing of it.
+#[test]
+fn in_a_step_that_needs_more_than_the_one_before_states_do_not_come_and_go() {
+    let mut trainer = Trainer::within(24 * MIB);
+    let short = Work { layers: 2, temporary: 2 * MIB, late: 2 * MIB };
+    trainer.planned_steps(short, 4);
+    let names = ["sent_back", "states_in"];
+    assert_eq!(names.map(|name| trainer.number(name)), [0, 0], "{}", trainer.report());
+    trainer.step(Work { layers: 2, temporary: 11 * MIB, late: 11 * MIB });
+    assert_eq!(names.map(|name| trainer.number(name)), [0, 6 * MIB], "{}", trainer.report());
+    assert_eq!((trainer.refused, trainer.end()), (0, NOTHING));
+}
+
 #[test]
 fn where_all_fits_nothing_goes_and_what_fits_again_stays() {
     let mut trainer = Trainer::within(40 * MIB);
