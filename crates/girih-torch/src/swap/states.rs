@@ -15,8 +15,8 @@
 //! the backward pass, once so little else will be in use until the step that they have room, as the step before has
 //! shown; what is still away then is waited for. Where a step has needed more so far than the one before did, as one of
 //! longer sequences does, it is taken to need as many times more of all that is ahead: states that came by what a short
-//! step has shown would have to go again, with every operator anew. What a program with room for all of it sends for nothing is known
-//! after some steps ([`Tuning::remembered`](super::tuning::Tuning)), and stays from then on.
+//! step has shown would have to go again, with every operator anew. What a program with room for all of it sends for
+//! nothing is known after some steps ([`Tuning::remembered`](super::tuning::Tuning)), and stays from then on.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -404,7 +404,7 @@ fn nothing_comes_back_before_what_needs_its_bytes() {
     assert_eq!(trainer.end(), NOTHING);
 }
 
-/// The first of long sequences after short ones: what the step before has needed tells nothing of it.
+/// The first of long sequences after short ones: it needs more at each operator than the step before has shown.
 #[test]
 fn in_a_step_that_needs_more_than_the_one_before_states_do_not_come_and_go() {
     let mut trainer = Trainer::within(24 * MIB);
