@@ -11,7 +11,7 @@ use girih_runtime::auto::{Auto, Job};
 use girih_runtime::caching::{Caching, Config};
 use girih_runtime::direct::Direct;
 use girih_runtime::gmlake::Gmlake;
-use girih_runtime::lake::{Lake, Layings, Options};
+use girih_runtime::lake::{Asked, Lake, Layings, Options};
 use girih_runtime::{Address, AllocError, BlockId, Env, Following, Granted, Policy, Request};
 
 use crate::device::HeapDevice;
@@ -200,12 +200,11 @@ impl Engine {
         if let Engine::Auto(policy) = self { policy.take_proven() } else { None }
     }
 
-    /// What is best asked for in a step is still being tried, or is found: see
-    /// [`Lake::expect`](girih_runtime::lake::Lake::expect).
-    pub(crate) fn expect(&mut self, is_trying: bool) {
+    /// Tensors come and go: see [`Lake::expect`](girih_runtime::lake::Lake::expect).
+    pub(crate) fn expect(&mut self, asked: Asked) {
         match self {
-            Engine::Lake(policy) => policy.expect(is_trying),
-            Engine::Auto(policy) => policy.expect(is_trying),
+            Engine::Lake(policy) => policy.expect(asked),
+            Engine::Auto(policy) => policy.expect(asked),
             _ => {}
         }
     }

@@ -32,7 +32,7 @@ pub use self::judge::Options;
 use self::judge::{Judge, Seen, Verdict};
 use self::recorder::{Recorder, WINDOW_BYTES};
 use self::recording::Kind;
-use crate::lake::{Lake, Rehearsal};
+use crate::lake::{Asked, Lake, Rehearsal};
 use crate::policy::{AllocError, BlockId, Env, Granted, Policy, Request};
 use crate::wrapper::Wrapper;
 
@@ -130,8 +130,8 @@ impl Auto {
     }
 
     /// See [`Lake::expect`].
-    pub fn expect(&mut self, is_trying: bool) {
-        self.lake.expect(is_trying);
+    pub fn expect(&mut self, asked: Asked) {
+        self.lake.expect(asked);
     }
 
     /// What follows the plans.

@@ -68,6 +68,7 @@ pub use self::laying::Layings;
 use self::pace::Pace;
 use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
+pub use self::repeats::Asked;
 use self::repeats::Repeats;
 use self::users::Stains;
 pub(crate) use self::view::Live;

@@ -35,7 +35,8 @@
 //! the run's time ([`Options::trials`]). A step that differs scatters what was found. To find it again costs views, and
 //! what that brings is over with the next such step: where it was a loss twice in a row, it rests, too. And it does not
 //! begin while somebody is still trying what is best asked for ([`Lake::expect`]), as the executor of swapping is: each
-//! schedule has other copies, and what was found for one step is of no use to those of the next.
+//! schedule has other copies, and what was found for one step is of no use to those of the next. For the same reason all
+//! is forgotten when another begins to be followed ([`Asked::is_other`]), even if it has the same requests.
 //!
 //! ```text
 //!      a step takes too much       the next, like it, too
@@ -58,6 +59,21 @@ use super::{Lake, Options, Search};
 use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
+
+/// A layout is of no use to steps of its requests if so many in a row, each the same as the one before, had fewer than three
+/// quarters of their places in it: they come at other times. After one that differs a step finds few of its places, too.
+const STRAYED: u64 = 2;
+
+/// What is known of the requests to come where tensors come and go ([`Lake::expect`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Asked {
+    /// Somebody is trying which are best to. Before it is found it is not tried whether places can be had again, and then
+    /// at once if views take more time than they may.
+    pub is_trying: bool,
+    /// From the step that begins on it is others, or at other times, than in the one that ends. The requests of the two may
+    /// be the same, and yet their places of no use to each other, for they are free at other times.
+    pub is_other: bool,
+}
 
 /// Whether places are had again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,8 +109,9 @@ pub(super) struct Repeats {
     spent: u64,
     /// Tensors come and go, so that memory is full nearly all the time.
     is_wanted: bool,
-    /// What is asked for will be something else before long.
+    /// What is asked for will be something else before long; and from the next step on.
     is_trying: bool,
+    is_other: bool,
     /// The step that has ended, to be laid out where the next one reaches its cut.
     pub(super) ring: Option<Ring>,
     /// The step as it is laid out.
@@ -119,8 +136,11 @@ pub(super) struct Repeats {
     pause: u64,
     /// So many steps up to the last were the same as the one before.
     same: u64,
-    /// Requests of this step that are laid out.
+    /// Requests of this step that are laid out, and those of them that had what they have there.
     laid: u32,
+    had: u32,
+    /// So many steps up to the last were that one again, by their requests, and yet few of these had their places: [`STRAYED`].
+    strayed: u64,
 }
 
 impl Repeats {
@@ -134,6 +154,7 @@ impl Repeats {
             spent: 0,
             is_wanted: false,
             is_trying: false,
+            is_other: false,
             ring: None,
             layout: None,
             layings: Layings::default(),
@@ -148,6 +169,8 @@ impl Repeats {
             pause: options.rest,
             same: 0,
             laid: 0,
+            had: 0,
+            strayed: 0,
         }
     }
 
@@ -169,12 +192,12 @@ impl Repeats {
         matches!(self.stage, Stage::On { .. })
     }
 
-    /// What is asked for is still being tried, or will be as it was in the last step: what was of no use before may be
-    /// then.
-    pub(super) fn expect(&mut self, options: &Options, is_trying: bool) {
+    /// Where nothing is tried any more, or something else is asked for, what was of no use before may be.
+    pub(super) fn expect(&mut self, options: &Options, Asked { is_trying, is_other }: Asked) {
         self.is_wanted = true;
+        self.is_other |= is_other;
         let was_trying = std::mem::replace(&mut self.is_trying, is_trying);
-        if is_trying || !was_trying {
+        if is_trying || !was_trying && !is_other {
             return;
         }
         self.rest = options.rest;
@@ -204,9 +227,12 @@ impl Repeats {
         self.cost = after(self.cost).max(-self.allowed);
         self.since = after(self.since);
         let may_try = self.is_wanted && options.in_vain > 0 && self.cost <= self.allowed;
-        let is_first = matches!(self.stage, Stage::On { unlike: 0, .. }) && !is_like;
+        let is_other = std::mem::take(&mut self.is_other);
+        let is_first = matches!(self.stage, Stage::On { unlike: 0, .. }) && !is_like && !is_other;
         let is_lost = is_first && self.is_lost();
         self.stage = match self.stage {
+            // What was had is of no use to steps of another kind, however alike their requests are.
+            Stage::On { .. } | Stage::Watching(_) if is_other => Stage::Off(0),
             Stage::Off(0) if is_dear && may_try && !self.is_trying => Stage::Watching(0),
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
             Stage::Watching(_) if self.is_trying => Stage::Off(0),
@@ -260,7 +286,8 @@ impl Repeats {
     fn turn_layout(&mut self, is_dear: bool) {
         let is_same = self.now.is_same(&self.before);
         self.same = if is_same { self.same + 1 } else { 0 };
-        let laid = std::mem::take(&mut self.laid);
+        let (laid, had) = (std::mem::take(&mut self.laid), std::mem::take(&mut self.had));
+        self.strayed = if had < laid / 4 * 3 { self.strayed + 1 } else { 0 };
         self.ring = None;
         self.untried = self.untried.saturating_sub(1);
         if !self.is_on() {
@@ -269,11 +296,15 @@ impl Repeats {
         }
         let count = self.now.count();
         let is_of = |layout: &Layout| is_most(laid, count.max(layout.count()));
-        let is_laid = self.layout.as_ref().is_some_and(is_of);
+        let is_laid = self.strayed < STRAYED && self.layout.as_ref().is_some_and(is_of);
         if is_same && is_dear && !is_laid && self.untried == 0 && !self.skips_layout {
             self.untried = self.pause;
             self.pause = self.pause.saturating_mul(2);
             self.ring = self.now.ring(&self.before);
+            // What was in vain was without it.
+            if let Stage::On { in_vain, .. } = &mut self.stage {
+                *in_vain = 0;
+            }
         }
         if let Some(layout) = &mut self.layout {
             layout.turn();
@@ -350,6 +381,11 @@ impl Repeats {
         Some(number)
     }
 
+    /// A request was given what it has in the layout.
+    pub(super) fn note_laid(&mut self) {
+        self.had += 1;
+    }
+
     /// The number that the next request like this one had in the step before.
     fn next(&self, search: &Search) -> Option<u32> {
         let like = (search.size, search.home.stream);
@@ -404,11 +440,10 @@ impl Repeats {
 }
 
 impl Lake {
-    /// Tensors come and go. Somebody is trying which are best to, or has found it: it is not tried whether places can be
-    /// had again before that, and then at once if views take more time than they may. Said at the end of each step, from
-    /// the first on in which any went; without it that is never tried.
-    pub fn expect(&mut self, is_trying: bool) {
-        self.repeats.expect(&self.options, is_trying);
+    /// Tensors come and go. Said at the end of each step, from the first on in which any went; without it it is never tried
+    /// whether places can be had again.
+    pub fn expect(&mut self, asked: Asked) {
+        self.repeats.expect(&self.options, asked);
     }
 
     /// A step has ended: see [`Repeats::turn`].

@@ -182,9 +182,9 @@ impl State {
     pub(super) fn end_step_of_swap(&mut self) {
         // Nothing in it fails: what the device does not tell costs a plan.
         let _ = self.with_swap(|swap, state| {
-            let is_trying = swap.end_step(state);
+            let asked = swap.end_step(state);
             if swap.has_swapped() {
-                state.engine.expect(is_trying);
+                state.engine.expect(asked);
             }
             Ok(())
         });

@@ -1,5 +1,6 @@
 //! What was planned, done when its time has come.
 
+use girih_runtime::lake::Asked;
 use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
@@ -104,10 +105,8 @@ impl Swap {
         self.table.get(id).map(|entry| entry.record.state())
     }
 
-    /// A step ends and the next begins. True if what is best copied is still being tried: see [`Steps::is_trying`].
-    ///
-    /// [`Steps::is_trying`]: super::step::Steps::is_trying
-    pub(crate) fn end_step(&mut self, state: &mut State) -> bool {
+    /// A step ends and the next begins. Says what the next will ask for.
+    pub(crate) fn end_step(&mut self, state: &mut State) -> Asked {
         self.tell_refusal(state);
         let mut forgotten = Vec::new();
         let driver = state.device.memory_time();
@@ -117,7 +116,7 @@ impl Swap {
         let driver = driver.saturating_sub(driver_before);
         self.steps.note_driver(driver.as_secs_f64() * 1e6, refused > refused_before);
         self.clearing.end_step();
-        let Some(copies) = state.device.copies() else { return false };
+        let Some(copies) = state.device.copies() else { return Asked::default() };
         self.waits.read_all(copies, |at, us| self.steps.waited(at, us));
         self.links.end_step(copies);
         self.steps.set_links(self.links.links());
@@ -126,7 +125,7 @@ impl Swap {
         forgotten.into_iter().for_each(|stamp| copies.forget_time(stamp));
         self.states.end(self.room, self.tuning.remembered);
         self.links.watch(self.steps.times_copies());
-        self.steps.is_trying()
+        self.steps.asked()
     }
 
     /// True once anything has gone to the host.

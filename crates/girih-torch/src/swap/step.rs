@@ -13,23 +13,25 @@
 //! ([`Tuning::plans_held_up`]). What had the shortest step stays, be it no plan at all. Times are read later too, of groups
 //! of operators: if these turn out to take less, or steps at rest more than they must, it is planned again (`times`).
 
+mod planned;
+
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use girih_runtime::TimeStamp;
+use girih_runtime::lake::Asked;
+use girih_swap::Links;
 use girih_swap::sequences::{Cursor, SEQUENCES_MAX, Sequences};
-use girih_swap::{Budgets, Links};
 use rustc_hash::FxHashMap;
 
-use super::beside::{Answer, Beside, Found};
-use super::keys::hash_of;
+use super::beside::Beside;
 use super::links::Known;
 use super::observed::Observation;
 use super::policy::{Policy, Whose};
 use super::report::SequenceReport;
 use super::table::RecordId;
-use super::times::{Taken, Times};
+use super::times::Times;
 use super::tried::NO_POLICY;
 use super::tuning::Tuning;
 
@@ -94,6 +96,8 @@ pub(crate) struct Steps {
     /// Of the step that was read last: [`Times::is_settled`], [`Times::is_anew`].
     is_settled: bool,
     is_anew: bool,
+    /// The sequence of the step that has ended, and the number of the policy that it followed, if it was one throughout.
+    ended: Option<(usize, u32)>,
 }
 
 impl Steps {
@@ -128,6 +132,7 @@ impl Steps {
             last_us: [0.0; 3],
             is_settled: false,
             is_anew: false,
+            ended: None,
         }
     }
 
@@ -396,9 +401,11 @@ impl Steps {
         mut between: impl FnMut(TimeStamp, TimeStamp) -> Option<f64>,
         forgotten: &mut Vec<TimeStamp>,
     ) {
+        self.ended = None;
         if let Some((number, _)) = self.place {
             self.sequences.note_use(number);
             self.now.is_mixed |= self.is_other || self.now.followed != self.number_of_policy();
+            self.ended = Some((number, self.now.followed)).filter(|_| !self.now.is_mixed);
         }
         if let Some(before) = self.before.take() {
             let loads = before.loads();
@@ -434,105 +441,6 @@ impl Steps {
         self.cursor = (self.sequences.count() > 0).then(|| self.sequences.begin());
     }
 
-    /// A step took so long, operator by operator, and from its beginning to that of the next. Plans it if that is new, or
-    /// the last plan was tried, until that brings nothing more.
-    fn saw_times(&mut self, seen: &Observation, loads: &[u64], taken: Taken, whole: Option<f64>) {
-        let hash = hash_of(&seen.keys);
-        if !self.times.contains_key(&hash) && self.times.len() >= SEQUENCES_MAX {
-            self.times.clear();
-        }
-        let times = self.times.entry(hash).or_default();
-        if let Some(us) = whole.filter(|_| !seen.is_mixed) {
-            times.note(seen.followed, us, seen.driver_us, peak_of(loads));
-        }
-        let own_us = taken.us.clone();
-        times.see(taken);
-        times.see_load(loads);
-        let is_judged = !self.beside.is_planning() && times.judge(&self.tuning, seen.is_restless);
-        self.is_settled = is_judged && times.is_settled(&self.tuning, &self.links);
-        self.is_anew = times.is_anew();
-        let (policy, promised) = (times.policy().map(Arc::clone), times.promised());
-        self.follow(&seen.keys, policy, promised);
-        let is_free = !self.beside.is_busy();
-        let Some(times) = self.times.get_mut(&hash).filter(|_| is_free) else { return };
-        if self.is_settled || !is_judged || times.waits_for_times(&self.tuning) {
-            let outdated =
-                times.outdated(&self.tuning, &self.links.now).filter(|policy| policy.can_reckon());
-            let followed = times.to_check(seen.followed).filter(|_| !seen.is_mixed);
-            if let Some(policy) = outdated.filter(|_| is_judged).map(Arc::clone) {
-                let us = times.told(&self.tuning);
-                self.beside.reckon(&seen.keys, policy, us, self.links.now);
-            } else if let Some((policy, us)) = followed.map(Arc::clone).zip(whole) {
-                let step = seen.step(loads, &own_us);
-                self.beside.check(&seen.keys, policy, step, self.links.now, us);
-            }
-            return;
-        }
-        // At rest they may have become others than those of the last plan.
-        self.links.planned = self.links.now;
-        let load = times.load.clone();
-        let step = seen.step(&load, times.next(&self.tuning, &self.links.planned));
-        let us = times.us().to_vec();
-        let spare = times.spare(&self.tuning, self.room);
-        let budgets = Budgets { gpu: self.room - spare, host: Some(self.host) };
-        self.beside.plan(&seen.keys, step, us, self.links.planned, budgets, self.room);
-    }
-
-    /// A step had room for everything. What was planned for larger ones like it rests after some of them, until there is
-    /// another.
-    fn saw_fitting(&mut self, seen: &Observation) {
-        let Some(times) = self.times.get_mut(&hash_of(&seen.keys)) else { return };
-        times.see_fitting();
-        if times.rests(&self.tuning) {
-            self.follow(&seen.keys, None, [0.0; 3]);
-        }
-    }
-
-    /// A policy is followed for this sequence from now on, or none.
-    fn follow(&mut self, keys: &[u64], policy: Option<Arc<Policy>>, promised: [f64; 3]) {
-        if policy.is_some() {
-            self.last_us = promised;
-        }
-        if let Some(number) = self.sequences.find(keys)
-            && let Some(followed) = self.policies.get_mut(number)
-        {
-            *followed = policy;
-        }
-    }
-
-    fn take_up(&mut self, Answer { keys, found, seconds }: Answer) {
-        self.seconds += seconds;
-        let policy = match found {
-            Found::Policy(policy) => *policy,
-            Found::Checked(simulated, measured) => {
-                if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
-                    times.checked(simulated, measured);
-                }
-                return;
-            }
-            Found::Promise(number, us, links) => {
-                if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
-                    times.reckoned(number, us, links);
-                }
-                return;
-            }
-        };
-        self.last_us = policy.us;
-        self.planned += 1;
-        let policy = Arc::new(Policy { number: self.planned, ..policy });
-        let mut rests = false;
-        if let Some(times) = self.times.get_mut(&hash_of(&keys)) {
-            if !times.tries(&policy, &self.tuning) {
-                return;
-            }
-            rests = times.rests(&self.tuning);
-        }
-        let number = self.sequences.learn(&keys);
-        let count = SEQUENCES_MAX.min(self.policies.len().max(number + 1));
-        self.policies.resize_with(count, || None);
-        self.policies[number] = Some(policy).filter(|_| !rests);
-    }
-
     /// Other numbers than the usual ones.
     #[cfg(test)]
     pub(super) fn tune(&mut self, tuning: Tuning) {
@@ -560,10 +468,15 @@ impl Steps {
         self.is_settled
     }
 
-    /// True if steps are watched, and the copies of those to come may be others: the best of what can be planned has not
-    /// been found yet.
-    pub(super) fn is_trying(&self) -> bool {
-        self.before.is_some() && (!self.is_settled || self.is_anew)
+    /// What the step that begins will ask for. Somebody is trying what is best while steps are watched, and the copies of
+    /// those to come may be others: the best of what can be planned has not been found yet.
+    pub(super) fn asked(&self) -> Asked {
+        let is_trying = self.before.is_some() && (!self.is_settled || self.is_anew);
+        let is_other = self.ended.is_some_and(|(sequence, followed)| {
+            let policy = self.policies.get(sequence).and_then(Option::as_ref);
+            policy.map_or(NO_POLICY, |policy| policy.number) != followed
+        });
+        Asked { is_trying, is_other }
     }
 
     /// True if the copies of the step that begins are to be timed: all are while it is tried what is best copied, and some

@@ -33,9 +33,9 @@ fn a_layout_that_was_in_vain_is_not_tried_next_unless_it_was_good_once_or_someth
         repeats.turn(&options, 60, 1, true);
         assert!(matches!(repeats.stage, Stage::Off(_)), "{:?}", repeats.stage);
         assert_eq!(repeats.skips_layout, skips, "{least}");
-        repeats.expect(&options, true);
+        repeats.expect(&options, Asked { is_trying: true, is_other: false });
         assert_eq!(repeats.skips_layout, skips, "it is still being tried what is asked for");
-        repeats.expect(&options, false);
+        repeats.expect(&options, Asked::default());
         assert!(!repeats.skips_layout);
     }
 }
@@ -65,5 +65,27 @@ fn where_steps_that_differ_come_before_their_costs_are_made_good_nothing_is_had_
             is_off
         });
         assert_eq!(seen, is_off, "{taken}");
+    }
+}
+
+#[test]
+fn nothing_is_had_again_from_a_step_with_other_copies() {
+    let options = Options { lost: 0, ..Options::default() };
+    let on = Stage::On { before: 100, least: u64::MAX, in_vain: 0, unlike: 0 };
+    for (stage, is_other) in [(on, true), (on, false), (Stage::Watching(0), true)] {
+        let mut repeats = Repeats::new(&options);
+        // Two steps with one request, the same.
+        asks(&mut repeats, 1);
+        repeats.before = std::mem::take(&mut repeats.now);
+        asks(&mut repeats, 1);
+        (repeats.stage, repeats.rest) = (stage, 64);
+        repeats.expect(&options, Asked { is_trying: false, is_other });
+        // Views took three quarters of what they did, so that it is not given up, and is no rest.
+        repeats.turn(&options, 75, 1, true);
+        assert_eq!(repeats.is_watching(), !is_other);
+        assert_eq!(repeats.rest == options.rest, is_other, "what was in vain before is no measure");
+        // The step after it is as any.
+        repeats.turn(&options, 150, 1, true);
+        assert!(repeats.is_watching(), "{:?}", repeats.stage);
     }
 }

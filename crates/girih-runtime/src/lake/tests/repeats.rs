@@ -185,7 +185,7 @@ impl Run {
         let beside = 64;
         let most = program.peak + beside * 40 * MIB;
         machine.with(|lake, _| lake.set_limit(Some(most + most / slack)));
-        machine.lake.expect(false);
+        machine.lake.expect(Asked::default());
         let mut blocks = vec![None; program.blocks];
         for (at, size) in program.lasting() {
             blocks[at] = Some(machine.ask_unchecked(size));
@@ -255,7 +255,7 @@ fn mapped_in_steps(
     let program = Program::of_step(recording, step);
     let options = Options { time_free_ms: 0, time_share: u64::MAX, ..weights };
     let mut machine = Machine::of(options, config(), mib * MIB);
-    machine.lake.expect(false);
+    machine.lake.expect(Asked::default());
     let mut blocks = vec![None; program.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
         blocks[at] = Some(machine.ask_unchecked(*size));
@@ -368,7 +368,7 @@ fn what_is_tried_in_vain_takes_a_small_part_of_the_run() {
     let run = |in_vain: u64, lost: u64| {
         let options = Options { time_free_ms: 0, in_vain, lost, ..Options::swapping() };
         let mut machine = Machine::of(options, config(), 25_000 * MIB);
-        machine.lake.expect(false);
+        machine.lake.expect(Asked::default());
         let mut blocks = vec![None; program.blocks];
         for (at, size) in program.sizes.iter().enumerate() {
             blocks[at] = Some(machine.ask_unchecked(*size));
@@ -406,7 +406,7 @@ fn mapped_while_schedules_are_tried(is_told: bool) -> Vec<u64> {
     let mut machine = Machine::of(Options::swapping(), config(), 24 * GIB);
     // As they are where a GPU is busy.
     machine.device.set_dearness(3);
-    machine.lake.expect(false);
+    machine.lake.expect(Asked::default());
     let (mut blocks, mut alive) = (Vec::new(), FxHashMap::default());
     let mut settled = SETTLED.bytes().map(|step| step == b'1');
     let (mut marks, mut mapped) = (trace.marks.iter().peekable(), Vec::new());
@@ -416,7 +416,7 @@ fn mapped_while_schedules_are_tried(is_told: bool) -> Vec<u64> {
                 continue;
             }
             if let Some(is_settled) = settled.next().filter(|_| is_told) {
-                machine.lake.expect(!is_settled);
+                machine.lake.expect(Asked { is_trying: !is_settled, is_other: false });
             }
             machine.with(|lake, env| lake.mark(env, mark)).unwrap();
             mapped.push(machine.calls(Call::Map));
@@ -520,7 +520,7 @@ fn mapped_with_odd_steps(
     let mut machine = Machine::of(options, config(), mib * MIB);
     // As views are where a GPU is busy.
     machine.device.set_dearness(3);
-    machine.lake.expect(false);
+    machine.lake.expect(Asked::default());
     let mut blocks = vec![None; other.blocks];
     for (at, size) in program.sizes.iter().enumerate() {
         blocks[at] = Some(machine.ask_unchecked(*size));
@@ -542,6 +542,96 @@ fn a_run_that_was_laid_out_comes_to_rest_again_after_a_step_of_any_kind() {
         let mapped = mapped_with_odd_steps(SWAPPED[at], kind, in_vain, |step| step == 16, 48);
         assert_eq!(mapped[13..16], [0; 3], "{at}, {kind}: {mapped:?}");
         assert_eq!(mapped[45..], [0; 3], "{at}, {kind}: {mapped:?}");
+    }
+}
+
+/// The same requests, of which every `each`th comes up to so many acts later, though before its own end: as where another
+/// schedule has tensors come back later. No more is in use at any time.
+fn rescheduled(program: &Program, each: usize, later: usize) -> Program {
+    let mut acts: Vec<(usize, Act)> = program.acts.iter().copied().enumerate().collect();
+    let ends: FxHashMap<usize, usize> = acts
+        .iter()
+        .filter_map(|(at, act)| match act {
+            Act::Free(block) if *block >= program.lasting => Some((*block, *at)),
+            _ => None,
+        })
+        .collect();
+    for (at, act) in &mut acts {
+        if let Act::Ask(block, _) = act
+            && block.is_multiple_of(each)
+            && let Some(end) = ends.get(block)
+        {
+            *at = (*at + later).min(end - 1);
+        }
+    }
+    acts.sort_by_key(|(at, _)| *at);
+    Program { acts: acts.into_iter().map(|(_, act)| act).collect(), ..program.clone() }
+}
+
+/// Pages mapped in each of so many steps of half a second, of which those from `at` on follow another schedule, which is tried
+/// for five steps. With `is_told` the lake knows that it is another.
+fn mapped_with_another_schedule(
+    (_, recording, step, mib): (&str, &[u8], usize, u64),
+    (each, later): (usize, usize),
+    is_told: bool,
+    (at, steps): (usize, usize),
+) -> Vec<u64> {
+    let program = Program::of_step(recording, step);
+    let other = rescheduled(&program, each, later);
+    let options = Options { time_free_ms: 0, ..Options::swapping() };
+    let mut machine = Machine::of(options, config(), mib * MIB);
+    machine.device.set_dearness(3);
+    machine.lake.expect(Asked::default());
+    let mut blocks = vec![None; program.blocks];
+    for (at, size) in program.sizes.iter().enumerate() {
+        blocks[at] = Some(machine.ask_unchecked(*size));
+    }
+    let mut run = Run { machine, blocks, step: 0 };
+    let step = |number: usize| {
+        run.step += 499_999;
+        let is_trying = (at..at + 5).contains(&number);
+        run.machine.lake.expect(Asked { is_trying, is_other: is_told && number == at });
+        run.step(if number < at { &program } else { &other })
+    };
+    (0..steps).map(step).collect()
+}
+
+/// Every so many requests, up to so many acts later.
+const OTHERS: [(usize, usize); 4] = [(2, 8), (3, 20), (1, 4), (5, 60)];
+
+/// Two shapes of an H200 lost their rest to a schedule that had the same tensors come at other times: what the one before it had
+/// was given for seven steps, at ten times the views of a search, and there was no time left for more.
+#[test]
+fn where_the_same_tensors_come_at_other_times_steps_are_laid_out_anew() {
+    for (swapped, other) in SWAPPED.into_iter().zip(OTHERS) {
+        let [told, untold] = [true, false]
+            .map(|is_told| mapped_with_another_schedule(swapped, other, is_told, (12, 40)));
+        let sum = |pages: &[u64]| pages.iter().sum::<u64>();
+        for mapped in [&told, &untold] {
+            assert_eq!(mapped[9..12], [0; 3], "at rest before: {mapped:?}");
+            assert_eq!(mapped[37..], [0; 3], "and after: {mapped:?}");
+        }
+        assert!(sum(&told[12..]) < sum(&untold[12..]), "{told:?}, and {untold:?} untold");
+        let views = told[12..17].iter().max();
+        assert!(views < Some(&told[0]), "while it is tried nothing is had again: {told:?}");
+    }
+}
+
+#[test]
+#[ignore = "it prints a table"]
+#[expect(clippy::print_stdout, reason = "it prints a table")]
+fn ablation_of_other_schedules() {
+    println!("| step | every, later by | pages, untold | from | told | from |");
+    println!("| :-- | --: | --: | --: | --: | --: |");
+    for swapped in SWAPPED {
+        for other in OTHERS {
+            let [untold, told] = [false, true].map(|is_told| {
+                let mapped = mapped_with_another_schedule(swapped, other, is_told, (24, 64));
+                let last = mapped.iter().rposition(|&pages| pages > 0).map_or(0, |last| last + 1);
+                format!("{} | {last}", mapped[24..].iter().sum::<u64>())
+            });
+            println!("| {} | {other:?} | {untold} | {told} |", swapped.0);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ fn nothing_is_tried_where_nothing_is_saved_or_all_of_it_has_room() {
     let mut steps = Steps::new(1 << 30, 1 << 30);
     let mut tries = |operators, peak| {
         step_of(&mut steps, operators, peak);
-        steps.is_trying()
+        steps.asked().is_trying
     };
     assert!(!tries(0, 0) && !tries(0, 0), "no hooks, as far from the edge");
     assert!(tries(9, 1), "it is not known yet whether it fits");
@@ -170,4 +170,21 @@ fn a_step_that_does_something_else_is_not_as_planned_to_its_end() {
     steps.end(|_, _| None, &mut Vec::new());
     steps.begin(of_save(0), 0);
     assert!(steps.is_as_planned(), "another step is another");
+}
+
+#[test]
+fn it_is_said_when_the_next_step_follows_another_schedule() {
+    let mut steps = Steps::new(TENSORS * EACH * 3 / 4, u64::MAX >> 1);
+    let (mut followed, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..40 {
+        let mut number = NO_POLICY;
+        save_and_use(&mut steps, EACH, |_, steps| number = steps.number_of_policy());
+        followed.push(number);
+        others.push(steps.asked().is_other);
+    }
+    let first = followed.iter().position(|number| *number != NO_POLICY).expect("it is planned");
+    let changes = followed[first..].windows(2).map(|pair| pair[0] != pair[1]);
+    let told = &others[first..others.len() - 1];
+    assert!(changes.clone().filter(|is_other| *is_other).count() > 1, "{followed:?}");
+    assert_eq!(told, changes.collect::<Vec<bool>>(), "{followed:?}");
 }
