@@ -64,9 +64,7 @@ impl Lake {
         // What it was laid out on may have gone back, and other pages come there.
         if self.can_be_shown(place) && self.latest_use_of_parts(place, reader).is_some() {
             let parts = place.to_vec();
-            let taken = self.take_parts(env, search, parts)?;
-            self.repeats.note_laid();
-            return Some(taken);
+            return self.take_parts(env, search, parts);
         }
         // What does not come about where it did is of another step, of which the layout says nothing.
         if number.abs_diff(count) > ASIDE {

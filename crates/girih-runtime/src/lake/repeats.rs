@@ -60,10 +60,6 @@ use crate::device::Address;
 use crate::order::Stamp;
 use crate::policy::{BlockId, Env};
 
-/// A layout is of no use to steps of its requests if so many in a row, each the same as the one before, had fewer than three
-/// quarters of their places in it: they come at other times. After one that differs a step finds few of its places, too.
-const STRAYED: u64 = 2;
-
 /// What is known of the requests to come where tensors come and go ([`Lake::expect`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Asked {
@@ -136,11 +132,8 @@ pub(super) struct Repeats {
     pause: u64,
     /// So many steps up to the last were the same as the one before.
     same: u64,
-    /// Requests of this step that are laid out, and those of them that had what they have there.
+    /// Requests of this step that are laid out.
     laid: u32,
-    had: u32,
-    /// So many steps up to the last were that one again, by their requests, and yet few of these had their places: [`STRAYED`].
-    strayed: u64,
 }
 
 impl Repeats {
@@ -169,8 +162,6 @@ impl Repeats {
             pause: options.rest,
             same: 0,
             laid: 0,
-            had: 0,
-            strayed: 0,
         }
     }
 
@@ -286,8 +277,7 @@ impl Repeats {
     fn turn_layout(&mut self, is_dear: bool) {
         let is_same = self.now.is_same(&self.before);
         self.same = if is_same { self.same + 1 } else { 0 };
-        let (laid, had) = (std::mem::take(&mut self.laid), std::mem::take(&mut self.had));
-        self.strayed = if had < laid / 4 * 3 { self.strayed + 1 } else { 0 };
+        let laid = std::mem::take(&mut self.laid);
         self.ring = None;
         self.untried = self.untried.saturating_sub(1);
         if !self.is_on() {
@@ -296,15 +286,11 @@ impl Repeats {
         }
         let count = self.now.count();
         let is_of = |layout: &Layout| is_most(laid, count.max(layout.count()));
-        let is_laid = self.strayed < STRAYED && self.layout.as_ref().is_some_and(is_of);
+        let is_laid = self.layout.as_ref().is_some_and(is_of);
         if is_same && is_dear && !is_laid && self.untried == 0 && !self.skips_layout {
             self.untried = self.pause;
             self.pause = self.pause.saturating_mul(2);
             self.ring = self.now.ring(&self.before);
-            // What was in vain was without it.
-            if let Stage::On { in_vain, .. } = &mut self.stage {
-                *in_vain = 0;
-            }
         }
         if let Some(layout) = &mut self.layout {
             layout.turn();
@@ -379,11 +365,6 @@ impl Repeats {
         let number = self.layout.as_mut()?.next(like, count)?;
         self.laid += 1;
         Some(number)
-    }
-
-    /// A request was given what it has in the layout.
-    pub(super) fn note_laid(&mut self) {
-        self.had += 1;
     }
 
     /// The number that the next request like this one had in the step before.

@@ -185,6 +185,6 @@ fn it_is_said_when_the_next_step_follows_another_schedule() {
     let first = followed.iter().position(|number| *number != NO_POLICY).expect("it is planned");
     let changes = followed[first..].windows(2).map(|pair| pair[0] != pair[1]);
     let told = &others[first..others.len() - 1];
-    assert!(changes.clone().filter(|is_other| *is_other).count() > 1, "{followed:?}");
+    assert!(changes.clone().any(|is_other| is_other), "{followed:?}");
     assert_eq!(told, changes.collect::<Vec<bool>>(), "{followed:?}");
 }
