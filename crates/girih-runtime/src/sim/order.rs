@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use girih_trace::StreamId;
 use rustc_hash::FxHashMap;
@@ -75,7 +76,7 @@ enum State {
     /// In use by a block.
     Live,
     /// Let go of, after these last uses.
-    Released(Vec<Use>),
+    Released(Arc<[Use]>),
 }
 
 /// Disjoint ranges with a state each.
@@ -94,10 +95,23 @@ impl Ranges {
         }
     }
 
-    /// The states that touch `start..end`, with where they begin.
-    fn touching(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &State)> {
+    /// The first of the states that touch `start..end` that `is_wrong` says something of, from the lowest on, with where
+    /// it begins.
+    fn check<E>(
+        &self,
+        start: u64,
+        end: u64,
+        mut is_wrong: impl FnMut(u64, &State) -> Result<(), E>,
+    ) -> Result<(), E> {
+        // Nearly always it is one range, the same that was set before.
+        if let Some((stop, state)) = self.0.get(&start)
+            && *stop >= end
+        {
+            return is_wrong(start, state);
+        }
         let before = self.0.range(..start).next_back().filter(|(_, (stop, _))| *stop > start);
-        before.into_iter().chain(self.0.range(start..end)).map(|(at, (_, state))| (*at, state))
+        let touching = before.into_iter().chain(self.0.range(start..end));
+        { touching }.try_for_each(|(at, (_, state))| is_wrong(*at, state))
     }
 
     fn remove(&mut self, start: u64, end: u64) {
@@ -109,6 +123,12 @@ impl Ranges {
     }
 
     fn set(&mut self, start: u64, end: u64, state: State) {
+        if let Some((stop, of)) = self.0.get_mut(&start)
+            && *stop == end
+        {
+            *of = state;
+            return;
+        }
         self.remove(start, end);
         self.0.insert(start, (end, state));
     }
@@ -312,10 +332,10 @@ impl Order {
         if !self.check {
             return Ok(());
         }
+        let follows =
+            |at, state: &State| self.may_follow("acquire", address, at, state, Some(stream));
         for &(start, bytes) in pieces {
-            for (at, state) in self.physical_uses.touching(start, start + bytes) {
-                self.may_follow("acquire", address, at, state, Some(stream))?;
-            }
+            self.physical_uses.check(start, start + bytes, follows)?;
         }
         self.set(address, size, pieces, &State::Live);
         Ok(())
@@ -344,7 +364,7 @@ impl Order {
             uses.push((id, stream.now));
             self.graph.add(id);
         }
-        self.set(address, size, pieces, &State::Released(uses));
+        self.set(address, size, pieces, &State::Released(uses.into()));
         Ok(())
     }
 
@@ -360,9 +380,8 @@ impl Order {
         if !self.check {
             return Ok(());
         }
-        for (at, state) in self.virtual_uses.touching(address, address + size) {
-            self.may_follow(call, address, at, state, None)?;
-        }
+        let follows = |at, state: &State| self.may_follow(call, address, at, state, None);
+        self.virtual_uses.check(address, address + size, follows)?;
         self.virtual_uses.remove(address, address + size);
         for &(start, bytes) in pieces {
             self.forget_physical(start, bytes);
@@ -396,7 +415,7 @@ impl Order {
             let reason = format!("{address:#x} overlaps the block in use at {at:#x}");
             return Err(DeviceError::Misuse { call, reason });
         };
-        for &(user, time) in uses {
+        for &(user, time) in uses.iter() {
             let known =
                 stream.and_then(|id| self.streams.get(&id)).map_or(0, |s| s.known.get(user));
             if stream != Some(user) && known.max(self.host.get(user)) < time {
@@ -413,5 +432,56 @@ impl Order {
     fn find(&self, call: &'static str, event: StreamEvent) -> Result<&Event, DeviceError> {
         let reason = || format!("{event:?} does not exist, or was destroyed");
         self.events.get(&event).ok_or_else(|| DeviceError::Misuse { call, reason: reason() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The state of each of so many bytes, by what it was set with.
+    const BYTES: usize = 24;
+
+    fn with(mark: u64) -> State {
+        State::Released([(StreamId(0), mark)].into())
+    }
+
+    fn mark_of(state: &State) -> u64 {
+        let State::Released(uses) = state else { return 0 };
+        uses[0].1
+    }
+
+    #[test]
+    fn ranges_know_of_each_byte_what_it_was_set_with_last() {
+        arbtest::arbtest(|u| {
+            let (mut ranges, mut bytes) = (Ranges::default(), [0; BYTES]);
+            for mark in 1..=u.int_in_range(1..=40)? {
+                let start = u.int_in_range(0..=BYTES - 1)?;
+                let end = u.int_in_range(start + 1..=BYTES)?;
+                let (from, to) = (start as u64, end as u64);
+                if u.ratio(1, 4)? {
+                    ranges.remove(from, to);
+                    bytes[start..end].fill(0);
+                } else {
+                    ranges.set(from, to, with(mark));
+                    bytes[start..end].fill(mark);
+                }
+                // Those between any two bytes, from the lowest on, each once for each range.
+                let start = u.int_in_range(0..=BYTES - 1)?;
+                let end = u.int_in_range(start + 1..=BYTES)?;
+                let mut seen = Vec::new();
+                let note = |_, state: &State| {
+                    seen.push(mark_of(state));
+                    Ok::<(), ()>(())
+                };
+                ranges.check(start as u64, end as u64, note).expect("nothing is wrong");
+                seen.dedup();
+                let mut expected: Vec<u64> = bytes[start..end].to_vec();
+                expected.retain(|mark| *mark > 0);
+                expected.dedup();
+                assert_eq!(seen, expected, "{start}..{end} of {bytes:?}");
+            }
+            Ok(())
+        });
     }
 }
