@@ -43,7 +43,33 @@ const SWAPPED: [(&str, &[u8], usize, u64); 3] = [
     ("eleven", include_bytes!("../../../../../../corpus/swapped/eleven.girih"), 25, 28_500),
 ];
 
-/// Pages mapped in each of so many steps of half a second, of which those are odd that are said to be.
+/// Pages mapped in each of so many steps of half a second on a device of so many MiB. Before each `next` says what the lake is
+/// told, and whether it is the other program's.
+fn mapped(
+    [program, other]: [&Program; 2],
+    (options, mib): (Options, u64),
+    steps: usize,
+    next: impl Fn(usize) -> (Asked, bool),
+) -> Vec<u64> {
+    let mut machine = Machine::of(options, config(), mib * MIB);
+    // As views are where a GPU is busy.
+    machine.device.set_dearness(3);
+    machine.lake.expect(Asked::default());
+    let mut blocks = vec![None; program.blocks.max(other.blocks)];
+    for (at, size) in program.sizes.iter().enumerate() {
+        blocks[at] = Some(machine.ask_unchecked(*size));
+    }
+    let mut run = Run { machine, blocks, step: 0 };
+    let step = |number: usize| {
+        let (asked, is_other) = next(number);
+        run.machine.lake.expect(asked);
+        run.step += 499_999;
+        run.step(if is_other { other } else { program })
+    };
+    (0..steps).map(step).collect()
+}
+
+/// Of a run of which those steps are odd that are said to be.
 fn mapped_with_odd_steps(
     (_, recording, step, mib): (&str, &[u8], usize, u64),
     kind: u64,
@@ -52,22 +78,9 @@ fn mapped_with_odd_steps(
     steps: usize,
 ) -> Vec<u64> {
     let program = Program::of_step(recording, step);
-    let other = odd(&program, kind);
     let options = Options { time_free_ms: 0, in_vain, ..Options::swapping() };
-    let mut machine = Machine::of(options, config(), mib * MIB);
-    // As views are where a GPU is busy.
-    machine.device.set_dearness(3);
-    machine.lake.expect(Asked::default());
-    let mut blocks = vec![None; other.blocks];
-    for (at, size) in program.sizes.iter().enumerate() {
-        blocks[at] = Some(machine.ask_unchecked(*size));
-    }
-    let mut run = Run { machine, blocks, step: 0 };
-    let step = |number: usize| {
-        run.step += 499_999;
-        run.step(if is_odd(number) { &other } else { &program })
-    };
-    (0..steps).map(step).collect()
+    let next = |number| (Asked::default(), is_odd(number));
+    mapped([&program, &odd(&program, kind)], (options, mib), steps, next)
 }
 
 /// Layers were compared in one step of an H200 that was at rest: it was given up just when its places were nearly found, and
@@ -105,8 +118,8 @@ fn rescheduled(program: &Program, each: usize, later: usize) -> Program {
     Program { acts: acts.into_iter().map(|(_, act)| act).collect(), ..program.clone() }
 }
 
-/// Pages mapped in each of so many steps of half a second, of which those from `at` on follow another schedule, which is tried
-/// for five steps. With `is_told` the lake knows that it is another.
+/// Of a run whose steps from `at` on follow another schedule, which is tried for five of them. With `is_told` the lake knows that
+/// it is another.
 fn mapped_with_another_schedule(
     (_, recording, step, mib): (&str, &[u8], usize, u64),
     (each, later): (usize, usize),
@@ -114,23 +127,12 @@ fn mapped_with_another_schedule(
     (at, steps): (usize, usize),
 ) -> Vec<u64> {
     let program = Program::of_step(recording, step);
-    let other = rescheduled(&program, each, later);
     let options = Options { time_free_ms: 0, ..Options::swapping() };
-    let mut machine = Machine::of(options, config(), mib * MIB);
-    machine.device.set_dearness(3);
-    machine.lake.expect(Asked::default());
-    let mut blocks = vec![None; program.blocks];
-    for (at, size) in program.sizes.iter().enumerate() {
-        blocks[at] = Some(machine.ask_unchecked(*size));
-    }
-    let mut run = Run { machine, blocks, step: 0 };
-    let step = |number: usize| {
-        run.step += 499_999;
+    let next = |number| {
         let is_trying = (at..at + 5).contains(&number);
-        run.machine.lake.expect(Asked { is_trying, is_other: is_told && number == at });
-        run.step(if number < at { &program } else { &other })
+        (Asked { is_trying, is_other: is_told && number == at }, number >= at)
     };
-    (0..steps).map(step).collect()
+    mapped([&program, &rescheduled(&program, each, later)], (options, mib), steps, next)
 }
 
 /// Every so many requests, up to so many acts later.
