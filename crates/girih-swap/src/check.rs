@@ -11,8 +11,12 @@ use crate::schedule::Schedule;
 use crate::simulate::{Direction, Piece, Run};
 use crate::step::Step;
 
-/// Times are compared with so many microseconds of tolerance, and bytes with as many of a link's.
-const TOLERANCE_US: f64 = 1e-3;
+/// Times are compared with such a part of the step as tolerance, and bytes with as many of a link's.
+const TOLERANCE: f64 = 1e-9;
+
+fn slack_us(run: &Run) -> f64 {
+    run.step_us * TOLERANCE
+}
 
 /// What is wrong with a run.
 #[derive(Clone, PartialEq, Debug)]
@@ -75,7 +79,7 @@ pub fn check(
     check_copies(step, schedule, run, &copies)?;
     check_overlaps(step, schedule)?;
     check_gpu(step, budgets.gpu, schedule, run)?;
-    check_host(step, budgets.host, schedule, &copies)?;
+    check_host(step, budgets.host, schedule, run, &copies)?;
     check_wasted(step, schedule, run, &copies)?;
     check_links(links, run)
 }
@@ -116,26 +120,28 @@ impl Copies {
 }
 
 fn check_order(step: &Step, run: &Run) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     let mut end = 0.0;
     for (op, (start, own)) in run.starts_us.iter().zip(&step.ops).enumerate() {
-        if *start < end - TOLERANCE_US {
+        if *start < end - slack_us {
             return Err(Fault::Order(op as u32));
         }
         end = start + own.us;
     }
-    if run.step_us < end - TOLERANCE_US {
+    if run.step_us < end - slack_us {
         return Err(Fault::Order(step.ops.len() as u32));
     }
     Ok(())
 }
 
 fn check_copies(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     for (index, away) in schedule.away.iter().enumerate() {
         let fail = |problem| Err(Fault::Copy { away: index as u32, problem });
         let Some(gap) = step.gaps.get(away.gap as usize) else { return fail("no such gap") };
         let ends = |op: u32| run.starts_us[op as usize] + step.ops[op as usize].us;
         let (out, inward, times) = (copies.out[index], copies.inward[index], run.times[index]);
-        let is_before = |first: f64, then: f64| first <= then + TOLERANCE_US;
+        let is_before = |first: f64, then: f64| first <= then + slack_us;
         if !is_before(ends(gap.after), out.0) {
             return fail("it leaves while it is in use");
         }
@@ -170,13 +176,14 @@ fn check_overlaps(step: &Step, schedule: &Schedule) -> Result<(), Fault> {
 }
 
 fn check_gpu(step: &Step, budget: u64, schedule: &Schedule, run: &Run) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     let ends = |op: usize| run.starts_us[op] + step.ops[op].us;
     let mut away_bytes = vec![0i64; step.ops.len() + 1];
     for (away, times) in schedule.away.iter().zip(&run.times) {
         // Operators that run wholly while the bytes are gone.
-        let first = run.starts_us.partition_point(|&at| at < times.released_us - TOLERANCE_US);
-        let mut end = run.starts_us.partition_point(|&at| at < times.taken_us - TOLERANCE_US);
-        while end > first && ends(end - 1) > times.taken_us + TOLERANCE_US {
+        let first = run.starts_us.partition_point(|&at| at < times.released_us - slack_us);
+        let mut end = run.starts_us.partition_point(|&at| at < times.taken_us - slack_us);
+        while end > first && ends(end - 1) > times.taken_us + slack_us {
             end -= 1;
         }
         if first < end {
@@ -200,13 +207,15 @@ fn check_host(
     step: &Step,
     budget: Option<u64>,
     schedule: &Schedule,
+    run: &Run,
     copies: &Copies,
 ) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     let mut changes: Vec<(f64, i64)> = Vec::new();
     for (index, away) in schedule.away.iter().enumerate() {
         let bytes = step.bytes(away.gap) as i64;
         changes.push((copies.out[index].0, bytes));
-        changes.push((copies.inward[index].1 - TOLERANCE_US, -bytes));
+        changes.push((copies.inward[index].1 - slack_us, -bytes));
     }
     changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut held = 0;
@@ -221,6 +230,7 @@ fn check_host(
 
 /// What is copied for nothing is no more than the tensor, not before it may be, and whole unless the step ends first.
 fn check_wasted(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     let shape = |problem: &str| Err(Fault::Shape(format!("a copy for nothing {problem}")));
     let mut copied = vec![0.0; schedule.wasted.len()];
     for piece in &run.wasted {
@@ -235,7 +245,7 @@ fn check_wasted(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) ->
             (Direction::In, None) => return shape("comes back from nowhere"),
             (Direction::Out, _) => used_us,
         };
-        if piece.direction != wasted.direction || piece.from_us < first_us - TOLERANCE_US {
+        if piece.direction != wasted.direction || piece.from_us < first_us - slack_us {
             return shape("goes another way, or too early");
         }
         copied[piece.away as usize] += piece.bytes;
@@ -247,7 +257,7 @@ fn check_wasted(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) ->
         let own_link = run.pieces.iter().chain(&run.wasted);
         let own_link = own_link.filter(|piece| piece.direction == wasted.direction);
         let busy_us = own_link.map(|piece| piece.to_us).fold(0.0, f64::max);
-        let is_cut = bytes < all && busy_us >= run.step_us - TOLERANCE_US;
+        let is_cut = bytes < all && busy_us >= run.step_us - slack_us;
         if !is_whole && !is_cut {
             return shape("is of another size than its tensor");
         }
@@ -256,6 +266,7 @@ fn check_wasted(step: &Step, schedule: &Schedule, run: &Run, copies: &Copies) ->
 }
 
 fn check_links(links: &Links, run: &Run) -> Result<(), Fault> {
+    let slack_us = slack_us(run);
     let of = |direction: Direction| {
         let mut pieces: Vec<&Piece> =
             run.pieces.iter().chain(&run.wasted).filter(|it| it.direction == direction).collect();
@@ -265,12 +276,12 @@ fn check_links(links: &Links, run: &Run) -> Result<(), Fault> {
     let (out, inward) = (of(Direction::Out), of(Direction::In));
     for (pieces, rate) in [(&out, links.outward), (&inward, links.inward)] {
         for pair in pieces.windows(2) {
-            if pair[1].from_us < pair[0].to_us - TOLERANCE_US {
+            if pair[1].from_us < pair[0].to_us - slack_us {
                 return Err(Fault::Link(format!("two copies at {} us", pair[1].from_us)));
             }
         }
         for piece in pieces {
-            let can = rate * (piece.to_us - piece.from_us + TOLERANCE_US);
+            let can = rate * (piece.to_us - piece.from_us + slack_us);
             if piece.bytes > can || piece.to_us < piece.from_us {
                 return Err(Fault::Link(format!("{} bytes where {can} fit", piece.bytes)));
             }
@@ -289,7 +300,7 @@ fn check_links(links: &Links, run: &Run) -> Result<(), Fault> {
             }
             let rate = |it: &Piece| it.bytes / (it.to_us - it.from_us).max(f64::MIN_POSITIVE);
             let copied = (rate(piece) + rate(other)) * us;
-            if copied > links.both * (us + TOLERANCE_US) {
+            if copied > links.both * (us + slack_us) {
                 return Err(Fault::Link(format!("{copied} bytes both ways in {us} us")));
             }
         }

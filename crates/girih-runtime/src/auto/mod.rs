@@ -187,6 +187,7 @@ impl Auto {
         if self.recorder.has_overflowed() {
             self.recorder.restart(true);
             self.judge.record_anew();
+            return;
         }
         let seen = self.seen();
         let verdict = self.judge.look(&self.lake, seen, &mut self.recorder, !self.is_out);

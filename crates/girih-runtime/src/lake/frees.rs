@@ -163,22 +163,25 @@ impl Lake {
     }
 
     /// Gives the blocks that were freed during a capture their events. A capture that nobody has told of may
-    /// still be under way; its blocks stay.
+    /// still be under way; then they stay, and the first says so for all.
     fn end_deferral(&mut self, env: &mut Env<'_>) -> Result<(), DeviceError> {
-        let mut staying = 0;
-        while let Some(&id) = self.deferred.get(staying) {
+        let mut ended = 0;
+        let result = loop {
+            let Some(&id) = self.deferred.get(ended) else { break Ok(()) };
             let uses = self.uses.get(&id).map(Vec::as_slice).unwrap_or_default();
             // The streams may be gone by now: they tell their devices alone.
-            if !self.pending.record_fence(env.device, id, uses)? {
-                staying += 1;
-                continue;
+            match self.pending.record_fence(env.device, id, uses) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(error) => break Err(error),
             }
             self.uses.remove(&id);
             let block = &mut self.heap.blocks[id];
             (block.shared, block.events) = (false, 1);
-            self.deferred.remove(staying);
-        }
-        Ok(())
+            ended += 1;
+        };
+        self.deferred.drain(..ended);
+        result
     }
 
     /// True if a block was freed that is not free yet.

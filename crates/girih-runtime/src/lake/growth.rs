@@ -46,9 +46,7 @@ impl Lake {
     /// # Panics
     /// If there is none: the address is of a block, which lies in a segment.
     pub(super) fn segment_at(&self, address: Address) -> (u32, &Segment) {
-        let segments = (0..).zip(&self.segments).filter_map(|(at, it)| Some((at, it.as_ref()?)));
-        let mut over = segments.filter(|(_, segment)| segment.contains(address));
-        over.next().expect("the bytes of a block lie in a segment")
+        self.segments.over(address).expect("the bytes of a block lie in a segment")
     }
 
     /// The block of a segment over an address: the one that is noted there, as far as it still is, or from one near
@@ -88,7 +86,7 @@ impl Lake {
 
     /// The segment of a block that is no view.
     pub(super) fn segment_of(&self, block: &Block) -> &Segment {
-        self.segments[block.segment as usize].as_ref().expect("a segment lives as its blocks do")
+        self.segments.get(block.segment).expect("a segment lives as its blocks do")
     }
 
     /// Bytes of the new pages of a home where `bytes` are missing.
@@ -211,12 +209,8 @@ impl Lake {
 
     /// Makes a segment of addresses: an unmapped block.
     pub(super) fn insert_segment(&mut self, home: Home, base: Address, size: u64) -> BlockId {
-        let place = self.segments.iter().position(Option::is_none).unwrap_or(self.segments.len());
-        if place == self.segments.len() {
-            self.segments.push(None);
-        }
-        self.segments[place] = Some(Segment::new(base, size, self.granule));
-        let block = Block::new(base, size, home, place as u32);
+        let place = self.segments.insert(Segment::new(base, size, self.granule));
+        let block = Block::new(base, size, home, place);
         let id = self.heap.blocks.insert(Block { mapped: false, ..block });
         self.heap.insert_free(id);
         id
@@ -234,7 +228,7 @@ impl Lake {
         let block = self.heap.blocks[id];
         let page = self.page(block.home.is_small, part.size);
         let mapped = Part { size: part.size.next_multiple_of(self.granule), ..part };
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(None) };
+        let Some(segment) = self.segments.get_mut(block.segment) else { return Ok(None) };
         let (device, limbo) = (&mut *env.device, &mut self.limbo);
         if let Err(error) = segment.map(device, limbo, mapped, page) {
             self.drop_if_unmapped(env, id);
@@ -253,7 +247,7 @@ impl Lake {
         }
         self.heap.remove_free(id);
         self.heap.blocks.remove(id);
-        if let Some(segment) = self.segments[block.segment as usize].take() {
+        if let Some(segment) = self.segments.remove(block.segment) {
             self.limbo.unreserve(env.device, segment.base, segment.size);
         }
     }

@@ -11,6 +11,10 @@ use crate::policy::{BlockId, Env};
 /// Requests may come so many too many or too few in a step that is the one that is laid out.
 const ASIDE: u32 = 16;
 
+/// Requests of a step times pages at most. To lay a step out is to look at all of these for each of those, up to nine times,
+/// while a request waits for it: a second for four million.
+const LOOKS_MAX: usize = 1 << 24;
+
 /// Steps that were to be laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layings {
@@ -94,6 +98,9 @@ impl Lake {
             self.runs_of(self.heap.blocks[id].part(), &mut runs);
         }
         lies.iter().flatten().for_each(|part| self.runs_of(*part, &mut runs));
+        if ring.items.len().saturating_mul(runs.len()) > LOOKS_MAX {
+            return self.repeats.refuse(0);
+        }
         let most = runs.iter().map(|run| run.part.size).sum::<u64>() / self.options.lost;
         let mut views: FxHashMap<u64, Vec<Vec<Part>>> = FxHashMap::default();
         for view in self.views.views.iter().flatten() {
@@ -139,11 +146,11 @@ impl Lake {
         Some(self.use_view(search, view))
     }
 
-    /// True if a view can show the parts side by side: each but the first begins where a page begins, and each but the
-    /// last ends where one ends. False of none.
-    fn can_be_shown(&self, parts: &[Part]) -> bool {
+    /// True if a view can show the parts side by side: their pages are there, each but the first begins where a page begins, and
+    /// each but the last ends where one ends. False of none.
+    pub(super) fn can_be_shown(&self, parts: &[Part]) -> bool {
         let page_over = |address| {
-            let segment = self.segments.iter().flatten().find(|it| it.contains(address))?;
+            let (_, segment) = self.segments.over(address)?;
             segment.pages(Part { address, size: 1 }).next()
         };
         let begins =
@@ -152,7 +159,9 @@ impl Lake {
             page_over(part.end() - 1).is_some_and(|page| page.part().end() == part.end())
         };
         let meet = |pair: &[Part]| ends(&pair[0]) && begins(&pair[1]);
-        !parts.is_empty() && parts.windows(2).all(meet)
+        let is_there =
+            |part: &Part| page_over(part.address).is_some() && page_over(part.end() - 1).is_some();
+        !parts.is_empty() && parts.iter().all(is_there) && parts.windows(2).all(meet)
     }
 
     /// The free blocks of large requests of a stream.
@@ -165,8 +174,8 @@ impl Lake {
 
     /// The pages of a part, and what of each is of it. Nothing of a segment that is gone.
     fn runs_of(&self, part: Part, runs: &mut Vec<Run>) {
-        let segment = self.segments.iter().flatten().find(|it| it.contains(part.address));
-        let pages = segment.into_iter().flat_map(|segment| segment.pages(part));
+        let segment = self.segments.over(part.address);
+        let pages = segment.into_iter().flat_map(|(_, segment)| segment.pages(part));
         runs.extend(pages.map(|page| Run { page: page.part(), part: page.part().both(&part) }));
     }
 

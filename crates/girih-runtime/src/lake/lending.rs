@@ -8,8 +8,6 @@
 //! They stay their stream's: when they have come back they merge with what is free beside them. Whoever
 //! used them last is remembered (`users`).
 
-use std::cmp::Reverse;
-
 use girih_trace::StreamId;
 
 use super::block::{Block, STITCHED};
@@ -18,6 +16,10 @@ use super::{Lake, Search};
 use crate::order::Stamp;
 use crate::policy::BlockId;
 
+/// How many views of a size are looked at for a request, those first that were used last. To make another takes the
+/// driver as long as to look at so many.
+const LOOKED_AT: usize = 1024;
+
 impl Lake {
     /// A view of the request's size whose bytes are all free, with the last free that the request must come after: one
     /// that needs no wait before all others, then the one that was used last.
@@ -25,11 +27,16 @@ impl Lake {
     /// Always part of its caller: a pair that a view serves takes a tenth less time so.
     #[inline(always)]
     pub(super) fn find_view(&self, search: &Search) -> Option<(u32, Stamp)> {
-        let fitting = self.views.of_size(search.size).filter_map(|place| {
+        let mut after_wait = None;
+        for place in self.views.of_size(search.size).take(LOOKED_AT) {
             let parts = &self.views.get(place).parts;
-            Some((place, self.latest_use_of_parts(parts, search.home.stream)?))
-        });
-        fitting.min_by_key(|&(place, latest)| (latest > 0, Reverse(self.views.get(place).used)))
+            match self.latest_use_of_parts(parts, search.home.stream) {
+                Some(0) => return Some((place, 0)),
+                Some(latest) => after_wait = after_wait.or(Some((place, latest))),
+                None => {}
+            }
+        }
+        after_wait
     }
 
     /// The last free that `reader` must come after before it has the parts; 0 if it has. None if some of the

@@ -47,7 +47,9 @@ mod places;
 mod rehearsal;
 mod release;
 mod repeats;
+mod segments;
 mod stitching;
+mod trust;
 mod turn;
 mod users;
 mod view;
@@ -66,10 +68,10 @@ pub use self::follow::Following;
 pub use self::follower::{EntryId, Follower};
 pub use self::laying::Layings;
 use self::pace::Pace;
-use self::pages::Segment;
 pub(crate) use self::rehearsal::Rehearsal;
 pub use self::repeats::Asked;
 use self::repeats::Repeats;
+use self::segments::Segments;
 use self::users::Stains;
 pub(crate) use self::view::Live;
 use self::views::Views;
@@ -128,7 +130,8 @@ pub struct Options {
     pub stale: u64,
     /// And only in place of a new one of so many pages.
     pub patched: u64,
-    /// Views and waits of one stream for another may take one nanosecond of the run in so many.
+    /// Views and waits of one stream for another may take one nanosecond of the run in so many, before memory is bought
+    /// instead, where there is room for it.
     pub time_share: u64,
     /// A wait counts for so many microseconds at most, however long the stream stands still: about what it made a
     /// step of FSDP2 longer, on two H200s (`bench/results/lake.md`).
@@ -212,7 +215,7 @@ struct Search {
 pub struct Lake {
     options: Options,
     heap: Heap,
-    segments: Vec<Option<Segment>>,
+    segments: Segments,
     /// The other streams of blocks that are `shared`.
     uses: FxHashMap<BlockId, Vec<StreamId>>,
     pending: PendingFrees,
@@ -252,7 +255,7 @@ impl Lake {
         Lake {
             options,
             heap: Heap::default(),
-            segments: Vec::new(),
+            segments: Segments::default(),
             uses: FxHashMap::default(),
             pending: PendingFrees::default(),
             deferred: Vec::new(),

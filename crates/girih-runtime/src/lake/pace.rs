@@ -15,7 +15,8 @@
 //! In debt a request is given what it need not wait for, and new pages where a view would have been made or a stream
 //! would have waited, up to a tenth of the most that was in use, as long as the device has room. What is bought that way
 //! stays: larger holes need fewer views, and a stream with holes of its own need not wait for another. So the debt is
-//! paid off. Where no time is known, nothing is ever owed.
+//! paid off. Where the device has no room for that (an eighth of it stays free), views are made as if nothing were owed:
+//! then memory is bounded and time is not. Where no time is known, nothing is ever owed.
 //!
 //! What waits take is measured by the device ([`Device::take_stalls`](crate::Device::take_stalls)), and each counts for
 //! [`Options::stall_max_us`] at most: a stream that stands still for long mostly has nothing else to do, and its work is

@@ -328,7 +328,7 @@ impl Lake {
         patch: Patch,
     ) -> Result<u32, DeviceError> {
         let Patch { place, offset, parts, slots, gaps } = patch;
-        let view = self.views.remove(place as usize).expect("a view that is known by its place");
+        let view = self.views.remove(place).expect("a view that is known by its place");
         let base = view.reserved.address;
         let all = 0..view.mapped();
         let mut mapped = Vec::from([all]);
@@ -339,8 +339,9 @@ impl Lake {
             }
         }
         self.beside.stats.num_stitches += 1;
+        self.views.note_mapped(gaps.iter().map(|gap| gap.new.len()).sum());
         let address = base + offset;
-        self.views.put(place as usize, View { address, size: search.size, parts, slots, ..view });
+        self.views.put(place, View { address, size: search.size, parts, slots, ..view });
         Ok(place)
     }
 }

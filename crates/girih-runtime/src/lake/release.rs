@@ -24,7 +24,7 @@ impl Lake {
 
     /// Bytes of the whole pages in a part of a segment, all of which is mapped.
     pub(super) fn whole_bytes(&self, segment: u32, part: Part) -> u64 {
-        let segment = self.segments[segment as usize].as_ref();
+        let segment = self.segments.get(segment);
         segment.and_then(|segment| segment.whole_pages(part)).map_or(0, |whole| whole.size)
     }
 
@@ -65,7 +65,7 @@ impl Lake {
         self.drop_views_over(env, pages);
         env.device.unmap(pages.address, pages.size)?;
         let id = self.heap.carve(id, pages);
-        let Some(segment) = &mut self.segments[block.segment as usize] else { return Ok(()) };
+        let Some(segment) = self.segments.get_mut(block.segment) else { return Ok(()) };
         for handle in segment.forget(pages) {
             self.limbo.release(env.device, handle);
         }

@@ -54,7 +54,7 @@ use super::laying::Layings;
 use super::layout::{Layout, Ring};
 use super::stitching::{Hole, collect, in_order};
 use super::turn::{ALIVE, Alike, PARTS_MAX, REQUESTS_MAX, Seen, Turn, is_most};
-use super::views::Part;
+use super::views::{Part, side_by_side};
 use super::{Lake, Options, Search};
 use crate::device::Address;
 use crate::order::Stamp;
@@ -71,6 +71,33 @@ pub struct Asked {
     pub is_other: bool,
 }
 
+/// What views took of the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Taken {
+    pub(super) nanoseconds: u64,
+    /// Pages that were mapped. A driver takes another time for each from one step to the next, so it is by these that steps
+    /// are compared.
+    pub(super) pages: u64,
+}
+
+impl Taken {
+    const MAX: Taken = Taken { nanoseconds: u64::MAX, pages: u64::MAX };
+
+    fn since(self, before: Taken) -> Taken {
+        Taken {
+            nanoseconds: self.nanoseconds - before.nanoseconds,
+            pages: self.pages - before.pages,
+        }
+    }
+
+    fn least(self, other: Taken) -> Taken {
+        Taken {
+            nanoseconds: self.nanoseconds.min(other.nanoseconds),
+            pages: self.pages.min(other.pages),
+        }
+    }
+}
+
 /// Whether places are had again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -80,11 +107,11 @@ enum Stage {
     Watching(u64),
     /// They are.
     On {
-        /// What views took in the step that was watched last. Nanoseconds.
-        before: u64,
-        /// The least that they have taken since.
+        /// What views took in the step that was watched last.
+        before: Taken,
+        /// The fewest pages that they have mapped since.
         least: u64,
-        /// How many steps in a row they took more than half of the first and three quarters of the second.
+        /// In how many steps in a row these were more than half of the first and three quarters of the second.
         in_vain: u64,
         /// How many up to the last were unlike the one before them.
         unlike: u64,
@@ -101,8 +128,8 @@ pub(super) struct Repeats {
     now: Turn,
     /// Blocks that are alive, by address: whether they are of this step, and their number.
     alive: FxHashMap<Address, (bool, u32)>,
-    /// What views had taken in all when the step began. Nanoseconds.
-    spent: u64,
+    /// What views had taken in all when the step began.
+    spent: Taken,
     /// Tensors come and go, so that memory is full nearly all the time.
     is_wanted: bool,
     /// What is asked for will be something else before long; and from the next step on.
@@ -116,17 +143,19 @@ pub(super) struct Repeats {
     /// The next time that places are had again nothing is laid out.
     skips_layout: bool,
     /// What views took in steps in which places were had again, beyond what they took before, less what they took less in
-    /// others; and what that may have been. Nanoseconds.
+    /// others, and less what they took in all others once it is known that steps can come to rest; and what that may have
+    /// been. Nanoseconds.
     cost: i64,
     allowed: i64,
     /// What it has become more by since places began to be had again, or were to be found again after a step that differed,
     /// nanoseconds; and how many times in a row that was a loss when the next such step came.
     since: i64,
     losses: u64,
-    /// Steps with what is asked for now have come to rest.
+    /// Steps with what is asked for now have come to rest; and with whatever was ever asked for.
     has_rested: bool,
-    /// What views took in the step before, if places were not had again in it. Nanoseconds.
-    usual: u64,
+    was_at_rest: bool,
+    /// What views took in the step before, if places were not had again in it.
+    usual: Taken,
     /// It is not tried again to lay a step out in so many steps, and for how many after the next time.
     untried: u64,
     pause: u64,
@@ -144,7 +173,7 @@ impl Repeats {
             before: Turn::default(),
             now: Turn::default(),
             alive: FxHashMap::default(),
-            spent: 0,
+            spent: Taken::default(),
             is_wanted: false,
             is_trying: false,
             is_other: false,
@@ -157,7 +186,8 @@ impl Repeats {
             since: 0,
             losses: 0,
             has_rested: false,
-            usual: u64::MAX,
+            was_at_rest: false,
+            usual: Taken::MAX,
             untried: 0,
             pause: options.rest,
             same: 0,
@@ -202,17 +232,19 @@ impl Repeats {
         }
     }
 
-    /// A step ends and the next begins. Views have taken so many nanoseconds since the run began, and may take so many
-    /// in such a step; time is owed, or not.
-    pub(super) fn turn(&mut self, options: &Options, spent: u64, share: u64, is_in_debt: bool) {
-        let taken = spent - std::mem::replace(&mut self.spent, spent);
+    /// A step ends and the next begins. Views have taken so much since the run began, and may take so many nanoseconds in
+    /// such a step; time is owed, or not.
+    pub(super) fn turn(&mut self, options: &Options, spent: Taken, share: u64, is_in_debt: bool) {
+        let taken = spent.since(std::mem::replace(&mut self.spent, spent));
         // What is owed may be of steps that are long over.
-        let is_dear = is_in_debt && taken > share;
+        let is_dear = is_in_debt && taken.nanoseconds > share;
         let is_like = self.now.is_like(&self.before, options.alike);
         self.allowed = self.allowed.saturating_add_unsigned(share.saturating_mul(options.trials));
         let (more, less) = match self.stage {
-            Stage::On { before, .. } => (taken, before),
-            Stage::Off(_) | Stage::Watching(_) => (0, 0),
+            Stage::On { before, .. } => (taken.nanoseconds, before.nanoseconds),
+            // What rest would have brought makes good what was paid for it.
+            _ if self.was_at_rest => (0, taken.nanoseconds),
+            _ => (0, 0),
         };
         let after = |cost: i64| cost.saturating_add_unsigned(more).saturating_sub_unsigned(less);
         self.cost = after(self.cost).max(-self.allowed);
@@ -228,7 +260,7 @@ impl Repeats {
             Stage::Off(left) => Stage::Off(left.saturating_sub(1)),
             Stage::Watching(_) if self.is_trying => Stage::Off(0),
             Stage::Watching(_) if is_like && is_dear && may_try => {
-                let before = taken.min(self.usual);
+                let before = taken.least(self.usual);
                 (self.since, self.losses) = (0, 0);
                 Stage::On { before, least: u64::MAX, in_vain: 0, unlike: 0 }
             }
@@ -241,26 +273,27 @@ impl Repeats {
                 Stage::On { before, least: u64::MAX, in_vain: 0, unlike: unlike + 1 }
             }
             Stage::On { unlike, .. } if !is_like => Stage::Watching(unlike + 1),
-            Stage::On { before, least, .. } if taken <= before / 2 => {
-                (self.rest, self.has_rested) = (options.rest, true);
+            Stage::On { before, least, .. } if taken.pages <= before.pages / 2 => {
+                (self.rest, self.has_rested, self.was_at_rest) = (options.rest, true, true);
                 (self.untried, self.pause) = (0, options.rest);
-                Stage::On { before, least: least.min(taken), in_vain: 0, unlike: 0 }
+                Stage::On { before, least: least.min(taken.pages), in_vain: 0, unlike: 0 }
             }
             // What was laid out finds its places step by step.
-            Stage::On { before, least, .. } if taken <= least / 4 * 3 => {
-                Stage::On { before, least: taken, in_vain: 0, unlike: 0 }
+            Stage::On { before, least, .. } if taken.pages <= least / 4 * 3 => {
+                Stage::On { before, least: taken.pages, in_vain: 0, unlike: 0 }
             }
             Stage::On { before, least, in_vain, .. } if in_vain + 1 < options.in_vain => {
                 Stage::On { before, least, in_vain: in_vain + 1, unlike: 0 }
             }
             Stage::On { before, least, .. } => {
                 // Next time without a layout, if this one was in vain from the first.
-                self.skips_layout = self.layout.is_some() && !self.has_rested && least > before / 2;
+                let is_no_help = !self.has_rested && least > before.pages / 2;
+                self.skips_layout = self.layout.is_some() && is_no_help;
                 self.rest()
             }
             Stage::Watching(_) => self.rest(),
         };
-        self.usual = if self.is_on() { u64::MAX } else { taken };
+        self.usual = if self.is_on() { Taken::MAX } else { taken };
         if options.lost > 0 {
             self.turn_layout(is_dear);
         }
@@ -405,8 +438,8 @@ impl Repeats {
         turn.requests[number as usize].until = at;
     }
 
-    /// The bytes, by address, that those had in the step before that came within `count` requests after that number and
-    /// lasted, or of all of them. After the last request of a step comes the first.
+    /// The bytes that those had in the step before that came within `count` requests after that number and lasted, or of
+    /// all of them. After the last request of a step comes the first.
     fn wanted(&self, number: u32, count: u32, only_lasting: bool) -> Vec<Part> {
         let turn = &self.before;
         let all = turn.count();
@@ -414,9 +447,7 @@ impl Repeats {
         let wanted = after.filter(|&other| {
             other != number && (!only_lasting || turn.lasts(&turn.requests[other as usize]))
         });
-        let mut parts: Vec<Part> = wanted.flat_map(|other| turn.parts_of(other)).copied().collect();
-        parts.sort_unstable_by_key(|part| part.address);
-        parts
+        wanted.flat_map(|other| turn.parts_of(other)).copied().collect()
     }
 }
 
@@ -429,7 +460,8 @@ impl Lake {
 
     /// A step has ended: see [`Repeats::turn`].
     pub(super) fn turn_repeats(&mut self) {
-        let (spent, share) = (self.pace.mapped(), self.pace.share());
+        let share = self.pace.share();
+        let spent = Taken { nanoseconds: self.pace.mapped(), pages: self.views.mapped() };
         self.repeats.turn(&self.options, spent, share, self.pace.is_in_debt());
         self.cut_step();
     }
@@ -458,8 +490,8 @@ impl Lake {
         let reader = search.home.stream;
         let Some(place) = view else {
             let part = Part { address, size: search.size };
-            let is_there = self.segments.iter().flatten().any(|it| it.contains(address));
-            let latest = is_there.then(|| self.latest_use_of_parts(&[part], reader))??;
+            self.segments.over(address)?;
+            let latest = self.latest_use_of_parts(&[part], reader)?;
             return self.comes_after(env, latest, reader).then(|| self.lend_alone(&part))?;
         };
         // Another may have its place, or it other parts.
@@ -508,7 +540,8 @@ impl Lake {
     /// Parts for a request that have none of the bytes of others: one hole that fits if there is one. None if they are
     /// too few.
     fn parts_without(&self, search: &Search, wanted: &[Part]) -> Option<Vec<Part>> {
-        let wanted: Vec<Part> = wanted.iter().filter_map(|part| self.pages_around(*part)).collect();
+        let wanted = wanted.iter().filter_map(|part| self.pages_around(*part)).collect();
+        let wanted = side_by_side(wanted);
         let free = self.heap.free_blocks(true);
         let parts = free.flat_map(|id| {
             let part = self.heap.blocks[id].part();
@@ -522,14 +555,14 @@ impl Lake {
         if let Some(hole) = fitting.min_by_key(|hole| (hole.is_foreign, hole.all.size)) {
             return Some(vec![hole.all.first(search.size)]);
         }
-        let (parts, missing) = collect(holes, search.size);
+        let (parts, missing) = collect(&holes, search.size);
         (missing == 0).then_some(parts)
     }
 
     /// A part with all of the pages that it touches: what is cut off beside it is whole pages, which others can be shown.
     /// None if it is of a segment that is gone.
     fn pages_around(&self, part: Part) -> Option<Part> {
-        let segment = self.segments.iter().flatten().find(|it| it.contains(part.address))?;
+        let (_, segment) = self.segments.over(part.address)?;
         let pages = segment.pages(part);
         let (start, end) = pages.fold((part.address, part.end()), |(start, end), page| {
             (start.min(page.address), end.max(page.part().end()))

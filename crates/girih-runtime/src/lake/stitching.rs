@@ -54,25 +54,27 @@ pub(super) fn in_order(hole: &Hole) -> (bool, Reverse<u64>, Address) {
 
 /// Parts of holes for `missing` bytes, in the order of a view, and the bytes that they lack. `holes` are
 /// taken in their order.
-pub(super) fn collect(mut holes: Vec<Hole>, mut missing: u64) -> (Vec<Part>, u64) {
-    let mut parts = Vec::new();
+pub(super) fn collect(holes: &[Hole], mut missing: u64) -> (Vec<Part>, u64) {
+    let (mut parts, mut first) = (Vec::new(), None);
     // One hole gives all from its first byte on, and not from a page on.
     let gains = holes.iter().map(|hole| (hole.up_to_page.size - hole.whole).min(missing));
     let most = gains.enumerate().max_by_key(|&(_, gain)| gain);
     if let Some((at, 1..)) = most
         && (1..missing).contains(&holes[at].up_to_page.size)
     {
-        let part = holes.remove(at).up_to_page;
+        let part = holes[at].up_to_page;
         missing -= part.size;
         parts.push(part);
+        first = Some(at);
     }
-    while missing > 0 && !holes.is_empty() {
+    for (at, &Hole { from_page, whole, .. }) in holes.iter().enumerate() {
+        if missing == 0 {
+            break;
+        }
         // What is enough ends the view; of the others, all their whole pages.
-        let last = (holes[0].from_page.size >= missing).then_some(0);
-        let Hole { from_page: Part { address, .. }, whole, .. } = holes.remove(last.unwrap_or(0));
-        let size = if last.is_some() { missing } else { whole };
-        if size > 0 {
-            parts.push(Part { address, size });
+        let size = if from_page.size >= missing { missing } else { whole };
+        if size > 0 && first != Some(at) {
+            parts.push(Part { address: from_page.address, size });
             missing -= size;
         }
     }
@@ -152,6 +154,15 @@ impl Lake {
             return Ok(Some(taken));
         }
         let growth = self.choose_growth(search, Joins::Any);
+        // Small requests have segments of their own. Beyond the bound these do not grow as long as a hole of others will do.
+        let is_beyond =
+            |lake: &Lake| lake.held.saturating_add(growth.missing) > lake.allowed_with_plan(search);
+        if search.home.is_small
+            && is_beyond(self)
+            && let Some(block) = self.take_elsewhere(env, search)?
+        {
+            return Ok(Some(block));
+        }
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
@@ -163,8 +174,8 @@ impl Lake {
         self.take_elsewhere(env, search)
     }
 
-    /// A part of one hole of another home, where no view was made and nothing more can be had: so the last small request
-    /// is served by a hole among large ones. None in a capture, or if none is large enough.
+    /// A part of one hole of any home, for a small request where no more may be held, or for any where nothing more can be
+    /// had: the smallest that fits, one that needs no wait before all others. None in a capture, or if none is large enough.
     fn take_elsewhere(
         &mut self,
         env: &mut Env<'_>,
@@ -173,9 +184,12 @@ impl Lake {
         if self.is_capturing() {
             return Ok(None);
         }
-        let (parts, missing) = self.gather(search);
-        let is_one = missing == 0 && parts.len() == 1;
-        if is_one { self.stitch_parts(env, search, parts) } else { Ok(None) }
+        let blocks = &self.heap.blocks;
+        let fitting = self.heap.free_blocks(true).filter(|&id| blocks[id].size >= search.size);
+        let in_turn =
+            |&id: &BlockId| (self.latest_use(search, id) > 0, blocks[id].size, blocks[id].address);
+        let Some(id) = fitting.min_by_key(in_turn) else { return Ok(None) };
+        self.take_off_shelf(env, search, id)
     }
 
     /// True if a request may be given a view. A graph would have its addresses for ever, be it one that nobody has told
@@ -375,7 +389,7 @@ impl Lake {
     fn gather(&self, search: &Search) -> (Vec<Part>, u64) {
         let holes = self.holes(search);
         let own = holes.partition_point(|hole| !hole.is_foreign);
-        let (parts, missing) = collect(holes[..own].to_vec(), search.size);
+        let (parts, missing) = collect(&holes[..own], search.size);
         if missing == 0 || own == holes.len() {
             return (parts, missing);
         }
@@ -386,7 +400,7 @@ impl Lake {
         let best = enough.min_by_key(|hole| (must_wait(hole), hole.all.size, hole.all.address));
         match best {
             Some(hole) => (vec![first(hole)], 0),
-            None => collect(holes, search.size),
+            None => collect(&holes, search.size),
         }
     }
 

@@ -6,7 +6,6 @@ use girih_trace::{BlockState, PoolId, StreamId};
 
 use super::Lake;
 use super::block::Block;
-use super::pages::Segment;
 use super::views::Part;
 use crate::caching::rounding::{MIN_BLOCK_SIZE, round_size};
 use crate::chain::NIL;
@@ -180,13 +179,15 @@ impl Lake {
             *mapped.entry(block.segment).or_default() += if block.mapped { block.size } else { 0 };
         }
         let mut held = 0;
-        for (place, segment) in (0..).zip(&self.segments) {
-            let found = segment.as_ref().map(Segment::count);
-            let expected = mapped.get(&place).map(|&bytes| Some(bytes));
-            if expected != found {
+        for (place, segment) in self.segments.iter() {
+            let (found, expected) = (segment.count(), mapped.remove(&place));
+            if found.is_none() || expected != found {
                 return Err(format!("in segment {place}: {expected:?}, not {found:?}"));
             }
-            held += found.flatten().unwrap_or(0);
+            held += found.unwrap_or(0);
+        }
+        if let Some((place, _)) = mapped.first_key_value() {
+            return Err(format!("blocks lie in segment {place}, which is gone"));
         }
         if held != self.held {
             return Err(format!("{held} bytes are mapped, {} are held", self.held));

@@ -9,7 +9,10 @@
 //! kernel may still run that uses the next one it stays; where views have twice as many pages no more are made, and a
 //! request that needs one is given new pages. A page that goes back to the device takes the views over it with it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::block::Block;
 use super::pages::Page;
@@ -55,10 +58,11 @@ impl Part {
         Part::between(self.address.max(other.address), self.end().min(other.end()))
     }
 
-    /// What is left without others, which are in order of address and may overlap.
+    /// What is left without others, which are [side by side](side_by_side).
     pub(super) fn without_any(&self, others: &[Part]) -> Vec<Part> {
         let (mut at, mut left) = (self.address, Vec::new());
-        for other in others.iter().filter(|other| other.overlaps(self)) {
+        let first = others.partition_point(|other| other.end() <= at);
+        for other in others[first..].iter().take_while(|other| other.address < self.end()) {
             if at < other.address {
                 left.push(Part::between(at, other.address));
             }
@@ -76,6 +80,19 @@ impl Part {
         let after = Part::between(other.end().max(self.address), self.end());
         [before, after].into_iter().filter(|left| left.size > 0)
     }
+}
+
+/// The same bytes as parts that do not overlap, in order of address.
+pub(super) fn side_by_side(mut parts: Vec<Part>) -> Vec<Part> {
+    parts.sort_unstable_by_key(|part| part.address);
+    parts.dedup_by(|next, part| {
+        let meets = next.address <= part.end();
+        if meets {
+            part.size = part.size.max(next.end() - part.address);
+        }
+        meets
+    });
+    parts
 }
 
 /// A range of addresses over parts of segments.
@@ -97,7 +114,13 @@ pub(super) struct View {
     pub(super) used: u64,
     /// The blocks that are lent to it, one for each part; none while it is idle.
     pub(super) lent: Vec<BlockId>,
+    /// The places of those of its size that were used next after it and next before it; [`NONE`] without one.
+    pub(super) newer: u32,
+    pub(super) older: u32,
 }
+
+/// No place.
+const NONE: u32 = u32::MAX;
 
 impl View {
     /// Bytes that are mapped in its reservation.
@@ -121,10 +144,12 @@ impl View {
 pub(super) struct Views {
     /// Vacant places are `None`.
     pub(super) views: Vec<Option<View>>,
-    /// The places of those of a size.
-    by_size: BTreeMap<u64, Vec<u32>>,
-    /// Pages that are mapped in all of them.
+    vacant: Vec<u32>,
+    /// Of each size, the place of the one that was used last.
+    newest: FxHashMap<u64, u32>,
+    /// Pages that are mapped in all of them, and that were mapped since the run began.
     pages: u64,
+    mapped: u64,
     /// Counts uses.
     clock: u64,
     /// What it was when the last steps began.
@@ -132,9 +157,10 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// The places of the views of a size.
+    /// The places of the views of a size, from the one that was used last on.
     pub(super) fn of_size(&self, size: u64) -> impl Iterator<Item = u32> {
-        self.by_size.get(&size).into_iter().flatten().copied()
+        let older = |&place: &u32| Some(self.get(place).older).filter(|&older| older != NONE);
+        std::iter::successors(self.newest.get(&size).copied(), older)
     }
 
     /// The view at a place.
@@ -151,14 +177,53 @@ impl Views {
     pub(super) fn use_now(&mut self, place: u32) -> &mut View {
         self.clock += 1;
         let clock = self.clock;
+        if self.get(place).newer != NONE {
+            self.unlink(place);
+            self.link(place);
+        }
         let view = self.get_mut(place);
         view.used = clock;
         view
     }
 
+    /// Puts a view before all others of its size.
+    fn link(&mut self, place: u32) {
+        let size = self.get(place).size;
+        let older = self.newest.insert(size, place).unwrap_or(NONE);
+        if older != NONE {
+            self.get_mut(older).newer = place;
+        }
+        let view = self.get_mut(place);
+        (view.newer, view.older) = (NONE, older);
+    }
+
+    fn unlink(&mut self, place: u32) {
+        let &View { newer, older, size, .. } = self.get(place);
+        if older != NONE {
+            self.get_mut(older).newer = newer;
+        }
+        if newer != NONE {
+            self.get_mut(newer).older = older;
+        } else if older != NONE {
+            self.newest.insert(size, older);
+        } else {
+            self.newest.remove(&size);
+        }
+    }
+
     /// Pages that are mapped in all of them.
     pub(super) fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// Pages that were mapped in views since the run began.
+    pub(super) fn mapped(&self) -> u64 {
+        self.mapped
+    }
+
+    /// So many pages are mapped in a view.
+    pub(super) fn note_mapped(&mut self, pages: usize) {
+        self.mapped += pages as u64;
     }
 
     /// A step begins, and the views of so many count.
@@ -178,37 +243,55 @@ impl Views {
     }
 
     fn insert(&mut self, view: View) -> u32 {
-        let place = self.views.iter().position(Option::is_none).unwrap_or(self.views.len());
-        if place == self.views.len() {
+        if self.vacant.is_empty() {
+            self.vacant.push(self.views.len() as u32);
             self.views.push(None);
         }
+        let place = self.vacant[self.vacant.len() - 1];
         self.put(place, view);
-        place as u32
+        place
     }
 
-    /// A view for a vacant place.
-    pub(super) fn put(&mut self, place: usize, view: View) {
+    /// A view for the place that became vacant last.
+    pub(super) fn put(&mut self, place: u32, view: View) {
+        let vacant = self.vacant.pop();
+        debug_assert_eq!(vacant, Some(place), "another place is vacant");
         self.pages += view.slots.len() as u64;
-        self.by_size.entry(view.size).or_default().push(place as u32);
-        self.views[place] = Some(view);
+        self.views[place as usize] = Some(view);
+        self.link(place);
     }
 
     /// Makes a place vacant.
-    pub(super) fn remove(&mut self, place: usize) -> Option<View> {
-        let view = self.views[place].take()?;
+    pub(super) fn remove(&mut self, place: u32) -> Option<View> {
+        self.views.get(place as usize)?.as_ref()?;
+        self.unlink(place);
+        let view = self.views[place as usize].take()?;
         self.pages -= view.slots.len() as u64;
-        if let Some(places) = self.by_size.get_mut(&view.size) {
-            places.retain(|&other| other as usize != place);
-            if places.is_empty() {
-                self.by_size.remove(&view.size);
-            }
-        }
+        self.vacant.push(place);
         Some(view)
     }
 
+    /// Each view is in the list of its size, in order of use, and every other place is vacant.
+    fn check_lists(&self) -> Result<(), String> {
+        let mut listed = 0;
+        for &size in self.newest.keys() {
+            let places: Vec<u32> = self.of_size(size).take(self.views.len()).collect();
+            let is_in_order = places.is_sorted_by_key(|&place| Reverse(self.get(place).used));
+            if !is_in_order || places.iter().any(|&place| self.get(place).size != size) {
+                return Err(format!("views of {size} bytes are not in order of use: {places:?}"));
+            }
+            listed += places.len();
+        }
+        let vacant = self.views.iter().filter(|view| view.is_none()).count();
+        if (listed + vacant, vacant) != (self.views.len(), self.vacant.len()) {
+            return Err(format!("{listed} views are listed, {} places vacant", self.vacant.len()));
+        }
+        Ok(())
+    }
+
     /// The idle view that was not used for longest.
-    fn least_recent(&self) -> Option<usize> {
-        let views = self.views.iter().enumerate();
+    fn least_recent(&self) -> Option<u32> {
+        let views = (0..).zip(&self.views);
         let idle = views.filter_map(|(place, view)| Some((place, view.as_ref()?)));
         let idle = idle.filter(|(_, view)| view.lent.is_empty());
         idle.min_by_key(|(_, view)| view.used).map(|(place, _)| place)
@@ -282,6 +365,7 @@ impl Lake {
             return Err(error);
         }
         self.beside.stats.num_stitches += 1;
+        self.views.note_mapped(slots.len());
         Ok(self.views.insert(View {
             reserved: Part { address: base, size: reserved },
             address: base + offset,
@@ -291,6 +375,8 @@ impl Lake {
             freed: 0,
             used: 0,
             lent: Vec::new(),
+            newer: NONE,
+            older: NONE,
         }))
     }
 
@@ -311,8 +397,8 @@ impl Lake {
     /// uses them: whoever used the pages and the views last was waited for ([`Lake::synchronize_users`]).
     pub(super) fn drop_views_over(&mut self, env: &mut Env<'_>, pages: Part) {
         let is_over = |view: &View| view.parts.iter().any(|part| part.overlaps(&pages));
-        for place in 0..self.views.views.len() {
-            if self.views.views[place].as_ref().is_some_and(is_over) {
+        for place in 0..self.views.views.len() as u32 {
+            if self.views.views[place as usize].as_ref().is_some_and(is_over) {
                 self.drop_view(env, place);
             }
             self.trim_view(env, place, pages);
@@ -321,8 +407,8 @@ impl Lake {
 
     /// Unmaps what a view keeps behind its bytes, from the first of `pages` in it on. Nobody uses that, be the view in
     /// use or not.
-    fn trim_view(&mut self, env: &mut Env<'_>, place: usize, pages: Part) {
-        let Some(view) = &mut self.views.views[place] else { return };
+    fn trim_view(&mut self, env: &mut Env<'_>, place: u32, pages: Part) {
+        let Some(view) = &mut self.views.views[place as usize] else { return };
         let behind = view.slots.iter().skip(view.in_use());
         let Some(at) = { behind }.position(|page| page.part().overlaps(&pages)) else { return };
         let all = view.mapped();
@@ -332,7 +418,7 @@ impl Lake {
         self.limbo.unmap(env.device, view.reserved.address + all - bytes, bytes);
     }
 
-    fn drop_view(&mut self, env: &mut Env<'_>, place: usize) {
+    fn drop_view(&mut self, env: &mut Env<'_>, place: u32) {
         if let Some(view) = self.views.remove(place) {
             debug_assert!(view.lent.is_empty(), "the bytes of a view in use are not free");
             let Part { address, size } = view.reserved;
@@ -357,7 +443,7 @@ impl Lake {
     /// Lets the view go that was not used for longest. False if all are in use, or a kernel may still use that one.
     fn drop_least_recent(&mut self, env: &mut Env<'_>) -> Result<bool, DeviceError> {
         let Some(place) = self.views.least_recent() else { return Ok(false) };
-        let freed = self.views.get(place as u32).freed;
+        let freed = self.views.get(place).freed;
         let is_done = self.order.is_done(env.device, &mut self.limbo, freed)?;
         if is_done {
             self.stains.forget(&self.order);
@@ -368,9 +454,8 @@ impl Lake {
 
     /// True if a page is still one of a segment.
     fn is_mapped(&self, page: &Page) -> bool {
-        let segments = self.segments.iter().flatten();
-        let mut over = segments.filter(|segment| segment.contains(page.address));
-        over.any(|segment| segment.pages(page.part()).eq([*page]))
+        let over = self.segments.over(page.address);
+        over.is_some_and(|(_, segment)| segment.pages(page.part()).eq([*page]))
     }
 
     /// Every view in use has its bytes lent, no idle one has, and the pages are counted. For the walk
@@ -381,6 +466,7 @@ impl Lake {
         if pages != self.views.pages {
             return Err(format!("{pages} pages are mapped in views, not {}", self.views.pages));
         }
+        self.views.check_lists()?;
         let mut expected = (0, 0);
         for view in &views {
             let lent = view.lent.iter().map(|&id| &self.heap.blocks[id]);

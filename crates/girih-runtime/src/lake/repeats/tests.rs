@@ -11,6 +11,11 @@ fn laid_out() -> Layout {
     Layout::new(&ring, Alike::default(), ground, 0, |_| Vec::new()).expect("nothing has room")
 }
 
+/// So many nanoseconds and pages.
+fn taken(both: u64) -> Taken {
+    Taken { nanoseconds: both, pages: both }
+}
+
 /// A request of so many MiB.
 fn asks(repeats: &mut Repeats, mib: u64) {
     let home = Home { shelf: 0, stream: StreamId(0), is_small: false };
@@ -29,8 +34,9 @@ fn a_layout_that_was_in_vain_is_not_tried_next_unless_it_was_good_once_or_someth
         asks(&mut repeats, 1);
         repeats.before = std::mem::take(&mut repeats.now);
         asks(&mut repeats, 1);
-        repeats.stage = Stage::On { before: 100, least, in_vain: options.in_vain - 1, unlike: 0 };
-        repeats.turn(&options, 60, 1, true);
+        repeats.stage =
+            Stage::On { before: taken(100), least, in_vain: options.in_vain - 1, unlike: 0 };
+        repeats.turn(&options, taken(60), 1, true);
         assert!(matches!(repeats.stage, Stage::Off(_)), "{:?}", repeats.stage);
         assert_eq!(repeats.skips_layout, skips, "{least}");
         repeats.expect(&options, Asked { is_trying: true, is_other: false });
@@ -44,34 +50,34 @@ fn a_layout_that_was_in_vain_is_not_tried_next_unless_it_was_good_once_or_someth
 #[test]
 fn where_steps_that_differ_come_before_their_costs_are_made_good_nothing_is_had_again() {
     let options = Options { lost: 0, ..Options::default() };
-    for (taken, is_off) in [(200, [false, true]), (10, [false, false])] {
+    for (each, is_off) in [(200, [false, true]), (10, [false, false])] {
         let mut repeats = Repeats::new(&options);
         repeats.is_wanted = true;
         asks(&mut repeats, 1);
         repeats.before = std::mem::take(&mut repeats.now);
-        repeats.stage = Stage::On { before: 100, least: u64::MAX, in_vain: 0, unlike: 0 };
+        repeats.stage = Stage::On { before: taken(100), least: u64::MAX, in_vain: 0, unlike: 0 };
         let mut spent = 0;
-        let mut step = |mib, taken| {
+        let mut step = |mib, more| {
             asks(&mut repeats, mib);
-            spent += taken;
-            repeats.turn(&options, spent, 100, true);
+            spent += more;
+            repeats.turn(&options, taken(spent), 100, true);
             !repeats.is_watching()
         };
         // The one after one that differs is unlike it.
         let seen = [(); 2].map(|()| {
-            (0..3).for_each(|_| _ = step(1, taken));
+            (0..3).for_each(|_| _ = step(1, each));
             let is_off = step(2, 200);
-            step(1, taken);
+            step(1, each);
             is_off
         });
-        assert_eq!(seen, is_off, "{taken}");
+        assert_eq!(seen, is_off, "{each}");
     }
 }
 
 #[test]
 fn nothing_is_had_again_from_a_step_with_other_copies() {
     let options = Options { lost: 0, ..Options::default() };
-    let on = Stage::On { before: 100, least: u64::MAX, in_vain: 0, unlike: 0 };
+    let on = Stage::On { before: taken(100), least: u64::MAX, in_vain: 0, unlike: 0 };
     for (stage, is_other) in [(on, true), (on, false), (Stage::Watching(0), true)] {
         let mut repeats = Repeats::new(&options);
         // Two steps with one request, the same.
@@ -81,11 +87,11 @@ fn nothing_is_had_again_from_a_step_with_other_copies() {
         (repeats.stage, repeats.rest) = (stage, 64);
         repeats.expect(&options, Asked { is_trying: false, is_other });
         // Views took three quarters of what they did, so that it is not given up, and is no rest.
-        repeats.turn(&options, 75, 1, true);
+        repeats.turn(&options, taken(75), 1, true);
         assert_eq!(repeats.is_watching(), !is_other);
         assert_eq!(repeats.rest == options.rest, is_other, "what was in vain before is no measure");
         // The step after it is as any.
-        repeats.turn(&options, 150, 1, true);
+        repeats.turn(&options, taken(150), 1, true);
         assert!(repeats.is_watching(), "{:?}", repeats.stage);
     }
 }
