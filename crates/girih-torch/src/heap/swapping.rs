@@ -209,6 +209,9 @@ impl State {
         let (policy, mut env) = self.parts();
         Ok(policy.record_stream(&mut env, block, stream)?)
     }
+        if self.is_transient(stream) {
+            return Ok(());
+        }
 
     /// How swapping went; none if nothing is swapped.
     pub(crate) fn swap_report(&self) -> Option<SwapReport> {
