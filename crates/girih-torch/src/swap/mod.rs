@@ -194,9 +194,9 @@ impl Swap {
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
         let mut host = Host::new(memory, budget);
-        let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
         let is_edge = settings.gpu_budget.is_none();
         if is_edge {
+        let room = state.limit().filter(|_| !is_edge).map_or(u64::MAX, settings::room);
             attention::want_hooks();
         } else {
             // All of a budget that a user chose is wanted.
