@@ -30,9 +30,10 @@ pub(crate) mod edge;
 mod host;
 mod keys;
 mod links;
+mod machine;
 mod observed;
-mod pins;
 mod owners;
+mod pins;
 mod policy;
 mod ranges;
 mod report;
@@ -63,8 +64,8 @@ pub(crate) use self::carry::Fail;
 use self::clearing::Clearing;
 use self::host::{Host, Slot};
 use self::links::Measured;
-pub(crate) use self::pins::await_end;
 use self::owners::InHand;
+pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
 use self::states::States;
@@ -195,8 +196,8 @@ impl Swap {
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
         let mut host = Host::new(memory, budget);
         let is_edge = settings.gpu_budget.is_none();
-        if is_edge {
         let room = state.limit().filter(|_| !is_edge).map_or(u64::MAX, settings::room);
+        if is_edge {
             attention::want_hooks();
         } else {
             // All of a budget that a user chose is wanted.
