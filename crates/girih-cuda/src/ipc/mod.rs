@@ -11,8 +11,8 @@
 //! A block of mapped memory may lie in several handles, which is why the importer finds a list. The
 //! descriptors stay open until their handles are released, and are made once: to export a thing
 //! twice costs nothing. There is one for each page and one for each list, so the first export raises the
-//! limit of open descriptors as far as it goes, and an eighth of them is left to the program. The exporter keeps the memory until the importers are done with it; PyTorch
-//! counts its references.
+//! limit of open descriptors as far as it goes, and an eighth of them is left to the program. The exporter
+//! keeps the memory until the importers are done with it; PyTorch counts its references.
 //!
 //! Linux lets a process take over descriptors of another only if it may inspect it. Where Yama grants
 //! that to ancestors alone (`kernel.yama.ptrace_scope` is 1, as on most desktops), a process that exports
