@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 RECORDED_ALONE = "GIRIH_RECORDED_ALONE"
 """Set in a process whose world is faked."""
@@ -46,6 +48,20 @@ _LOCAL = (
     "MPI_LOCALRANKID",
     "SLURM_LOCALID",
 )
+
+# How many processes a machine has, by launcher; of SLURM the list of a step, then that of a job.
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)
+_SLURM_LOCAL_SIZES = (
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_NTASKS_PER_NODE",
+)
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +104,35 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def on_this_machine(environ: Mapping[str, str] = os.environ) -> int:
-    """The job's processes on this machine, as far as a launcher tells; else 1."""
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
-        text = environ.get(name, "")
-        if text.isdecimal() and int(text) > 0:
-            return int(text)
-    return 1
+def on_this_machine(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """The job's processes on this machine; 1 if nothing tells of others.
+
+    Where it is known that there are several and no launcher tells how many are here, there is one
+    for each GPU of the machine. What launches one for each of them often shows it that one alone,
+    so the devices of the system are counted: CUDA is not asked, which would begin it.
+    """
+    told = (_number(environ, name) for name in _LOCAL_SIZES)
+    here = next((number for number in told if number), None)
+    launched = rank(environ)
+    if here is not None or launched is None or launched.is_alone:
+        return here or 1
+    if _number(environ, "SLURM_PROCID") == launched.number:
+        counts = (_tasks_of_node(environ, name) for name in _SLURM_LOCAL_SIZES)
+        here = next((number for number in counts if number), None)
+    # A device is nvidia0, nvidia1 ...; others stand for the driver.
+    gpus = sum(device.name[6:].isdecimal() for device in devices.glob("nvidia*"))
+    world = launched.world or gpus
+    return here or max(min(world, gpus or world), 1)
+
+
+def _tasks_of_node(environ: Mapping[str, str], name: str) -> int | None:
+    """SLURM's processes of this machine, by a list of those of each ("8", "8(x2)", "4,2(x3)")."""
+    counts: list[int] = []
+    for part in environ.get(name, "").split(","):
+        found = _TASKS.fullmatch(part)
+        if found is None:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    node = _number(environ, "SLURM_NODEID")
+    # The most, where it is not told which machine this is.
+    return counts[node] if node is not None and node < len(counts) else max(counts)

@@ -216,9 +216,9 @@ fn described(py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(i32,
     let dimensions: u64 = tensor.call_method0(intern!(py, "dim"))?.extract()?;
     let element: u64 = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
     let kind = dimensions << 8 | element;
-    // What is no number, while something traces, is not shown.
-    let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract().unwrap_or_default();
-    let shape = Shape::of(&shape);
+    // What is no number, while something traces, is not shown; and a nested tensor has no shape at all.
+    let shape = tensor.getattr(intern!(py, "shape")).and_then(|shape| shape.extract::<Vec<u64>>());
+    let shape = Shape::of(&shape.unwrap_or_default());
     Ok(Some((device, Tensor { storage, address, size, kind, shape })))
 }
 

@@ -73,3 +73,40 @@ def test_every_rank_has_a_key_of_its_own_which_is_the_same_at_the_next_launch(en
     for name in told:
         assert key(environ | {name: "0"}) != key(environ), name
     assert (len(told) > 0) == bool(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "here"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, 4),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        (SLURM_SCRIPT | TORCHRUN | {"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, 8),
+        # SLURM tells it of every machine.
+        (SRUN | {"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "6(x2)", "SLURM_NTASKS_PER_NODE": "8"}, 6),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4,2(x3)", "SLURM_NODEID": "0"}, 4),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4,2(x3)", "SLURM_NODEID": "3"}, 2),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),4"}, 4),
+        (SRUN | {"RANK": "7", "WORLD_SIZE": "16", "SLURM_TASKS_PER_NODE": "5(x2)"}, 5),
+        # Nobody tells it: one for each of three GPUs, and no more than there are.
+        (SRUN, 3),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "many", "SLURM_NTASKS_PER_NODE": "0"}, 3),
+        (TORCHRUN, 3),
+        (OPEN_MPI, 3),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 2),
+        ({"PMIX_RANK": "1"}, 3),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "64", _ranks.RECORDED_ALONE: "1"}, 1),
+    ],
+)
+def test_as_many_processes_share_the_memory_of_a_machine_as_are_on_it(environ, here, tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert _ranks.on_this_machine(environ, tmp_path) == here
+
+
+def test_where_no_gpu_is_seen_all_processes_may_be_here(tmp_path):
+    assert _ranks.on_this_machine({"PMI_RANK": "1", "PMI_SIZE": "4"}, tmp_path) == 4
+    assert _ranks.on_this_machine({"PMIX_RANK": "1"}, tmp_path) == 1

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use girih_runtime::{Copies as _, Device as _, DeviceError, StreamEvent, TimeStamp};
 use girih_trace::StreamId;
 
-use crate::context::Scope;
 use crate::device::CudaDevice;
 
 /// Waits whose time is taken at once: the 70 of a step of FSDP2, and those of the next, by which the host may be ahead.
@@ -71,28 +70,16 @@ impl CudaDevice {
         }
         let mut over = Vec::new();
         while let Some(&(before, after)) = self.stalls.under_way.front() {
-            match self.time_apart(before, after) {
+            match self.time_between(before, after) {
                 Ok(None) => break,
-                Ok(Some(nanoseconds)) => over.push(nanoseconds),
+                // A cast keeps it in range, and makes nothing of what is less than nothing.
+                Ok(Some(microseconds)) => over.push((microseconds * 1e3) as u64),
                 Err(_) => self.stalls.unmeasured += 1,
             }
             self.stalls.under_way.pop_front();
             [before, after].into_iter().for_each(|time| self.forget_time(time));
         }
         self.stalls.tell(&over, most)
-    }
-
-    /// Nanoseconds between two times; none while the later one is not known. A graph that is captured meanwhile does
-    /// not see it.
-    fn time_apart(
-        &mut self,
-        before: TimeStamp,
-        after: TimeStamp,
-    ) -> Result<Option<u64>, DeviceError> {
-        let _scope = self.checked(Scope::relaxed(self.driver, self.context))?;
-        let microseconds = self.time_between(before, after)?;
-        // A cast keeps it in range, and makes nothing of what is less than nothing.
-        Ok(microseconds.map(|microseconds| (microseconds * 1e3) as u64))
     }
 }
 

@@ -269,12 +269,13 @@ girih_status girih_visit(int32_t device, girih_visitor visitor, void *user);
 /* ---- storages ---- */
 
 /* What swapping does with a storage, a c10::StorageImpl by its address, that saved tensors keep alive. None of them
- * calls this library, takes a lock, or needs Python. */
+ * calls this library, takes a lock, or needs Python; and none throws. */
 /* The storage of a tensor, a c10::TensorImpl by its address, with the bytes that it has. 0 if it has none. */
 typedef uint64_t (*girih_of_tensor)(uint64_t tensor, uint64_t *size);
 /* The tensors over it, and who else has it. */
 typedef uint64_t (*girih_owners)(uint64_t storage);
-/* Where its bytes are now; 0 if it has none. */
+/* Where its bytes are now; 0 if it has none, or if they are not as girih_alloc gave them: another process or another
+ * storage has them too. */
 typedef uint64_t (*girih_address)(uint64_t storage);
 /* Takes its bytes out, which the caller frees. Their address. */
 typedef uint64_t (*girih_take)(uint64_t storage);

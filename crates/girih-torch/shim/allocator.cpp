@@ -127,8 +127,15 @@ c10::DataPtr GirihAllocator::allocate(size_t size) {
     void* address = take_uncached(size);
     return {address, address, &release_uncached, where};
   }
-  void* address = take(device, size, current_stream(device));
-  return {address, address, &release, where};
+  return own(take(device, size, current_stream(device)), where);
+}
+
+c10::DataPtr GirihAllocator::own(void* address, c10::Device device) {
+  return {address, address, &release, device};
+}
+
+bool GirihAllocator::is_own(const c10::DataPtr& data) {
+  return data.get_deleter() == &release && data.get_context() == data.get();
 }
 
 void* GirihAllocator::raw_alloc(size_t size) {

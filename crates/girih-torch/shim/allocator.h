@@ -43,6 +43,15 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
   // The object of this process.
   static GirihAllocator& instance();
 
+  // A block of a heap as `allocate` gives it; and true if it still is one. PyTorch puts others in its place: over a
+  // block that another process has (CUDA IPC), or that several storages share (copy on write), which are told by their
+  // deleters.
+  static c10::DataPtr own(void* address, c10::Device device);
+  static bool is_own(const c10::DataPtr& data);
+
+  // The stream of the calling thread. The heap is told of one that the program may destroy.
+  static cudaStream_t current_stream(c10::DeviceIndex device);
+
   // ---- blocks: c10::Allocator and CUDAAllocator ----
   c10::DataPtr allocate(size_t size) override;
   c10::DeleterFnPtr raw_deleter() const override;
@@ -247,7 +256,6 @@ class GirihAllocator final : public torch_cuda::CUDAAllocator {
   static void release(void* address);
   static void release_uncached(void* address);
   static c10::DeviceIndex current_device();
-  static cudaStream_t current_stream(c10::DeviceIndex device);
   static void see(const c10::cuda::CUDAStream& stream);
   void* take(c10::DeviceIndex device, size_t size, cudaStream_t stream);
   void* take_watched(Request request, uint32_t flags);

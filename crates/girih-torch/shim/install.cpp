@@ -46,9 +46,15 @@ std::string objection() {
   return "";
 }
 
-uint64_t current_stream(int32_t device) {
+// Rust calls it, through which no exception may go.
+uint64_t current_stream(int32_t device) noexcept {
   const auto index = static_cast<c10::DeviceIndex>(device);
-  return reinterpret_cast<uintptr_t>(c10::cuda::getCurrentCUDAStream(index).stream());
+  try {
+    return to_girih(GirihAllocator::current_stream(index));
+  } catch (...) {
+    // A stream that the heap could not look at. What is done on it says so itself.
+    return to_girih(c10::cuda::getCurrentCUDAStream(index).stream());
+  }
 }
 
 void note_exit() {

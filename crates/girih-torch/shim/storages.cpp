@@ -2,7 +2,8 @@
 //
 // A saved tensor's bytes go to the host while its storage stays: a c10::StorageImpl without data, to which all views of
 // it still lead. Girih calls these functions for storages alone that nobody has but tensors that autograd keeps. They
-// touch neither Python nor reference counts: raw pointers to objects that somebody keeps alive.
+// touch neither Python nor reference counts: raw pointers to objects that somebody keeps alive. Rust calls them, through
+// which no exception may go.
 #include "storages.h"
 
 #include "allocator.h"
@@ -19,7 +20,7 @@ c10::StorageImpl* storage_at(uint64_t storage) {
   return reinterpret_cast<c10::StorageImpl*>(static_cast<uintptr_t>(storage));
 }
 
-uint64_t of_tensor(uint64_t tensor, uint64_t* size) {
+uint64_t of_tensor(uint64_t tensor, uint64_t* size) noexcept {
   const auto* found = reinterpret_cast<const c10::TensorImpl*>(static_cast<uintptr_t>(tensor));
   try {
     if (!found->has_storage() || !found->unsafe_storage()) {
@@ -45,7 +46,7 @@ bool has_idle_object(c10::StorageImpl* storage) {
 }
 #endif
 
-uint64_t owners(uint64_t storage) {
+uint64_t owners(uint64_t storage) noexcept {
   c10::StorageImpl* found = storage_at(storage);
   const uint64_t all = c10::raw::intrusive_ptr::use_count(found);
 #if GIRIH_TORCH_FROM(2, 10)
@@ -56,11 +57,17 @@ uint64_t owners(uint64_t storage) {
   return all;
 }
 
-uint64_t address(uint64_t storage) {
-  return reinterpret_cast<uintptr_t>(storage_at(storage)->data());
+uint64_t address(uint64_t storage) noexcept {
+  try {
+    const c10::DataPtr& bytes = storage_at(storage)->data_ptr();
+    return GirihAllocator::is_own(bytes) ? reinterpret_cast<uintptr_t>(bytes.get()) : 0;
+  } catch (...) {
+    // A storage that was forbidden to tell, as those of CUDA graph trees are between runs.
+    return 0;
+  }
 }
 
-uint64_t take(uint64_t storage) {
+uint64_t take(uint64_t storage) noexcept {
   c10::StorageImpl* found = storage_at(storage);
   // The device stays: a storage without bytes is still one of the GPU.
   c10::DataPtr bytes = found->set_data_ptr(c10::DataPtr(nullptr, found->device()));
@@ -70,11 +77,10 @@ uint64_t take(uint64_t storage) {
   return reinterpret_cast<uintptr_t>(address);
 }
 
-void give(uint64_t storage, uint64_t address) {
+void give(uint64_t storage, uint64_t address) noexcept {
   c10::StorageImpl* found = storage_at(storage);
   void* bytes = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
-  found->set_data_ptr_noswap(c10::DataPtr(
-      bytes, bytes, GirihAllocator::instance().raw_deleter(), found->device()));
+  found->set_data_ptr_noswap(GirihAllocator::own(bytes, found->device()));
 }
 
 } // namespace

@@ -9,7 +9,7 @@
 //! An id is given for good: handles come back, and there are never more of them than streams were there at
 //! one time.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::{Outcome, unsupported};
 
@@ -29,7 +29,8 @@ pub(crate) struct Streams {
     ids: FxHashMap<StreamKey, u16>,
     /// The handles by id.
     handles: Vec<u64>,
-    /// The number that the driver gave each stream that may be destroyed.
+    /// Those that may be destroyed, and the number that the driver gave each of them.
+    transient: FxHashSet<u16>,
     identities: FxHashMap<u16, u64>,
     /// The stream of the heap's device that was asked for last, and its id.
     recent: (u64, u16),
@@ -41,8 +42,14 @@ const NONE: u16 = u16::MAX;
 impl Streams {
     /// No streams yet, of the heap of a device.
     pub(crate) fn new(device: u32) -> Streams {
-        let (ids, identities) = (FxHashMap::default(), FxHashMap::default());
-        Streams { device, ids, handles: Vec::new(), identities, recent: (0, NONE) }
+        Streams {
+            device,
+            ids: FxHashMap::default(),
+            handles: Vec::new(),
+            transient: FxHashSet::default(),
+            identities: FxHashMap::default(),
+            recent: (0, NONE),
+        }
     }
 
     /// The id of a stream of the heap's device, if it is the one that was asked for last.
@@ -80,6 +87,16 @@ impl Streams {
             self.recent = (stream.handle, id);
         }
         Ok((id, id == next && usize::from(id) + 1 == self.handles.len()))
+    }
+
+    /// Notes that the program may destroy a stream. False if that is known.
+    pub(crate) fn note_transient(&mut self, id: u16) -> bool {
+        self.transient.insert(id)
+    }
+
+    /// True if the program may destroy a stream.
+    pub(crate) fn is_transient(&self, id: u16) -> bool {
+        self.transient.contains(&id)
     }
 
     /// Notes the driver's number of a stream that may be destroyed. True if it is another than before: the

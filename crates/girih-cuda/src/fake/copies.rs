@@ -118,6 +118,7 @@ pub(super) extern "C" fn stream_create(out: *mut CuStream, _flags: c_uint) -> Cu
 
 pub(super) extern "C" fn event_elapsed(out: *mut f32, from: CuEvent, to: CuEvent) -> CuResult {
     call("cuEventElapsedTime", |state| {
+        state.forbidden_in_capture()?;
         let of = |event: CuEvent| state.events.get(&event.0).ok_or(INVALID_HANDLE);
         check(of(from)?.is_empty() && of(to)?.is_empty(), CuResult::NOT_READY)?;
         put(out, 0.5);

@@ -13,7 +13,10 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, getrlimit, pidfd_getfd, pidfd_open,
+    setrlimit,
+};
 
 use super::IpcError;
 
@@ -40,6 +43,18 @@ pub(super) fn write_list(entries: &[Entry]) -> io::Result<File> {
     }
     file.write_all_at(&bytes, 0)?;
     Ok(file)
+}
+
+/// Lets this process open as many descriptors as the system allows it, where it has a lower limit of its own so far.
+/// How many those are.
+pub(super) fn open_most() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return limit.current.unwrap_or(u64::MAX);
+    }
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok();
+    let allowed = if raised { limit.maximum } else { limit.current };
+    allowed.unwrap_or(u64::MAX)
 }
 
 /// Keeps a descriptor from programs that this process starts: they would hold the memory. What can
@@ -149,6 +164,19 @@ mod tests {
     use super::*;
 
     const UNIT: u64 = 2 << 20;
+
+    #[test]
+    fn as_many_descriptors_may_be_opened_as_the_system_allows() {
+        let limit = getrlimit(Resource::Nofile);
+        let low = Rlimit {
+            current: limit.maximum.map_or(Some(1024), |most| Some(most.min(1024))),
+            ..limit
+        };
+        setrlimit(Resource::Nofile, low).expect("it may be lowered");
+        assert_eq!(open_most(), limit.maximum.unwrap_or(u64::MAX));
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+        assert_eq!(open_most(), limit.maximum.unwrap_or(u64::MAX));
+    }
 
     #[test]
     fn a_process_that_ended_is_an_error_that_says_so() {

@@ -10,8 +10,9 @@
 //!
 //! A block of mapped memory may lie in several handles, which is why the importer finds a list. The
 //! descriptors stay open until their handles are released, and are made once: to export a thing
-//! twice costs nothing. The exporter keeps the memory until the importers are done with it; PyTorch
-//! counts its references.
+//! twice costs nothing. There is one for each page and one for each list, so the first export raises the
+//! limit of open descriptors as far as it goes, and an eighth of them is left to the program. The exporter
+//! keeps the memory until the importers are done with it; PyTorch counts its references.
 //!
 //! Linux lets a process take over descriptors of another only if it may inspect it. Where Yama grants
 //! that to ancestors alone (`kernel.yama.ptrace_scope` is 1, as on most desktops), a process that exports
@@ -23,7 +24,7 @@ mod descriptor;
 mod message;
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::process;
 
 use girih_runtime::{Address, Device, DeviceError, Handle};
@@ -38,6 +39,9 @@ use crate::driver::types::{CuAccess, CuMemory};
 
 /// The most bytes that [`CudaDevice::export`] gives.
 pub const MESSAGE_BYTES_MAX: usize = message::BYTES_MAX;
+
+/// Of the descriptors that a process may have open, the part that is not taken for memory is one in so many.
+const LEFT: u64 = 8;
 
 /// Memory, described for another process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,6 +99,8 @@ pub(crate) struct Sharing {
     /// A descriptor for each handle that was exported.
     descriptors: FxHashMap<Handle, OwnedFd>,
     lists: Vec<List>,
+    /// How many descriptors the process may have open. None before the first export.
+    pub(crate) allowed: Option<u64>,
     /// Lists ever made.
     serial: u64,
     imports: Vec<Import>,
@@ -134,6 +140,21 @@ impl Sharing {
         if self.descriptors.remove(&handle).is_some() {
             self.lists.retain(|list| !list.handles.contains(&handle));
         }
+    }
+
+    /// Refuses a descriptor that was opened just now if it is one of those that are left to the program. The system
+    /// gives the lowest number that is free: so many are open.
+    fn admit(&mut self, number: RawFd) -> Result<(), IpcError> {
+        let allowed = *self.allowed.get_or_insert_with(descriptor::open_most);
+        if u64::from(number.unsigned_abs()) < allowed - allowed / LEFT {
+            return Ok(());
+        }
+        Err(IpcError::Unsupported(format!(
+            "each of its pages needs an open descriptor of its own, {} are shared already, and this process may have \
+             {allowed} open, of which an eighth is left to the program; raise the limit (`ulimit -Hn`), or use a mode \
+             without virtual memory (`native`)",
+            self.descriptors.len()
+        )))
     }
 
     /// Descriptors that are open: of handles, and of lists.
@@ -182,6 +203,21 @@ impl CudaDevice {
         if let Some(list) = self.sharing.lists.iter().find(|list| list.handles == handles) {
             return Ok((list.file.as_raw_fd(), list.serial));
         }
+        let is_new = |handle: &Handle| !self.sharing.descriptors.contains_key(handle);
+        let new: Vec<Handle> = handles.iter().copied().filter(is_new).collect();
+        let file = self.write_list(mappings).inspect_err(|_| {
+            // Nobody has been told of them, and the program may need as many.
+            new.iter().for_each(|handle| _ = self.sharing.descriptors.remove(handle));
+        })?;
+        descriptor::let_others_take();
+        self.sharing.serial += 1;
+        let (number, serial) = (file.as_raw_fd(), self.sharing.serial);
+        self.sharing.lists.push(List { handles, file, serial });
+        Ok((number, serial))
+    }
+
+    /// Writes a list of the handles of `mappings`.
+    fn write_list(&mut self, mappings: &[Mapping]) -> Result<File, IpcError> {
         let mut entries = Vec::with_capacity(mappings.len());
         for mapping in mappings {
             let number = self.descriptor_of(mapping.handle)?;
@@ -190,11 +226,8 @@ impl CudaDevice {
         let file = descriptor::write_list(&entries).map_err(|error| {
             IpcError::Unsupported(format!("a list of descriptors cannot be written: {error}"))
         })?;
-        descriptor::let_others_take();
-        self.sharing.serial += 1;
-        let (number, serial) = (file.as_raw_fd(), self.sharing.serial);
-        self.sharing.lists.push(List { handles, file, serial });
-        Ok((number, serial))
+        self.sharing.admit(file.as_raw_fd())?;
+        Ok(file)
     }
 
     /// The number of the descriptor that stands for a handle.
@@ -211,6 +244,7 @@ impl CudaDevice {
         let descriptor = self.checked(self.driver.export(CuMemory(handle.0)))?;
         descriptor::close_in_programs(&descriptor);
         let number = descriptor.as_raw_fd();
+        self.sharing.admit(number)?;
         self.sharing.descriptors.insert(handle, descriptor);
         Ok(number)
     }

@@ -62,6 +62,16 @@ fn a_copy_outside_of_pinned_memory_is_refused_before_the_driver_is_asked() {
 }
 
 #[test]
+fn times_are_read_while_a_graph_is_captured() {
+    let mut device = device_of(64 * MIB);
+    let stream = device.add_stream(0x7f00);
+    let [first, second] = [(); 2].map(|()| device.take_time(stream).unwrap());
+    fake::capture(true);
+    assert_eq!(device.time_between(first, second).unwrap(), Some(500.0));
+    assert!(fake::capture(false), "the capture was spoiled");
+}
+
+#[test]
 fn the_time_between_two_points_is_known_once_both_are_done() {
     let mut device = device_of(64 * MIB);
     let stream = device.add_stream(7);

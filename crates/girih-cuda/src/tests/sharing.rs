@@ -146,6 +146,20 @@ fn exporting_twice_opens_no_second_descriptor() {
 }
 
 #[test]
+fn descriptors_are_left_to_the_program_and_a_refusal_keeps_none() {
+    let mut device = device_of(1 << 30);
+    let (base, _) = mapped(&mut device, 100, 1);
+    device.export(base, UNIT).expect("the limit is far away");
+    device.sharing.allowed = Some(64);
+    let error = device.export(base, 100 * UNIT).expect_err("100 are too many").to_string();
+    assert!(error.contains("64 open") && error.contains("ulimit -Hn"), "{error}");
+    assert_eq!(device.sharing.open(), [1, 1], "those that were opened for it are closed");
+    device.sharing.allowed = Some(1 << 20);
+    device.export(base, 100 * UNIT).expect("there is room again");
+    assert_eq!(device.sharing.open(), [100, 2]);
+}
+
+#[test]
 fn what_is_not_memory_of_the_device_is_not_shared() {
     let mut device = device_of(64 * MIB);
     let allocation = device.alloc(MIB).expect("there is room");

@@ -96,3 +96,51 @@ TEST("a storage that ends without its bytes frees nothing") {
   EXPECT_EQ(fake::heap().frees, frees);
   girih_free(bytes);
 }
+
+TEST("bytes that another process has are not a storage's alone") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  const size_t before = fake::live_blocks();
+  {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+    const auto& heap = fake::heap();
+    void* bytes = storage.mutable_data();
+    EXPECT_EQ(heap.address(name_of(storage)), reinterpret_cast<uint64_t>(bytes));
+    // What PyTorch does when a tensor is put into a queue (CudaIPCSentData): the same bytes, in the hands of what counts
+    // who has them.
+    struct Sent {
+      c10::DataPtr original;
+    };
+    auto* sent = new Sent;
+    c10::DataPtr counted(
+        bytes, sent, [](void* context) { delete static_cast<Sent*>(context); }, storage.device());
+    sent->original = storage.set_data_ptr(std::move(counted));
+    EXPECT(storage.data() == bytes);
+    EXPECT_EQ(heap.owners(name_of(storage)), 1U);
+    EXPECT_EQ(heap.address(name_of(storage)), 0U);
+  }
+  EXPECT_EQ(fake::live_blocks(), before);
+}
+
+TEST("bytes that come back are the storage's own while the cache is off") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  const size_t before = fake::live_blocks();
+  {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+    const auto& heap = fake::heap();
+    const uint64_t bytes = heap.take(name_of(storage));
+    c10::cuda::CUDACachingAllocator::get()->enable(false);
+    heap.give(name_of(storage), bytes);
+    EXPECT_EQ(heap.address(name_of(storage)), bytes);
+    c10::cuda::CUDACachingAllocator::get()->enable(true);
+  }
+  // The heap's block was given back to the heap.
+  EXPECT_EQ(fake::live_blocks(), before);
+}
+
+TEST("a storage that may not tell where its bytes are has none to Girih") {
+  c10::Allocator* allocator = c10::cuda::CUDACachingAllocator::get();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 4096, allocator->allocate(4096), allocator, true);
+  EXPECT(fake::heap().address(name_of(storage)) != 0);
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_("gone");
+  EXPECT_EQ(fake::heap().address(name_of(storage)), 0U);
+}

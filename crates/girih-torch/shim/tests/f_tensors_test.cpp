@@ -88,3 +88,14 @@ TEST("the stream is the calling thread's") {
   const auto stream = c10::cuda::getCurrentCUDAStream(0).stream();
   EXPECT_EQ(fake::heap().current_stream(0), reinterpret_cast<uint64_t>(stream));
 }
+
+TEST("a stream from outside is seen before it is named") {
+  const auto before = c10::cuda::getCurrentCUDAStream(0);
+  const size_t seen = fake::heap().seen_streams.size();
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(
+      reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(0x90)), 0));
+  EXPECT_EQ(fake::heap().current_stream(0), 0x90U);
+  EXPECT_EQ(fake::heap().seen_streams.size(), seen + 1);
+  EXPECT_EQ(fake::heap().seen_streams.back(), uint64_t{0x90});
+  c10::cuda::setCurrentCUDAStream(before);
+}

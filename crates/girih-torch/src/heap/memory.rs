@@ -3,7 +3,7 @@
 use girih_runtime::caching::Config;
 use girih_runtime::{Address, BlockView, SegmentView};
 
-use super::Heap;
+use super::{Heap, State};
 use crate::device::{Closing, Exported};
 use crate::error::{Outcome, unknown, unsupported};
 use crate::oom;
@@ -25,17 +25,15 @@ impl Heap {
     }
 
     /// Limits what the heap may hold to a share of the device (`setMemoryFraction`), which is made bytes here
-    /// as the release makes it.
+    /// as the release makes it. A budget of swapping is a limit besides, whatever the share.
     ///
     /// # Errors
     /// If the share is not from 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64) -> Outcome<()> {
         check_fraction(fraction)?;
         self.with(|state| {
-            let total = state.device.memory_info().total;
-            let limit = state.config.tie_order.limit_of(fraction, total);
-            state.engine.policy_mut().set_limit(limit);
             state.fraction = fraction;
+            state.set_limit();
             state.look_at_edge_again();
             Ok(())
         })
@@ -153,6 +151,22 @@ impl Heap {
             }
         }
         Ok(true)
+    }
+}
+
+impl State {
+    /// Has the policy hold no more than the share of the device, and no more than the budget of swapping.
+    pub(super) fn set_limit(&mut self) {
+        let total = self.device.memory_info().total;
+        let share = self.config.tie_order.limit_of(self.fraction, total);
+        let budget = self.edge.settings().gpu_budget;
+        self.engine.policy_mut().set_limit(share.into_iter().chain(budget).min());
+    }
+
+    /// What it may hold, as was set. None if it is not limited.
+    pub(crate) fn limit(&mut self) -> Option<u64> {
+        let total = self.device.memory_info().total;
+        self.engine.policy().limit(total)
     }
 }
 

@@ -148,11 +148,11 @@ impl State {
         }
     }
 
-    /// The id of a stream. If it is new, `is_transient` says whether the program may destroy it.
+    /// The id of a stream. `is_transient` says that the program may destroy it, as far as is known now.
     #[cold]
     fn find_stream(&mut self, stream: StreamKey, is_transient: bool) -> Outcome<StreamId> {
         let (id, is_new) = self.journal.streams.id(stream)?;
-        if is_new {
+        if is_transient && self.journal.streams.note_transient(id) || is_new {
             let StreamKey { device, handle } = stream;
             self.device.set_stream(StreamId(id), StreamHandle { device, handle, is_transient });
             self.engine.set_stream_handles(self.journal.streams.handles());
@@ -172,6 +172,11 @@ impl State {
             waited?;
         }
         Ok(())
+    }
+
+    /// True if the program may destroy a stream, or has: it is named in calls that are about it, and in no others.
+    pub(crate) fn is_transient(&self, stream: StreamId) -> bool {
+        self.journal.streams.is_transient(stream.0)
     }
 
     /// The id of a pool, which gets one if it has none.

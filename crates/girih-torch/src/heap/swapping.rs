@@ -99,8 +99,10 @@ impl Heap {
 impl State {
     /// Begins to swap within a budget, if the settings have one; says why not, if it cannot be.
     pub(super) fn open_swap(&mut self, settings: &Settings) {
-        let Some(budget) = settings.swap.gpu_budget else { return };
-        self.engine.policy_mut().set_limit(Some(budget));
+        if settings.swap.gpu_budget.is_none() {
+            return;
+        }
+        self.set_limit();
         let opened = Swap::open(settings.swap, storages::of_the_process(), self);
         match opened {
             Ok(swap) => self.swap = Some(swap),
@@ -141,8 +143,9 @@ impl State {
     /// What can be had was changed by the program.
     pub(super) fn look_at_edge_again(&mut self) {
         self.edge.look_again();
+        let limit = self.limit();
         if let Some(swap) = &mut self.swap {
-            swap.look_again();
+            swap.look_again(limit);
         }
     }
 
@@ -203,8 +206,12 @@ impl State {
         }
     }
 
-    /// A stream of this device uses a block too.
+    /// A stream of this device uses a block too, and whoever frees it waits for the stream; but not for one that may be
+    /// gone by then, which the program has to wait for.
     pub(crate) fn add_use(&mut self, address: Address, stream: StreamId) -> Outcome<()> {
+        if self.is_transient(stream) {
+            return Ok(());
+        }
         let Some((_, block)) = self.blocks.find(address) else { return Ok(()) };
         let (policy, mut env) = self.parts();
         Ok(policy.record_stream(&mut env, block, stream)?)

@@ -3,8 +3,8 @@
 //! What must come before what, as events:
 //!
 //! ```text
-//!  copy out    after what was done when nobody but autograd had the tensor any more; after the copies in from its
-//!              place on the host
+//!  copy out    after what was done when nobody but autograd had the tensor any more, on all streams that had it; after
+//!              the copies in from its place on the host
 //!  free        the bytes' stream waits for the end of the copy out
 //!  copy in     after what the bytes' stream has done by now, which is after its own copy out
 //!  use         the user's stream, and the bytes' own, wait for the end of the copy in
@@ -73,6 +73,27 @@ fn replace(
         Some(old) => device.destroy_event(old),
         None => Ok(()),
     }
+}
+
+/// Notes when those who have had a record's tensor are done with its bytes: once their streams have done what they are
+/// given by now. So its own stream, which waits for the copy out before it has the bytes, waits for all of them.
+pub(super) fn mark_ready(
+    device: &mut dyn HeapDevice,
+    entry: &mut Entry,
+) -> Result<(), DeviceError> {
+    for &stream in entry.earlier.iter().chain([&entry.last_on]) {
+        match device.record_event(stream) {
+            Ok(event) => entry.ready.push(event),
+            Err(error) => {
+                for event in entry.ready.drain(..) {
+                    // A refusal costs an event.
+                    let _ = device.destroy_event(event);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Queues the copies of a record, one for each part of its place on the host. If one is refused, those before are
@@ -179,11 +200,12 @@ impl Swap {
                 self.tell_refusal(state);
             }
             Call::CopyOut => {
-                let ready = match entry.ready {
-                    Some(ready) => ready,
-                    None => *entry.ready.insert(device.record_event(entry.last_on)?),
-                };
-                device.wait_event(out, ready)?;
+                if entry.ready.is_empty() {
+                    mark_ready(device, entry)?;
+                }
+                for &ready in &entry.ready {
+                    device.wait_event(out, ready)?;
+                }
                 let begun = self.links.begin(device, out);
                 let queued = copy_parts(device, out, entry, |copies, at, host, bytes| {
                     copies.copy_out(out, at, host, bytes)
@@ -213,6 +235,7 @@ impl Swap {
                 debug_assert_eq!(taken, address, "the storage had other bytes");
                 if let Some(entry) = self.table.get_mut(id) {
                     entry.address = 0;
+                    entry.forget_streams();
                 }
             }
             Call::TakeGpu => {

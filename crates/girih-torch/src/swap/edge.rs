@@ -114,11 +114,12 @@ impl Swap {
         }
     }
 
-    /// The program has said that more or less may be held.
-    pub(crate) fn look_again(&mut self) {
-        if self.is_edge {
-            self.room = u64::MAX;
-            self.steps.set_room(self.room);
+    /// The program has said that more or less may be held: so much, with a budget.
+    pub(crate) fn look_again(&mut self, limit: Option<u64>) {
+        let room = limit.filter(|_| !self.is_edge).map_or(u64::MAX, settings::room);
+        if room != self.room {
+            self.room = room;
+            self.steps.set_room(room);
         }
     }
 

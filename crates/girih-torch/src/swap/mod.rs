@@ -30,7 +30,9 @@ pub(crate) mod edge;
 mod host;
 mod keys;
 mod links;
+mod machine;
 mod observed;
+mod owners;
 mod pins;
 mod policy;
 mod ranges;
@@ -50,8 +52,6 @@ mod tried;
 mod tuning;
 mod waits;
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use girih_runtime::{Address, AllocError, Request};
@@ -64,6 +64,7 @@ pub(crate) use self::carry::Fail;
 use self::clearing::Clearing;
 use self::host::{Host, Slot};
 use self::links::Measured;
+use self::owners::InHand;
 pub(crate) use self::pins::await_end;
 pub(crate) use self::report::SwapReport;
 pub use self::settings::SwapSettings;
@@ -83,8 +84,6 @@ use crate::units::short;
 pub const LEAST: u64 = 1 << 20;
 /// Records of a heap at most. Saved tensors beyond them stay on the GPU.
 const RECORDS_MAX: usize = 1 << 16;
-/// Threads whose last tensor is remembered, each for its own.
-const THREADS: usize = 64;
 
 /// What swapping did so far. Bytes and counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -146,9 +145,7 @@ pub(crate) struct Swap {
     inward: StreamId,
     /// The streams of blocks that are large enough to be saved ones.
     streams: FxHashMap<Address, StreamId>,
-    /// For each thread that runs a backward pass, the record that it was given last: its tensor may not have an owner
-    /// yet.
-    in_hand: [Option<RecordId>; THREADS],
+    in_hand: InHand,
     /// The last that happened was a use: a backward pass is under way.
     is_backward: bool,
     /// Nothing more can go for the request that is served now, or `clearing` is due: the host may wait for the device
@@ -171,21 +168,6 @@ pub(crate) struct Swap {
 fn can_be_averted(state: &mut State, request: Request, error: &AllocError) -> bool {
     matches!(error, AllocError::OutOfMemory { is_rejection: false, .. })
         && request.size <= state.obtainable()
-}
-
-/// A small number for each thread.
-fn thread_number() -> usize {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local! {
-        static OWN: Cell<u64> = const { Cell::new(u64::MAX) };
-    }
-    let own = OWN.get();
-    if own != u64::MAX {
-        return own as usize;
-    }
-    let own = NEXT.fetch_add(1, Ordering::Relaxed);
-    OWN.set(own);
-    own as usize
 }
 
 impl Swap {
@@ -213,8 +195,8 @@ impl Swap {
             .host_budget
             .unwrap_or_else(|| settings::host_of_the_machine(settings.local_ranks));
         let mut host = Host::new(memory, budget);
-        let room = settings.gpu_budget.map_or(u64::MAX, settings::room);
         let is_edge = settings.gpu_budget.is_none();
+        let room = state.limit().filter(|_| !is_edge).map_or(u64::MAX, settings::room);
         if is_edge {
             attention::want_hooks();
         } else {
@@ -234,7 +216,7 @@ impl Swap {
             out: out.map_err(said)?,
             inward: inward.map_err(said)?,
             streams: FxHashMap::default(),
-            in_hand: [None; THREADS],
+            in_hand: InHand::default(),
             is_backward: false,
             is_last_try: false,
             clearing: Clearing::default(),
@@ -401,7 +383,7 @@ impl Swap {
         stream: StreamId,
     ) -> Outcome<Option<RecordId>> {
         let Saved { storage, address, size, kind, .. } = saved;
-        self.let_go_of_hand();
+        self.in_hand.let_go();
         self.is_backward = false;
         let known = self.table.find(storage);
         // Whoever saves a tensor has it; so its bytes are there, whatever became of an earlier save.
@@ -420,7 +402,9 @@ impl Swap {
             }
             return Ok(None);
         };
-        if known.is_none() && self.table.len() >= RECORDS_MAX
+        let is_named = !state.is_transient(home) && self.can_be_named(state, known, stream);
+        if !is_named
+            || known.is_none() && self.table.len() >= RECORDS_MAX
             || state.device.is_capturing(stream)?
         {
             self.note_unseen(size);
@@ -463,19 +447,16 @@ impl Swap {
         id: RecordId,
         stream: StreamId,
     ) -> Outcome<()> {
-        self.let_go_of_hand();
+        self.in_hand.let_go();
         self.is_backward = true;
         let Some(entry) = self.table.get(id) else {
             return Err(unknown("a saved tensor has no record any more: it was freed already"));
         };
-        let (kind, number, home) = (entry.kind, entry.number, entry.stream);
+        let (kind, number) = (entry.kind, entry.number);
         self.note_in_hand(id);
         self.bring(state, id, stream)?;
-        self.note_owner(state, id, stream)?;
-        if stream != home
-            && let Some(address) = self.table.get(id).map(|entry| entry.address)
-        {
-            state.add_use(address, stream)?;
+        if self.can_be_named(state, Some(id), stream) {
+            self.note_owner(state, id, stream)?;
         }
         self.begin_operator(state, keys::of_use(kind), stream)?;
         self.steps.uses(id);
@@ -516,17 +497,6 @@ impl Swap {
         }
     }
 
-    /// Somebody has a record's tensor from now on, in the work of this stream, and may write into it: what was known
-    /// of its contents is not known any more.
-    fn note_owner(&mut self, state: &mut State, id: RecordId, stream: StreamId) -> Outcome<()> {
-        let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
-        entry.last_on = stream;
-        match entry.ready.take() {
-            Some(event) => Ok(state.device.destroy_event(event)?),
-            None => Ok(()),
-        }
-    }
-
     /// A saved tensor over a storage is gone; with the last of them the record is.
     pub(crate) fn drop_saved(&mut self, state: &mut State, id: RecordId) -> Outcome<()> {
         let Some(entry) = self.table.get_mut(id) else { return Ok(()) };
@@ -542,31 +512,16 @@ impl Swap {
     }
 
     fn forget(&mut self, state: &mut State, id: RecordId) {
-        self.in_hand.iter_mut().filter(|held| **held == Some(id)).for_each(|held| *held = None);
+        self.in_hand.forget(id);
         self.steps.dropped(id);
         if let Some(entry) = self.table.remove(id) {
-            for event in [entry.ready, entry.out, entry.back].into_iter().flatten() {
+            for event in entry.ready.into_iter().chain(entry.out).chain(entry.back) {
                 // A refusal costs an event.
                 let _ = state.device.destroy_event(event);
             }
             if let Some(slot) = entry.slot {
                 self.host.give_back(&slot);
             }
-        }
-    }
-
-    /// This thread has what it was given last in the hands of autograd by now.
-    fn let_go_of_hand(&mut self) {
-        if let Some(held) = self.in_hand.get_mut(thread_number()) {
-            *held = None;
-        }
-    }
-
-    fn note_in_hand(&mut self, id: RecordId) {
-        match self.in_hand.get_mut(thread_number()) {
-            Some(held) => *held = Some(id),
-            // More threads than are told apart: what they hold never goes again.
-            None => self.steps.pin(id),
         }
     }
 

@@ -113,7 +113,7 @@ impl Swap {
     /// reach, and no thread was given it just now.
     pub(super) fn is_idle(&self, id: RecordId) -> bool {
         let Some(entry) = self.table.get(id) else { return false };
-        let is_held = entry.is_held || self.in_hand.contains(&Some(id)) || self.steps.is_pinned(id);
+        let is_held = entry.is_held || self.in_hand.has(id) || self.steps.is_pinned(id);
         let may_go = !entry.is_state() || self.states.may_go();
         !is_held && may_go && self.is_sole(entry)
     }

@@ -4,6 +4,7 @@ use girih_runtime::lake::Asked;
 use girih_swap::record::{State as Place, Wish};
 use girih_trace::StreamId;
 
+use super::carry::mark_ready;
 use super::table::RecordId;
 use super::{Fail, Swap};
 use crate::error::Outcome;
@@ -49,10 +50,10 @@ impl Swap {
         for id in idle {
             self.steps.is_idle_now(id);
             if let Some(entry) = self.table.get_mut(id)
-                && entry.ready.is_none()
+                && entry.ready.is_empty()
             {
                 // If the device refuses, the copy out asks again.
-                entry.ready = state.device.record_event(entry.last_on).ok();
+                let _ = mark_ready(&mut *state.device, entry);
             }
         }
     }

@@ -178,7 +178,7 @@ impl Swap {
         self.counts.states_unseen += others.unseen;
         let is_capturing = state.device.is_capturing(stream)?;
         self.states.is_off |= is_capturing;
-        if self.states.is_off {
+        if self.states.is_off || state.is_transient(stream) {
             self.counts.states_unseen += offered.len() as u64;
             return Ok(vec![0; offered.len()]);
         }
@@ -191,13 +191,14 @@ impl Swap {
             offered.iter().filter_map(|saved| self.streams.get(&saved.address).copied()).collect();
         homes.sort_unstable();
         homes.dedup();
-        for home in homes.into_iter().filter(|home| *home != stream) {
+        homes.retain(|home| *home != stream && !state.is_transient(*home));
+        for home in homes {
             let now = state.device.record_event(home)?;
             let waited = state.device.wait_event(self.out, now);
             state.device.destroy_event(now)?;
             waited?;
         }
-        let ids = offered.iter().map(|saved| self.offer(*saved, stream)).collect();
+        let ids = offered.iter().map(|saved| self.offer(state, *saved, stream)).collect();
         // What is planned comes with the first operator.
         if !self.steps.has_policy() {
             self.send_states(state);
@@ -212,9 +213,9 @@ impl Swap {
         !self.is_edge || self.room != u64::MAX || is_near
     }
 
-    fn offer(&mut self, saved: Saved, stream: StreamId) -> u64 {
+    fn offer(&mut self, state: &State, saved: Saved, stream: StreamId) -> u64 {
         let Saved { storage, address, size, .. } = saved;
-        let home = self.streams.get(&address).copied();
+        let home = self.streams.get(&address).copied().filter(|home| !state.is_transient(*home));
         let is_known = self.table.find(storage).is_some() || self.table.len() >= RECORDS_MAX;
         let (Some(home), false, true) = (home, is_known, size >= LEAST) else {
             self.counts.states_unseen += 1;

@@ -24,7 +24,8 @@ pub trait Storages: Send + Sync {
     /// it is asked for there (`untyped_storage`) is none as long as nobody has that.
     fn owners(&self, storage: StorageId) -> u64;
 
-    /// Where the bytes of a storage are now; 0 if it has none.
+    /// Where the bytes of a storage are now; 0 if it has none, or if others have these too: another process that they
+    /// were sent to, or a copy that is made once one of both is written to.
     fn address(&self, storage: StorageId) -> Address;
 
     /// Takes the bytes out of a storage; whoever calls frees them. Their address.

@@ -49,10 +49,12 @@ pub(crate) struct Entry {
     pub(crate) shape: Shape,
     pub(crate) saved_at: u32,
     pub(crate) module: Option<Arc<str>>,
-    /// The stream on which it was saved or used last: whoever had it then writes there, if at all.
+    /// The stream on which it was saved or used last, and the others on which it was since its bytes are there:
+    /// whoever had it then reads or writes it there.
     pub(crate) last_on: StreamId,
-    /// Once this has come its bytes are written, also by who had it besides autograd; none until nobody has.
-    pub(crate) ready: Option<StreamEvent>,
+    pub(crate) earlier: Vec<StreamId>,
+    /// Once these have come its bytes are read and written, also by who had it besides autograd; none until nobody has.
+    pub(crate) ready: Vec<StreamEvent>,
     /// The end of its copy out, and in.
     pub(crate) out: Option<StreamEvent>,
     pub(crate) back: Option<StreamEvent>,
@@ -80,12 +82,28 @@ impl Entry {
             saved_at: 0,
             module: None,
             last_on,
-            ready: None,
+            earlier: Vec::new(),
+            ready: Vec::new(),
             out: None,
             back: None,
             slot: None,
             is_held: false,
         }
+    }
+
+    /// It is saved or used on a stream.
+    pub(crate) fn note_stream(&mut self, stream: StreamId) {
+        let before = std::mem::replace(&mut self.last_on, stream);
+        if before != stream {
+            self.earlier.retain(|known| *known != stream);
+            self.earlier.push(before);
+        }
+    }
+
+    /// Its bytes go: others that come are of its own stream, and nobody has had them.
+    pub(crate) fn forget_streams(&mut self) {
+        self.last_on = self.stream;
+        self.earlier.clear();
     }
 
     /// True for a state of an optimizer, false for what autograd saves.

@@ -45,6 +45,7 @@ mod adversary;
 mod changing;
 mod clocks;
 mod edge;
+mod gone;
 mod held_up;
 mod links;
 mod orders;

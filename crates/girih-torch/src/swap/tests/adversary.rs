@@ -93,6 +93,8 @@ struct Inner {
     calls: u64,
     fault: Option<u64>,
     clocks: Clocks<Place>,
+    /// Streams that the program has destroyed.
+    gone: HashSet<u64>,
     /// Whether the streams go on at all; without, they do as far as the program says.
     turns: Option<Turns>,
 }
@@ -205,6 +207,23 @@ impl World {
         });
     }
 
+    /// A stream of the program waits for what another was given so far.
+    pub(super) fn wait(&self, stream: u64, other: u64) {
+        self.with(|inner| {
+            inner.next += 1;
+            let event = inner.next;
+            inner.clocks.record(other, event);
+            inner.push(other, Work::Reach(event));
+            inner.clocks.wait(stream, event);
+            inner.push(stream, Work::Wait(event));
+        });
+    }
+
+    /// The program destroys a stream, which goes on until its work is done; nobody may name it any more.
+    pub(super) fn destroy(&self, stream: u64) {
+        self.with(|inner| inner.gone.insert(stream));
+    }
+
     /// The streams go on, as far as they come in so many turns.
     pub(super) fn turn(&self, turns: u64) {
         self.with(|inner| match &mut inner.turns {
@@ -286,8 +305,15 @@ impl Adversary {
         })
     }
 
+    /// The driver crashes on the handle of a stream that is gone.
     fn stream(&self, id: StreamId) -> u64 {
-        self.streams[&id]
+        let stream = self.streams[&id];
+        self.world.with(|inner| {
+            if inner.gone.contains(&stream) {
+                inner.wrong.push(format!("stream {stream} is named, which is gone"));
+            }
+        });
+        stream
     }
 
     fn fresh(&self) -> u64 {
@@ -402,7 +428,8 @@ impl Device for Adversary {
         Ok(StreamEvent(event))
     }
 
-    fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DeviceError> {
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DeviceError> {
+        self.stream(stream);
         Ok(false)
     }
 
@@ -443,7 +470,8 @@ impl Device for Adversary {
         Ok(())
     }
 
-    fn synchronize_stream(&mut self, _stream: StreamId) -> Result<(), DeviceError> {
+    fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
+        self.stream(stream);
         self.world.finish();
         Ok(())
     }
@@ -496,8 +524,9 @@ impl Copies for Adversary {
         Arc::new(AddressesAlone::default())
     }
 
-    fn take_time(&mut self, _stream: StreamId) -> Result<TimeStamp, DeviceError> {
+    fn take_time(&mut self, stream: StreamId) -> Result<TimeStamp, DeviceError> {
         self.call("take_time")?;
+        self.stream(stream);
         Ok(TimeStamp(self.fresh()))
     }
 

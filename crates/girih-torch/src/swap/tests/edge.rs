@@ -143,3 +143,26 @@ fn a_request_that_can_never_be_served_begins_nothing() {
     assert!(heap.with(|state| Ok(state.swap_report())).expect("it works").is_some());
     assert_eq!(heap.free(address).ok(), Some(true));
 }
+
+#[test]
+fn a_budget_stays_whatever_share_of_the_device_the_program_sets_and_when() {
+    let budget = 57 * MIB;
+    for conf in ["", "per_process_memory_fraction:0.3", "per_process_memory_fraction:1.0"] {
+        Program::prepare();
+        let (device, world) = Adversary::new(160 * MIB, 1);
+        let more = format!(r#", "gpu_budget": {budget}, "conf": "{conf}""#);
+        let heap = crate::Heap::over(Box::new(device), 0, &settings(256 * MIB, &more));
+        let limit = |program: &Program| program.limit().expect("there is one");
+        let mut program = Program::new(heap, world, Seed(1));
+        assert_eq!(limit(&program), if conf.contains("0.3") { 48 * MIB } else { budget });
+        for (fraction, held) in [(1.0, budget), (0.5, budget), (0.3, 48 * MIB), (1.0, budget)] {
+            program.set_memory_fraction(fraction);
+            assert_eq!(limit(&program), held, "{fraction} after {conf}");
+            let before = program.report().expect("it swaps").copies_out();
+            program.regular_step();
+            assert!(program.report().expect("it swaps").copies_out() > before, "{fraction}");
+        }
+        let outcome = program.end();
+        assert_eq!((outcome.refused, outcome.ooms, outcome.wrong), (0, 0, Vec::new()), "{conf}");
+    }
+}

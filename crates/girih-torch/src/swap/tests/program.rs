@@ -367,6 +367,10 @@ impl Program {
         }
     }
 
+    pub(super) fn limit(&self) -> Option<u64> {
+        self.heap.with(|state| Ok(state.limit())).expect("it works")
+    }
+
     pub(super) fn set_memory_fraction(&self, fraction: f64) {
         let free =
             self.heap.empty_cache((0, 0)).and_then(|()| self.heap.set_memory_fraction(fraction));
