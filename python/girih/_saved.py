@@ -20,12 +20,21 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from girih._errors import GirihWarning
 
 log = logging.getLogger("girih")
+
+
+class _Here(threading.local):
+    """What is so in one thread."""
+
+    # Hooks are just being disabled or enabled.
+    is_busy = False
+    # Ours were in force when hooks were disabled last.
+    are_aside = False
 
 
 class Hooks:
@@ -38,8 +47,7 @@ class Hooks:
             self._autograd, "_top_saved_tensors_default_hooks", None
         )
         self._thread = threading.get_ident()
-        # Transforms under way that bear no hooks.
-        self._aside = 0
+        self._here = _Here()
         self._is_wanted = False
         self._is_looking = False
 
@@ -75,7 +83,7 @@ class Hooks:
     def _may_be_set(self) -> bool:
         if self._top is None or threading.get_ident() != self._thread:
             return False
-        return self._aside == 0 and self._top(True) is None
+        return not self._here.is_busy and self._top(True) is None
 
     def are_innermost(self) -> bool:
         """True if they are in force in this thread."""
@@ -85,29 +93,41 @@ class Hooks:
         return innermost is not None and innermost[0] is _native.pack
 
     def step_aside(self) -> None:
-        """From now on they are out of force within `disable_saved_tensors_hooks`."""
-        graph = self._torch.autograd.graph
-        original = graph.disable_saved_tensors_hooks
+        """From now on they are out of force wherever hooks are disabled.
+
+        The context manager `disable_saved_tensors_hooks` calls these two functions, and so does
+        what `torch.compile` makes of it. It stays itself, for Dynamo knows it by its identity.
+        """
+        for name in ("_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable"):
+            original = getattr(self._autograd, name, None)
+            if original is not None:
+                setattr(self._autograd, name, self._without_ours(original))
+
+    def _without_ours(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Takes ours away before `original`, and brings them back as soon as hooks are allowed."""
+        is_enabled = self._autograd._saved_tensors_hooks_is_enabled
+        here = self._here
 
         @functools.wraps(original)
-        @contextlib.contextmanager
-        def without_ours(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        def without_ours(*args: Any, **kwargs: Any) -> None:
             # First: a heap may call at any time, and nothing may be set from here on.
-            self._aside += 1
+            was_busy, here.is_busy = here.is_busy, True
             try:
-                is_ours = self.are_innermost()
-                if is_ours:
+                if is_enabled():
+                    # They are back, or of a state that the engine has taken from its thread.
+                    here.are_aside = False
+                if self.are_innermost():
                     self._autograd._pop_saved_tensors_default_hooks()
+                    here.are_aside = True
                 try:
-                    with original(*args, **kwargs) as given:
-                        yield given
+                    original(*args, **kwargs)
                 finally:
-                    if is_ours:
+                    if here.are_aside and is_enabled():
                         self.set()
             finally:
-                self._aside -= 1
+                here.is_busy = was_busy
 
-        graph.disable_saved_tensors_hooks = without_ours
+        return without_ours
 
 
 def install(torch: Any) -> Hooks:

@@ -49,6 +49,17 @@ class Autograd:
     def _top_saved_tensors_default_hooks(self, _ignores_tracing: bool) -> tuple[Any, Any] | None:
         return self.stack[-1] if self.stack else None
 
+    def _saved_tensors_hooks_disable(self, message: str) -> None:
+        self.forbidden = message
+        if self.stack:
+            raise RuntimeError(message)
+
+    def _saved_tensors_hooks_enable(self) -> None:
+        self.forbidden = None
+
+    def _saved_tensors_hooks_is_enabled(self) -> bool:
+        return self.forbidden is None
+
 
 class Gpu:
     """Device 0 of this process."""
@@ -123,13 +134,11 @@ class Gpu:
 
     @contextlib.contextmanager
     def _forbid(self, message: str) -> Iterator[None]:
-        if self.autograd.stack:
-            raise RuntimeError(message)
-        self.autograd.forbidden = message
         try:
+            self.autograd._saved_tensors_hooks_disable(message)
             yield
         finally:
-            self.autograd.forbidden = None
+            self.autograd._saved_tensors_hooks_enable()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

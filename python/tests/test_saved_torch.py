@@ -17,31 +17,41 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from girih import _native, _process, _saved, _settings  # noqa: E402
 
+# What Girih puts functions of its own in the place of.
+REPLACED = ("_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable")
+
+
+def functions_of_torch():
+    return [getattr(torch._C._autograd, name) for name in REPLACED]
+
 
 @pytest.fixture
-def hooked():
+def replaced(monkeypatch):
+    """Torch has its own functions again after a test."""
+    for name, function in zip(REPLACED, functions_of_torch(), strict=True):
+        monkeypatch.setattr(torch._C._autograd, name, function)
+
+
+@pytest.fixture
+def hooked(replaced):
     """The hooks of swapping, for as long as a test runs."""
-    original = torch.autograd.graph.disable_saved_tensors_hooks
-    hooks = _saved.install(torch)
-    yield hooks
+    yield _saved.install(torch)
     torch._C._autograd._pop_saved_tensors_default_hooks()
-    torch.autograd.graph.disable_saved_tensors_hooks = original
 
 
 @pytest.fixture
-def called(monkeypatch):
+def called(replaced, monkeypatch):
     """A heap that calls for hooks at any time, and takes them away again.
 
     What is called runs in the main thread between any two of its instructions, as a heap's call
     does. Gives the hooks, and how often they came and went.
     """
-    original = torch.autograd.graph.disable_saved_tensors_hooks
     monkeypatch.setattr(_native, "wants_hooks", lambda: True)
     hooks, counts, is_over = _saved.Hooks(torch), {"set": 0, "taken": 0, "calls": 0}, []
     hooks.step_aside()
 
     def take_away():
-        if hooks.are_innermost() and not hooks._aside and not hooks._is_looking:
+        if hooks.are_innermost() and not hooks._here.is_busy and not hooks._is_looking:
             torch._C._autograd._pop_saved_tensors_default_hooks()
             counts["taken"] += 1
 
@@ -68,7 +78,6 @@ def called(monkeypatch):
     time.sleep(0.001)
     take_away()
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-    torch.autograd.graph.disable_saved_tensors_hooks = original
 
 
 def train(model, make_input):
@@ -189,6 +198,26 @@ def compiled():
     return model, run
 
 
+def compiled_with_transforms():
+    """Regions with transforms in them, whose graphs run as they are or are made of operators."""
+    model = nn.Linear(4, 1)
+
+    def run():
+        torch.compiler.reset()
+        for backend in ("eager", "aot_eager"):
+
+            @torch.compile(backend=backend, fullgraph=True)
+            def penalty(x):
+                slope = torch.func.grad(lambda y: model(y).tanh().sum())(x)
+                value, pull = torch.func.vjp(lambda y: model(y).sin(), x)
+                return (slope * pull(value)[0]).sum()
+
+            for _ in range(2):
+                penalty(torch.randn(5, 4)).backward()
+
+    return model, run
+
+
 PROGRAMS = [
     convolutions,
     attention,
@@ -199,6 +228,7 @@ PROGRAMS = [
     own_hooks,
     of_a_class,
     compiled,
+    compiled_with_transforms,
 ]
 
 
@@ -294,12 +324,12 @@ def test_off_sets_no_hooks_at_all_and_says_so_to_the_heaps(options, monkeypatch)
     settings = _settings.make("auto", options=options)
     assert not settings.swaps_at_the_edge
     assert '"swap": "off"' in settings.for_heaps(key="", torch="2.11.0")
-    before = torch.autograd.graph.disable_saved_tensors_hooks
+    before = functions_of_torch()
     monkeypatch.setattr(_process._hooks, "install", lambda *_: None)
     monkeypatch.setattr(_process._integrations, "install", lambda *_: None)
     watch = _process._set_hooks(settings)
     assert watch.before_mark is None
-    assert torch.autograd.graph.disable_saved_tensors_hooks is before
+    assert functions_of_torch() == before
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
@@ -355,3 +385,192 @@ def test_transforms_of_functions_work_and_the_hooks_are_back_afterwards():
     assert torch.equal(torch.func.grad(lambda y: y.sin().sum())(x), x.cos())
     innermost = torch._C._autograd._top_saved_tensors_default_hooks(True)
     assert innermost[0] is _native.pack
+
+
+def test_the_context_manager_that_dynamo_knows_stays_torchs_own(replaced):
+    before, functions = torch.autograd.graph.disable_saved_tensors_hooks, functions_of_torch()
+    _saved.Hooks(torch).step_aside()
+    assert torch.autograd.graph.disable_saved_tensors_hooks is before
+    for one, other in zip(functions_of_torch(), functions, strict=True):
+        assert one is not other
+        assert (one.__module__, one.__name__) == (other.__module__, other.__name__)
+
+
+# In the process of the tests Dynamo comes first, with the programs above.
+DYNAMO_COMES_LATE = """
+import sys, torch
+from girih import _native, _saved
+
+_saved.install(torch)
+assert "torch._dynamo" not in sys.modules
+x = torch.randn(3)
+whole = torch.compile(
+    lambda x: torch.func.grad(lambda y: y.sin().sum())(x), backend="eager", fullgraph=True
+)
+assert torch.equal(whole(x), x.cos())
+assert torch._C._autograd._top_saved_tensors_default_hooks(True)[0] is _native.pack
+"""
+
+
+def test_transforms_compile_where_dynamo_comes_after_the_hooks(python):
+    result = python("-c", DYNAMO_COMES_LATE)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_region_with_a_transform_outlives_hooks_that_come_late(backend, replaced, monkeypatch):
+    torch.compiler.reset()
+    compiled = torch.compile(torch.func.grad(lambda y: y.sin().sum()), backend=backend)
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    hooks, x = _saved.Hooks(torch), torch.randn(3)
+    hooks.step_aside()
+    assert torch.equal(compiled(x), x.cos())
+    hooks.set_if_wanted()
+    assert hooks.are_innermost()
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(compiled(x), x.cos())
+        assert hooks.are_innermost()
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def stack():
+    """The hooks of this thread, the innermost first; where none may be set there are none."""
+    autograd, found = torch._C._autograd, []
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    for pair in reversed(found):
+        autograd._push_saved_tensors_default_hooks(*pair)
+    return [pack for pack, _ in found]
+
+
+def test_hooks_are_back_once_when_the_outermost_allows_them(hooked):
+    autograd, disabled = torch._C._autograd, torch.autograd.graph.disable_saved_tensors_hooks
+    with disabled("one"):
+        with disabled("two"):
+            assert stack() == []
+            with pytest.raises(RuntimeError, match="two"), torch.autograd.graph.save_on_cpu():
+                pass
+        assert autograd._saved_tensors_hooks_get_disabled_error_message() == "one"
+        assert stack() == []
+    assert stack() == [_native.pack]
+    autograd._saved_tensors_hooks_enable()
+    assert stack() == [_native.pack]
+
+
+def test_nothing_is_set_while_hooks_are_disabled(replaced, monkeypatch):
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    hooks = _saved.Hooks(torch)
+    hooks.step_aside()
+    with torch.autograd.graph.disable_saved_tensors_hooks("none of these"):
+        hooks.set_if_wanted()
+        assert stack() == []
+    assert stack() == []
+    hooks.set_if_wanted()
+    assert stack() == [_native.pack]
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def test_a_heap_that_calls_between_two_steps_of_the_exchange_sets_nothing(hooked, monkeypatch):
+    monkeypatch.setattr(_native, "wants_hooks", lambda: True)
+    autograd = torch._C._autograd
+    push = autograd._push_saved_tensors_default_hooks
+    pop = autograd._pop_saved_tensors_default_hooks
+
+    def pop_and_call():
+        pop()
+        hooked.set_if_wanted()
+
+    def call_and_push(*pair):
+        hooked.set_if_wanted()
+        push(*pair)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(autograd, "_pop_saved_tensors_default_hooks", pop_and_call)
+        patched.setattr(autograd, "_push_saved_tensors_default_hooks", call_and_push)
+        with torch.autograd.graph.disable_saved_tensors_hooks("none of these"):
+            assert autograd._top_saved_tensors_default_hooks(True) is None
+    assert stack() == [_native.pack]
+
+
+def test_hooks_are_back_after_a_transform_that_raises(hooked):
+    def fails(_x):
+        raise ValueError("in the midst of it")
+
+    with pytest.raises(ValueError, match="in the midst of it"):
+        torch.func.grad(fails)(torch.randn(3))
+    assert stack() == [_native.pack]
+
+
+def test_hooks_wait_for_whoever_allows_them_after_a_graph_that_raises(hooked):
+    """A compiled graph disables hooks and allows them by two calls, with nothing to catch."""
+    autograd = torch._C._autograd
+    autograd._saved_tensors_hooks_disable("a graph that raises has left this")
+    assert torch.equal(torch.func.grad(lambda y: y.sin().sum())(torch.zeros(3)), torch.ones(3))
+    assert stack() == []
+    autograd._saved_tensors_hooks_enable()
+    assert stack() == [_native.pack]
+
+
+def test_what_was_aside_is_forgotten_where_the_engine_has_put_the_state_back(hooked):
+    disable, enable = functions_of_torch()
+    disable("a function of a backward pass that raises has left this")
+    # As the engine does: the functions of this module do not hear of it.
+    enable.__wrapped__()
+    with torch.autograd.graph.save_on_cpu():
+        with pytest.raises(RuntimeError, match="refused"):
+            disable("refused")
+        enable()
+        assert len(stack()) == 1
+        assert _native.pack not in stack()
+    hooked.set()
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_programs_own_hooks_are_refused_by_transforms_as_ever(is_compiled, hooked):
+    torch.compiler.reset()
+    slope = torch.func.grad(lambda y: y.sin().sum())
+    if is_compiled:
+        slope = torch.compile(slope, backend="eager")
+    with torch.autograd.graph.save_on_cpu():
+        with pytest.raises(Exception, match="don't yet support saved tensor hooks"):
+            slope(torch.randn(3))
+        # Dynamo leaves them disabled, with hooks and without.
+        torch._C._autograd._saved_tensors_hooks_enable()
+        assert len(stack()) == 2
+    assert stack() == [_native.pack]
+
+
+@pytest.mark.skipif(
+    "fail_if_non_empty" not in functions_of_torch()[0].__doc__, reason="this torch always looks"
+)
+def test_hooks_that_are_disabled_without_a_look_at_the_stack_are_aside_too(hooked):
+    autograd = torch._C._autograd
+    autograd._saved_tensors_hooks_disable("specialized", fail_if_non_empty=False)
+    assert stack() == []
+    autograd._saved_tensors_hooks_enable()
+    assert stack() == [_native.pack]
+
+
+def test_threads_have_each_their_own(hooked):
+    autograd, seen = torch._C._autograd, []
+
+    def work():
+        with torch.autograd.graph.disable_saved_tensors_hooks("in this thread"):
+            seen.append(stack())
+        seen.append(stack())
+
+    def work_in_another():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    work_in_another()
+    assert stack() == [_native.pack]
+    with torch.autograd.graph.disable_saved_tensors_hooks("in the main thread"):
+        work_in_another()
+        assert autograd._saved_tensors_hooks_get_disabled_error_message() == "in the main thread"
+    assert seen == [[]] * 4
+    assert stack() == [_native.pack]
