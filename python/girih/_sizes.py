@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes as people write them: the spellings of the command `girih`, with its binary units."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import re
 
 from girih._errors import GirihError
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
+_SHIFTS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_MOST = 1 << 50
 
 
 def parse(what: str, size: int | str) -> int:
-    """The bytes of a size: a number, or a text such as `60GiB`, `1.5 TB`, `123B`.
+    """The bytes of a size: a number, or a text such as `60GiB`, `1.5 TB`, `12g`, `123B`.
 
-    `what` names it in errors.
+    Units are binary, and `GB` and `GiB` are the same, as on the box of a GPU. `what` names the size
+    in errors.
     """
     if isinstance(size, int) and not isinstance(size, bool):
         if size > 0:
             return size
         raise GirihError(f"write a number of bytes above 0, or a text like 60GiB: {what} is {size}")
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(size).upper())
-    if found is None or not (size := round(float(found[1]) * _UNITS.get(found[2], 0))):
-        raise GirihError(f"write a size like 60GiB, 1500MB or 123B: {what} is `{size}`")
-    return size
+    found = re.fullmatch(
+        r"(\d+\.?\d*|\.\d+)\s*(?:([kmgt])(?:i?b)?|b)", str(size).strip(), re.IGNORECASE
+    )
+    if found is not None:
+        shift = _SHIFTS[found[2] and found[2].lower()]
+        count = int(float(found[1]) * (1 << shift))
+        if 1 <= count <= _MOST:
+            return count
+    raise GirihError(f"write a size like 60GiB, 1500MB or 123B: {what} is `{size}`")

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("girih._native", reason="the extension is not built")
 
-from girih import GirihError, _native, _settings, _sizes
+from girih import _native, _settings
 
 
 class Tensor:
@@ -48,20 +48,6 @@ def test_a_change_in_place_after_saving_is_an_error_that_names_the_tensor():
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*\(2, 3\)") as raised:
         _native.unpack(saved)
     assert "is at version 1; expected version 0" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("size", "count"),
-    [(5, 5), ("123B", 123), ("60GiB", 60 << 30), ("1.5 MB", 1_500_000), (" 2tib ", 2 << 40)],
-)
-def test_sizes_are_read_as_people_write_them(size, count):
-    assert _sizes.parse("gpu_budget", size) == count
-
-
-@pytest.mark.parametrize("size", [0, -1, "60", "GiB", "6 0GiB", "0GiB", True, "1e3B", None])
-def test_what_is_no_size_is_refused_with_an_example(size):
-    with pytest.raises(GirihError, match=r"60GiB.*gpu_budget is "):
-        _sizes.parse("gpu_budget", size)
 
 
 def test_budgets_reach_the_heaps_as_bytes():

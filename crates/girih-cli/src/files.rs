@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
+use girih_why::units::printable;
 
 /// The name of standard input and of standard output.
 pub(crate) const STANDARD: &str = "-";
@@ -19,7 +20,29 @@ pub(crate) fn is_standard(path: &Path) -> bool {
 
 /// A file as messages call it.
 pub(crate) fn shown_input(path: &Path) -> String {
-    if is_standard(path) { "standard input".to_owned() } else { path.display().to_string() }
+    if is_standard(path) { "standard input".to_owned() } else { shown(path) }
+}
+
+/// A path, fit for a terminal.
+pub(crate) fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
+}
+
+/// Standard output, of which an error says that it is one.
+pub(crate) struct Standard<W>(pub(crate) W);
+
+impl<W: Write> Write for Standard<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(|error| of_standard(&error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(|error| of_standard(&error))
+    }
+}
+
+fn of_standard(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot write standard output: {error}"))
 }
 
 /// Opens a file to be read; `-` is standard input.
@@ -27,7 +50,7 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     if is_standard(path) {
         return Ok(Box::new(io::stdin().lock()));
     }
-    let shown = path.display();
+    let shown = shown(path);
     let file = File::open(path).with_context(|| format!("cannot open {shown}"))?;
     if file.metadata().is_ok_and(|it| it.is_dir()) {
         bail!("cannot read {shown}: name a file, it is a folder");
@@ -75,18 +98,20 @@ impl Output {
     /// from.
     ///
     /// # Errors
-    /// If it is a folder, or one of the inputs, by whatever name.
+    /// If it is a folder, or one of the inputs, by whatever name; if no file can be made where it is to be.
     pub(crate) fn new(named: &Path, inputs: &[&Path]) -> anyhow::Result<Output> {
-        let target =
-            Target::of(named).with_context(|| format!("cannot write {}", named.display()))?;
+        let target = Target::of(named).with_context(|| format!("cannot write {}", shown(named)))?;
         if let Target::File(path, _) = &target
             && let Some(input) = inputs.iter().find(|input| is_same_file(path, input))
         {
-            bail!(
-                "give the output another name: {} is the input {}",
-                named.display(),
-                input.display()
-            );
+            bail!("give the output another name: {} is the input {}", shown(named), shown(input));
+        }
+        if let Target::File(path, _) = &target {
+            let folder = folder_of(path);
+            let tried = Unfinished::new(folder).map(drop);
+            tried.with_context(|| {
+                format!("cannot write {}: no file can be made in {}", shown(named), shown(folder))
+            })?;
         }
         Ok(Output { named: named.to_owned(), target })
     }
@@ -98,11 +123,7 @@ impl Output {
 
     /// As messages call it.
     pub(crate) fn shown(&self) -> String {
-        if self.is_standard() {
-            "standard output".to_owned()
-        } else {
-            self.named.display().to_string()
-        }
+        if self.is_standard() { "standard output".to_owned() } else { shown(&self.named) }
     }
 
     /// Writes what `fill` writes, and returns its bytes. A file appears whole or not at all, so that a
@@ -116,7 +137,7 @@ impl Output {
             Target::Stream(path) => filled(File::options().write(true).open(path)?, fill),
             Target::File(path, permissions) => {
                 let mut unfinished = Unfinished::new(folder_of(path))?;
-                let count = filled(&mut unfinished.file, fill)?;
+                let count = filled(unfinished.file.as_file_mut(), fill)?;
                 if let Some(permissions) = permissions {
                     fs::set_permissions(unfinished.file.path(), permissions.clone())?;
                 }
@@ -258,15 +279,10 @@ fn is_same(_: &Metadata, _: &Metadata, one: &Path, other: &Path) -> bool {
 }
 
 /// A new file in `folder` that gets a name of its own once it is complete. Others may read it, as
-/// far as the user's mask allows: temporary files are private otherwise.
+/// far as the user's mask allows: temporary files are private otherwise. An error is the system's alone: the
+/// name of a file that is not there yet says nothing to a person.
 fn new_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(folder)
+    tempfile::Builder::new().make_in(folder, |path| File::create_new(path))
 }
 
 #[cfg(test)]

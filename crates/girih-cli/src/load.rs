@@ -8,6 +8,7 @@ use clap::Args;
 use girih_trace::bounds::check_held;
 use girih_trace::compress::Limits;
 use girih_trace::{Iterations, Lifetimes, Recording, Trace, marks, open};
+use girih_why::units::printable;
 
 use crate::files::{self, shown_input};
 use crate::progress;
@@ -57,7 +58,8 @@ impl Source {
         for note in iterations.notes(&trace) {
             progress::warn(&format!("{shown}: {note}"));
         }
-        Ok(Loaded { name: name_of(&self.file), trace, lives, iterations, devices })
+        let name = printable(&name_of(&self.file)).into_owned();
+        Ok(Loaded { name, trace, lives, iterations, devices })
     }
 
     /// The files that are read: what is written must be none of them.
@@ -113,6 +115,9 @@ fn apply_marks(trace: &mut Trace, path: &Path, named: Option<&Path>) -> anyhow::
     let shown = shown_input(&file);
     let bytes = files::read_whole(&file)?;
     let marked = marks::read(&bytes).with_context(|| format!("cannot read {shown}"))?;
+    if marked.is_empty() && !is_found {
+        bail!("give --marks a file with marks: {shown} has none under `marks`, and no peaks");
+    }
     if let Some(reason) = marked.is_of_another_time(trace) {
         if !is_found {
             bail!(

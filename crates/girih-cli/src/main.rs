@@ -17,6 +17,7 @@ mod units;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// What a training run cost in GPU memory, what it could cost, and why.
@@ -87,10 +88,13 @@ pub(crate) enum Answer {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(said) => return help_or_error(&said),
+    };
     progress::set_loudness(i8::from(cli.verbose) - i8::from(cli.quiet));
     interrupt::watch();
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = io::BufWriter::new(files::Standard(io::stdout().lock()));
     let result = run(&cli, &mut out).and_then(|answer| {
         out.flush()?;
         Ok(answer)
@@ -105,6 +109,19 @@ fn main() -> ExitCode {
             progress::report_error(&error);
             ExitCode::from(2)
         }
+    }
+}
+
+/// Prints help, a version, or what is wrong with the arguments. Help that nobody can read is an error.
+fn help_or_error(said: &clap::Error) -> ExitCode {
+    match said.print() {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            progress::report_error(
+                &anyhow::Error::new(error).context("cannot write standard output"),
+            );
+            ExitCode::from(2)
+        }
+        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2)),
     }
 }
 
@@ -123,6 +140,9 @@ fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<Answer> {
         Command::Convert(args) => commands::convert::run(args, cli.json, out),
         Command::Conform(args) => commands::conform::run(args, cli.json, out),
         Command::Lab(args) => commands::lab::run(args, cli.json, out),
+        Command::Completions(_) | Command::Man if cli.json => {
+            bail!("leave --json out: what a shell or a pager reads is no JSON")
+        }
         Command::Completions(args) => commands::describe::completions(args, Cli::command(), out),
         Command::Man => commands::describe::man(Cli::command(), out),
         Command::Swap(args) => commands::swap::run(args, cli.json, out),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicI8, Ordering};
 use std::time::Duration;
 
+use girih_why::units::printable;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How much is said on standard error: below 0 errors alone, above 0 what is done, line by line.
@@ -44,7 +45,7 @@ impl Progress {
 
     /// Says what goes on from now.
     pub(crate) fn say(&self, what: impl Into<String>) {
-        let what = what.into();
+        let what = printable(&what.into()).into_owned();
         if LOUDNESS.load(Ordering::Relaxed) > 0 {
             say_aside(&format!("girih: {what}"));
         }
@@ -94,7 +95,7 @@ pub(crate) fn say_interrupted(by: &str) {
 /// Prints an error with all its causes.
 pub(crate) fn report_error(error: &anyhow::Error) {
     // If standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "girih: {}", in_one_line(error));
+    let _ = writeln!(io::stderr(), "girih: {}", printable(&in_one_line(error)));
 }
 
 /// An error and its causes, each once: many a message has its cause in it already.
@@ -138,7 +139,7 @@ pub(crate) fn warn(warning: &str) {
     if LOUDNESS.load(Ordering::Relaxed) < 0 {
         return;
     }
-    say_aside(&format!("girih: warning: {warning}"));
+    say_aside(&format!("girih: warning: {}", printable(warning)));
 }
 
 #[cfg(test)]

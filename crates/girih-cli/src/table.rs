@@ -4,6 +4,10 @@
 //! more, a column of text is broken into lines; where that is not enough, columns follow in a table below,
 //! beside the first column again.
 
+use std::borrow::Cow;
+
+use girih_why::units::printable;
+
 /// Characters of a line.
 pub(crate) const WIDTH: usize = 80;
 /// Characters between two columns.
@@ -11,8 +15,13 @@ const GAP: usize = 2;
 /// A column that is wider than this is text: it may be broken into lines.
 const TEXT: usize = 24;
 
-/// Lays out rows under a header. Every row has as many cells as the header.
+/// Lays out rows under a header. Every row has as many cells as the header. What is in a cell may come from
+/// anywhere: it is made [`printable`].
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let header: Vec<Cow<'_, str>> = header.iter().map(|cell| printable(cell)).collect();
+    let header: Vec<&str> = header.iter().map(|cell| &**cell).collect();
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let mut widths: Vec<usize> = (0..header.len())
         .map(|column| {
             let cells = rows.iter().map(|row| row[column].chars().count());
@@ -21,9 +30,9 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         .collect();
     narrow(&mut widths);
     let rows: Vec<Vec<&str>> =
-        rows.iter().map(|row| row.iter().map(String::as_str).collect()).collect();
+        rows.iter().map(|row| row.iter().map(|cell| &**cell).collect()).collect();
     let tables = parts(&widths).into_iter().map(|columns| {
-        let mut text = row_of(header, &columns, &widths);
+        let mut text = row_of(&header, &columns, &widths);
         let width: usize = columns.iter().map(|&column| widths[column]).sum();
         text.push_str(&"-".repeat(width + GAP * (columns.len() - 1)));
         text.push('\n');
@@ -126,6 +135,15 @@ mod tests {
         assert_eq!(
             table(&["name", "n"], &rows),
             "name       n\n------------\nnative     7\nx       1234\n"
+        );
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_before_it_is_measured() {
+        let rows = [owned(&["\u{1b}[31mx\n", "7"])];
+        assert_eq!(
+            table(&["name", "n"], &rows),
+            "name             n\n------------------\n\\u{1b}[31mx\\n  7\n"
         );
     }
 

@@ -5,9 +5,24 @@ pub(crate) use girih_why::units::{bytes, count};
 
 /// A fraction as percent with two digits, never rounded up to 100.
 pub(crate) fn percent(fraction: f64) -> String {
-    let percent = fraction * 100.0;
-    let shown = if percent < 100.0 { (percent * 100.0).floor() / 100.0 } else { percent };
-    format!("{shown:.2} %")
+    format!("{:.2} %", shown_percent(fraction))
+}
+
+/// What a fraction leaves of the whole: with [`percent`] of the fraction exactly 100 %.
+pub(crate) fn percent_left(fraction: f64) -> String {
+    format!("{:.2} %", (100.0 - shown_percent(fraction)).max(0.0))
+}
+
+/// How much more one number is than another, as percent with its sign.
+pub(crate) fn percent_more(more: f64, than: f64) -> String {
+    format!("{:+.2} %", shown_percent(more / than.max(f64::MIN_POSITIVE) - 1.0))
+}
+
+/// Percent rounded down to two digits. What arithmetic alone has taken away is given back before: 0.29
+/// is 29 %, and a ratio a hair below 1 is no loss.
+fn shown_percent(fraction: f64) -> f64 {
+    const HAIR: f64 = 1e-6;
+    (fraction * 1e4 + HAIR).floor() / 100.0
 }
 
 /// Microseconds as milliseconds.
@@ -23,6 +38,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = (text[..end].trim(), text[end..].trim().to_ascii_lowercase());
     let shift = match unit.as_str() {
+        "" if number.parse() == Ok(0.0) => return Err(beyond(text)),
         "" if !number.is_empty() => {
             return Err(format!("try {number}GiB, {number}MiB or {number}B: `{text}` has no unit"));
         }
@@ -37,9 +53,26 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         number.parse().map_err(|_| format!("try 80GiB or 512MiB: `{text}` is no size"))?;
     let bytes = value * (1u64 << shift) as f64;
     if bytes < 1.0 || bytes > (1u64 << 50) as f64 {
-        return Err(format!("give between 1B and 1024TiB, not `{text}`"));
+        return Err(beyond(text));
     }
     Ok(bytes as u64)
+}
+
+fn beyond(text: &str) -> String {
+    format!("give between 1B and 1024TiB, not `{text}`")
+}
+
+/// The smallest device that is simulated: one segment of PyTorch's for requests of more than a mebibyte.
+const CAPACITY_LEAST: u64 = 20 << 20;
+
+/// Reads the size of a device, as [`parse_bytes`]. On a smaller one than any nothing is served, and every
+/// request looks for room in vain.
+pub(crate) fn parse_capacity(text: &str) -> Result<u64, String> {
+    let bytes = match parse_bytes(text) {
+        Err(error) if error != beyond(text.trim()) => return Err(error),
+        read => read.ok().filter(|&bytes| bytes >= CAPACITY_LEAST),
+    };
+    bytes.ok_or_else(|| format!("give between 20MiB and 1024TiB for a device, not `{text}`"))
 }
 
 /// Reads a time: `800ms`, `1.2 s`, `350us`. Microseconds.
@@ -93,6 +126,30 @@ mod tests {
     fn a_fraction_just_below_one_is_not_printed_as_100_percent() {
         assert_eq!(percent(0.999_999), "99.99 %");
         assert_eq!(percent(1.0), "100.00 %");
+        assert_eq!(percent(0.29), "29.00 %");
+    }
+
+    #[test]
+    fn a_fraction_and_what_it_leaves_are_100_percent() {
+        for hundredths in 0..=10_000_u32 {
+            for fraction in [f64::from(hundredths) / 1e4, (f64::from(hundredths) + 0.3) / 1e4] {
+                let number = |text: String| {
+                    let digits: String = text.chars().filter(char::is_ascii_digit).collect();
+                    digits.parse::<u32>().expect("digits")
+                };
+                let fraction = fraction.min(1.0);
+                assert_eq!(number(percent(fraction)) + number(percent_left(fraction)), 10_000);
+            }
+        }
+    }
+
+    #[test]
+    fn a_hair_less_is_neither_a_loss_nor_minus_nothing() {
+        assert_eq!(percent_more(1.0 - 1e-16, 1.0), "+0.00 %");
+        assert_eq!(percent_more(0.3 - 0.1, 0.2), "+0.00 %");
+        assert_eq!(percent_more(1.5, 1.0), "+50.00 %");
+        assert_eq!(percent_more(0.75, 1.0), "-25.00 %");
+        assert_eq!(percent(-1e-16), "0.00 %");
     }
 
     #[test]
@@ -101,6 +158,21 @@ mod tests {
         assert_eq!(parse_bytes("1.5g"), Ok(3 << 29));
         assert_eq!(parse_bytes(" 512 MB "), Ok(512 << 20));
         assert_eq!(parse_bytes("4096B"), Ok(4096));
+        assert_eq!(parse_bytes("12GB"), Ok(12 << 30));
+        assert_eq!(parse_bytes("12g"), Ok(12 << 30));
+        assert_eq!(parse_bytes(".5k"), Ok(512));
+    }
+
+    #[test]
+    fn a_device_is_as_large_as_the_smallest_segment_and_zero_is_answered_with_what_is_taken() {
+        assert_eq!(parse_capacity("20MiB"), Ok(20 << 20));
+        assert_eq!(parse_capacity("80GiB"), Ok(80 << 30));
+        for text in ["0", "0GiB", "80B", "19.9MiB", "9999TiB"] {
+            let error = parse_capacity(text).unwrap_err();
+            assert!(error.starts_with("give between 20MiB and 1024TiB"), "{error}");
+        }
+        assert!(parse_capacity("80").unwrap_err().starts_with("try 80GiB"));
+        assert!(parse_bytes("0").unwrap_err().starts_with("give between 1B"));
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub struct Subject {
     lives: Lifetimes,
     iterations: Iterations,
     setup: Setup,
+    /// Planned for as long as `girih compare` would, and not with the first planner alone.
+    is_thorough: bool,
     /// None inside if nothing can be planned.
     plan: OnceLock<Option<Arc<Plan>>>,
 }
@@ -49,15 +51,24 @@ impl Subject {
     ) -> Subject {
         let earlier = Some(Arc::new(Earlier::of(&trace, &lives)));
         let setup = Setup { earlier, ..setup };
-        Subject { trace, lives, iterations, setup, plan: OnceLock::new() }
+        let (is_thorough, plan) = (true, OnceLock::new());
+        Subject { trace, lives, iterations, setup, is_thorough, plan }
     }
 
-    /// A recording that was built: whatever it held when it began is asked for first.
+    /// A recording that was built: whatever it held when it began is asked for first. It is planned by the first
+    /// planner alone, for a search asks many of these.
     pub fn built(trace: Trace, lives: Lifetimes, setup: Setup) -> Subject {
         let nothing = Earlier { segments: Vec::new(), evidence: Evidence::Inferred, untouched: 0 };
         let setup = Setup { earlier: Some(Arc::new(Ok(nothing))), ..setup };
         let iterations = Iterations::of(&trace, &lives);
-        Subject { trace, lives, iterations, setup, plan: OnceLock::new() }
+        let (is_thorough, plan) = (false, OnceLock::new());
+        Subject { trace, lives, iterations, setup, is_thorough, plan }
+    }
+
+    /// The same, planned as thoroughly as a recording: for the value that a search has found.
+    #[must_use]
+    pub fn thoroughly(self) -> Subject {
+        Subject { is_thorough: true, plan: OnceLock::new(), ..self }
     }
 
     /// The requests.
@@ -97,11 +108,15 @@ impl Subject {
         })
     }
 
-    /// A plan by the first planner, tried as every plan is before it is followed.
+    /// A plan, tried as every plan is before it is followed.
     fn plan(&self) -> Option<Arc<Plan>> {
         let make = || {
             let plan = profile::plan(&self.trace, &self.lives, &self.iterations, |problem| {
-                solve(problem, Budget::attempts(1))
+                let budget = match self.is_thorough {
+                    true => Budget::interactive(problem.buffers.len()),
+                    false => Budget::attempts(1),
+                };
+                solve(problem, budget)
             });
             let plan = plan.ok()?;
             Some(Arc::new(tried(plan, &self.trace, &self.lives, &self.setup)))

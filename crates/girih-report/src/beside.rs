@@ -29,6 +29,8 @@ pub struct Allocator {
     pub allocated_peak: u64,
     /// The most that was reserved.
     pub reserved_peak: u64,
+    /// Requests that got nothing: the run goes on without them.
+    pub refused: u64,
     /// Peak allocated by peak reserved; none for a run that stopped.
     pub efficiency: Option<f64>,
     /// Where the bytes were that were reserved at its peak and not requested, by cause.

@@ -33,6 +33,7 @@ impl Allocator {
             about: name.about(),
             allocated_peak: stats.allocated_bytes.all().peak,
             reserved_peak: stats.reserved_bytes.all().peak,
+            refused: simulation.replayed.failed,
             efficiency: simulation.replayed.stop.is_none().then(|| simulation.efficiency()),
             waste: waste.causes().map(|(cause, bytes)| Waste { cause, bytes }).to_vec(),
             reserved: reserved(&simulation, lives),

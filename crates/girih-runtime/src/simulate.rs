@@ -23,7 +23,7 @@ use crate::caching::config::ConfigError;
 use crate::caching::{Config, TieOrder};
 use crate::gmlake;
 use crate::lake::{self, Following};
-use crate::policy::AllocError;
+use crate::policy::{AllocError, BlockView, SegmentView};
 pub use crate::registry::{Allocator, Property};
 use crate::replay::{Beginning, Options, Replayed, replay_from};
 use crate::sim::{CallTotals, SimDevice};
@@ -43,8 +43,8 @@ const CALLS_PER_EVENT: u64 = 1024;
 /// What to simulate with.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`; for `expandable`, `stitch`, `planned`, `auto` and `again`,
-    /// `expandable_segments:True` is added.
+    /// Settings as in `PYTORCH_CUDA_ALLOC_CONF`, those of the recording by [`recorded_conf`]; for `expandable`,
+    /// `stitch`, `planned`, `auto` and `again`, `expandable_segments:True` is added.
     /// For `gmlake` they are those of what serves its small requests.
     pub conf: String,
     /// Settings of `gmlake`, unused otherwise.
@@ -189,6 +189,22 @@ pub fn waste_at_peak(
     Ok(found)
 }
 
+/// Simulates up to the operation at tick `until`, and shows each segment that is held then, with its blocks.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_until(
+    trace: &Trace,
+    lives: &Lifetimes,
+    allocator: Allocator,
+    setup: &Setup,
+    until: Tick,
+    see: &mut dyn FnMut(SegmentView, &[BlockView]),
+) -> Result<Simulation, SimulateError> {
+    let options = Options { until: Some(until), ..Options::default() };
+    run(trace, lives, allocator, setup, options, &mut |policy| policy.visit(see))
+}
+
 /// The waste of a policy with the eyes of the request at tick `at`.
 fn look(policy: &dyn Simulated, lives: &Lifetimes, at: Tick) -> Waste {
     let request = lives.request_of.get(at.index()).filter(|&&index| index != Lifetimes::NONE);
@@ -263,6 +279,19 @@ fn device(setup: &Setup) -> SimDevice {
     device
 }
 
+/// What a recorded process was set to, as far as an allocator of ours takes it: the recording may be of
+/// a release that knows more. Without `expandable_segments`: whether memory is taken in segments or in
+/// pages is what tells `native` from `expandable`, whichever made the recording.
+pub fn recorded_conf(trace: &Trace) -> String {
+    let conf = trace.settings.conf.trim_matches(',');
+    match Config::parse(conf) {
+        // What comes last holds.
+        Ok(config) if config.expandable_segments => format!("{conf},expandable_segments:False"),
+        Ok(_) => conf.to_owned(),
+        Err(_) => String::new(),
+    }
+}
+
 /// The settings of a setup.
 fn config(setup: &Setup) -> Result<Config, ConfigError> {
     Ok(Config { tie_order: setup.tie_order, ..Config::parse(&setup.conf)? })
@@ -288,6 +317,20 @@ mod tests {
     use girih_trace::{Action, Event, PoolId};
 
     use super::*;
+
+    #[test]
+    fn a_run_in_expandable_segments_has_a_native_row_of_its_own() {
+        let conf_of = |conf: &str| {
+            let mut trace = Trace::default();
+            trace.settings.conf = conf.to_owned();
+            recorded_conf(&trace)
+        };
+        let conf = conf_of("expandable_segments:True,max_split_size_mb:64,");
+        let config = Config::parse(&conf).expect("the settings are right");
+        assert!(!config.expandable_segments && config.max_split_size == 64 << 20, "{conf}");
+        assert_eq!(conf_of("max_split_size_mb:64"), "max_split_size_mb:64");
+        assert_eq!(conf_of("a_setting_of_torch_3:1"), "");
+    }
 
     #[test]
     fn what_a_release_rounds_up_to_is_rounding_under_every_policy_that_does_so() {

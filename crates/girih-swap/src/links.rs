@@ -19,6 +19,11 @@ impl Default for Links {
 }
 
 impl Links {
+    /// True if both together are at least the faster one and at most the sum: all else is no pair of links.
+    pub fn are_possible(outward: f64, inward: f64, both: f64) -> bool {
+        (outward.max(inward)..=outward + inward).contains(&both)
+    }
+
     /// Bandwidths given in GB/s (10^9 bytes a second). Both together are at most the sum.
     pub fn of_gigabytes(outward: f64, inward: f64, both: f64) -> Links {
         let both = both.min(outward + inward);

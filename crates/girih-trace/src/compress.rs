@@ -43,6 +43,36 @@ impl Limits {
     }
 }
 
+/// Bytes of memory that one compressed byte may stand for once it is understood. A trace entry takes some
+/// 150, and no less than one byte even where steps repeat: its time is its own.
+const MEMORY_PER_BYTE: u64 = 256;
+/// Bytes of memory that are always allowed.
+const MEMORY_FLOOR: u64 = 256 << 20;
+
+/// A source that knows of how many bytes it is made: a file that was compressed may become many more.
+pub(crate) trait Compressed: Read {
+    /// Compressed bytes read so far.
+    fn consumed(&self) -> u64;
+
+    /// Bytes of memory that what was read may take.
+    fn memory_max(&self) -> u64 {
+        self.consumed().saturating_mul(MEMORY_PER_BYTE).max(MEMORY_FLOOR)
+    }
+}
+
+impl<R: Read> Compressed for Input<R> {
+    fn consumed(&self) -> u64 {
+        Input::consumed(self)
+    }
+}
+
+/// What was looked at of an input, and the rest of it.
+impl<H: Read, R: Read> Compressed for io::Chain<H, Input<R>> {
+    fn consumed(&self) -> u64 {
+        self.get_ref().1.consumed()
+    }
+}
+
 /// A compressed file grew beyond its [`Limits`]. Comes inside an [`io::Error`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(

@@ -9,6 +9,7 @@
 //!  "marks": [{"time_us": 1795224603281539, "kind": "step", "name": "0"}, ..]}
 //! ```
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 
 use serde::Deserialize;
@@ -89,8 +90,12 @@ impl Marks {
     /// Adds the marks to `trace`, and sets what the process reported of itself.
     ///
     /// A mark stands before the first event that is not earlier. Marks that the trace had before stay,
-    /// and come first where both stand before the same event. Applying marks twice doubles them.
+    /// and come first where both stand before the same event. One that the trace has already, with the
+    /// same time, kind and name, is not added again: a trace file has the marks of its snapshot in it,
+    /// and may stand beside the same marks file.
     pub fn apply(mut self, trace: &mut Trace) {
+        let known: HashSet<_> = trace.marks.iter().map(what_it_says).collect();
+        self.marks.retain(|mark| !known.contains(&what_it_says(mark)));
         place_by_time(&mut self.marks, &trace.events);
         trace.marks.extend(self.marks);
         trace.marks.sort_by_key(|mark| mark.before);
@@ -99,6 +104,11 @@ impl Marks {
             allocated_peak: allocated_peak.or(trace.recorded.allocated_peak),
             reserved_peak: reserved_peak.or(trace.recorded.reserved_peak),
         };
+    }
+
+    /// True if there is nothing in it: no mark, and no peak.
+    pub fn is_empty(&self) -> bool {
+        self.marks.is_empty() && self.recorded == Recorded::default()
     }
 
     /// Why these are certainly marks of another recording than `trace`: no mark lies in its time. None
@@ -147,6 +157,11 @@ impl From<MarkFields> for Mark {
         };
         Mark { before: 0, time_us, kind: known, name }
     }
+}
+
+/// What tells a mark from another one.
+fn what_it_says(mark: &Mark) -> (i64, MarkKind, &str) {
+    (mark.time_us, mark.kind, &mark.name)
 }
 
 /// Sorts marks by time, those of one time in their order, and sets [`Mark::before`] of each to the
@@ -203,6 +218,20 @@ mod tests {
         apply(&mut trace, br#"{"marks": [{"time_us": 12, "kind": "step", "name": "new"}]}"#)
             .unwrap();
         assert_eq!(places(&trace), [(1, "old"), (1, "new")]);
+    }
+
+    #[test]
+    fn marks_that_the_trace_has_already_are_not_added_again() {
+        let mut trace = trace(&[10, 20]);
+        let json = br#"{"marks": [{"time_us": 12, "kind": "step", "name": "0"},
+            {"time_us": 12, "kind": "step", "name": "0"}, {"time_us": 15, "kind": "loss"}]}"#;
+        apply(&mut trace, json).unwrap();
+        let once = trace.marks.clone();
+        assert_eq!(once.len(), 3, "a file may say the same twice");
+        apply(&mut trace, json).unwrap();
+        assert_eq!(trace.marks, once);
+        apply(&mut trace, br#"{"marks": [{"time_us": 12, "kind": "step", "name": "1"}]}"#).unwrap();
+        assert_eq!(trace.marks.len(), 4, "another name is another mark");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Whatever has a number has it from the recording or from a replay.
 
+use girih_runtime::simulate::Allocator;
+
 use crate::capacity::Source;
 use crate::category::Category;
 use crate::diagnosis::{Diagnosis, Told};
@@ -9,7 +11,7 @@ use crate::moment::Holding;
 use crate::refusal::Refusal;
 use crate::replays::Fit;
 use crate::units::{bytes, count};
-use crate::verdict::Verdict;
+use crate::verdict::{Idle, Verdict};
 
 /// Shares of the activations that are tried, the largest first.
 pub const SHARES: [f64; 9] = [0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125];
@@ -24,7 +26,15 @@ pub fn still_for_the_optimizer(&[weights, gradients, states]: &[u64; 3]) -> u64 
 /// The verdict in one sentence.
 pub fn sentence(diagnosis: &Diagnosis) -> String {
     let Some(told) = &diagnosis.told else {
-        return "No request was refused: this run did not run out of memory.".to_owned();
+        return match diagnosis.fits {
+            None => "No request was refused: this run did not run out of memory.".to_owned(),
+            Some(room) => format!(
+                "No request was refused, and none would be on a device of {}: the run fits there, with {} to \
+                 spare.",
+                bytes(room.capacity),
+                bytes(room.spare)
+            ),
+        };
     };
     let asked = bytes(told.refusal.size);
     let by = told.line.as_ref().map_or_else(String::new, |line| format!(" by {line}"));
@@ -37,9 +47,14 @@ pub fn sentence(diagnosis: &Diagnosis) -> String {
         ),
         Verdict::Fragmented => format!(
             "The memory is there, but in pieces: only {live} are alive, {} lie idle and {} are \
-             free on the device, and yet {} the {asked} that were asked for{by}.",
+             free {}, and yet {} the {asked} that were asked for{by}.",
             bytes(told.idle.own),
-            bytes(told.capacity.bytes.saturating_sub(told.moment.reserved)),
+            bytes(free(told)),
+            if told.capacity.source == Source::Limit {
+                "below the limit of this process"
+            } else {
+                "on the device"
+            },
             if own(told).largest < told.refusal.size {
                 "no piece was large enough for"
             } else {
@@ -66,6 +81,11 @@ pub fn sentence(diagnosis: &Diagnosis) -> String {
         Verdict::Leak => leak(told),
         Verdict::Spike => spike(told),
     }
+}
+
+/// Bytes that this process could still have taken of the device.
+fn free(told: &Told) -> u64 {
+    told.capacity.bytes.saturating_sub(told.moment.reserved)
 }
 
 /// What the stream and the pool of the request hold.
@@ -127,8 +147,15 @@ pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
         say_told(told, &mut said);
         let steps = diagnosis.steps.len();
         if steps > 1 {
+            let others = match diagnosis.iterations {
+                iterations if iterations == steps => String::new(),
+                // A step is what a line of the program begins, an iteration what repeats in the requests.
+                iterations => format!(
+                    "; girih stats, which goes by the requests alone, finds {iterations} iterations"
+                ),
+            };
             said.push(format!(
-                "It was refused in step {} of this recording, counted from 0.",
+                "It was refused in step {} of this recording, counted from 0{others}.",
                 steps - 1
             ));
         }
@@ -159,13 +186,21 @@ pub fn evidence(diagnosis: &Diagnosis) -> Vec<String> {
 
 fn say_told(told: &Told, said: &mut Vec<String>) {
     let Told { moment, capacity, idle, .. } = told;
-    let free = told.refusal.device_free.unwrap_or(0);
+    let device_free = bytes(told.refusal.device_free.unwrap_or(0));
+    let left = match capacity.source {
+        Source::Limit => {
+            format!(
+                "{} free below the limit of this process, {device_free} on the device",
+                bytes(free(told))
+            )
+        }
+        _ => format!("the device had {device_free} free"),
+    };
     said.push(format!(
-        "Reserved {}: {} alive, {} idle; the device had {} free.",
+        "Reserved {}: {} alive, {} idle; {left}.",
         bytes(moment.reserved),
         bytes(moment.live),
         bytes(moment.idle()),
-        bytes(free)
     ));
     let own = own(told);
     if own.idle > 0 {
@@ -257,9 +292,9 @@ fn lacking(told: &Told) -> u64 {
 fn say_settings(told: &Told, said: &mut Vec<String>) {
     let mut fitting: Vec<&Fit> = told.would_fit.iter().filter(|fit| fit.fits).collect();
     fitting.sort_by_key(|fit| std::cmp::Reverse(fit.spare));
-    let is_girihs = |fit: &&&Fit| matches!(fit.setting.name, "stitch" | "planned");
+    let is_girihs = |fit: &&&Fit| fit.setting.allocator == Allocator::Stitch;
     let best = [
-        fitting.iter().find(|fit| !is_girihs(fit)).copied(),
+        fitting.iter().find(|fit| !is_girihs(fit) && fit.setting.how().is_some()).copied(),
         fitting.iter().find(is_girihs).copied(),
     ];
     for fit in best.into_iter().flatten() {
@@ -276,12 +311,24 @@ fn say_settings(told: &Told, said: &mut Vec<String>) {
         );
     }
     if fitting.is_empty() {
-        said.push(format!(
-            "No setting of the allocator would have served this request: {} are needed and there \
-             are {}.",
-            bytes(told.moment.granted + told.refusal.size),
-            bytes(told.capacity.bytes)
-        ));
+        let needed = told.moment.granted + told.refusal.size;
+        let (shown, there_are) = (bytes(needed), bytes(told.capacity.bytes));
+        said.push(if needed > told.capacity.bytes {
+            format!(
+                "No setting of the allocator would have served this request: {shown} are needed and \
+                 there are {there_are}."
+            )
+        } else {
+            let Idle { own, streams, pools } = told.idle;
+            format!(
+                "No setting of the allocator would have served this request: {shown} of {there_are} are \
+                 needed, but what lies idle stays where it is: {} in pieces, {} of other streams, {} of \
+                 other pools.",
+                bytes(own),
+                bytes(streams),
+                bytes(pools)
+            )
+        });
     }
 }
 
@@ -293,7 +340,7 @@ fn say_leak(told: &Told, said: &mut Vec<String>) {
          or loss.detach(); a list of outputs needs .detach().cpu(); without training, \
          torch.no_grad()."
     ));
-    let idle = told.moment.idle() + told.refusal.device_free.unwrap_or(0);
+    let idle = told.capacity.bytes.saturating_sub(told.moment.granted);
     said.push(format!(
         "No setting helps for long: without one wasted byte there would be room for {} steps more.",
         count(idle / growth.each_step.max(1))

@@ -15,8 +15,8 @@ use crate::frames::Stacks;
 use crate::groups::{By, Group, Grouping};
 use crate::growth::{self, Growth};
 use crate::moment::{self, Moment};
-use crate::refusal::{self, Refusal};
-use crate::replays::{Case, Fit, SETTINGS, Setting, own_conf};
+use crate::refusal::{self, OnDevice, Refusal, Replayed};
+use crate::replays::{Case, Fit, SETTINGS, Setting};
 use crate::spike::{Run, Spike};
 use crate::steps;
 use crate::verdict::{Facts, Idle, USUAL_IDLE, Verdict};
@@ -144,6 +144,15 @@ pub struct Told {
     pub smaller: Option<f64>,
 }
 
+/// A device on which a run fits. Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Of the device.
+    pub capacity: u64,
+    /// Of these, what PyTorch's allocator never had.
+    pub spare: u64,
+}
+
 /// The answer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Diagnosis {
@@ -151,6 +160,10 @@ pub struct Diagnosis {
     pub verdict: Verdict,
     /// What is told of the refused request; None if there is none.
     pub told: Option<Told>,
+    /// The device that was asked about, if the run fits on it.
+    pub fits: Option<Room>,
+    /// How many iterations begin before the refused request, or in all: `girih stats` counts these.
+    pub iterations: usize,
     /// How many requests were refused.
     pub refused: usize,
     /// The tensors that were asked for, by place.
@@ -195,13 +208,18 @@ pub fn diagnose(
     let earlier = Arc::new(Earlier::of(trace, lives));
     let all = refusal::recorded(trace);
     let was_recorded = !all.is_empty();
+    let (mut replayed, mut fits) = (None, None);
     let refusal = match (question.error, question.known.capacity) {
         (Some(wanted), _) => {
             let count = all.len();
             Some(*all.get(wanted).ok_or(WhyError::NoSuchError { wanted, count })?)
         }
         (None, Some(capacity)) if !was_recorded => {
-            refusal::on_a_device_of(trace, lives, &earlier, &own_conf(trace), capacity)?
+            match refusal::on_a_device_of(trace, lives, &earlier, capacity)? {
+                OnDevice::Fits(spare) => fits = Some(Room { capacity, spare }),
+                OnDevice::Refuses(found) => replayed = Some(*found),
+            }
+            replayed.as_ref().map(|found| found.refusal)
         }
         (None, _) => all.last().copied(),
     };
@@ -227,13 +245,15 @@ pub fn diagnose(
     };
     let told = match refusal {
         Some(refusal) if !question.is_listing => {
-            Some(looked.tell(refusal, &question.known, was_recorded, replay)?)
+            Some(looked.tell(refusal, replayed, &question.known, replay)?)
         }
         _ => None,
     };
     Ok(Diagnosis {
         verdict: told.as_ref().map_or(Verdict::None, |(verdict, _)| *verdict),
         told: told.map(|(_, told)| told),
+        fits,
+        iterations: iterations_before(iterations, end),
         refused: all.len(),
         lines: grouping.of(&requests, question.by),
         steps: looked.steps(end),
@@ -243,6 +263,11 @@ pub fn diagnose(
         contradiction: earlier.as_ref().as_ref().err().map(ToString::to_string),
         has_stacks: !stacks.is_empty(),
     })
+}
+
+/// How many iterations begin before `end`.
+fn iterations_before(iterations: &Iterations, end: Tick) -> usize {
+    iterations.list.iter().filter(|iteration| iteration.ticks.start < end.0).count()
 }
 
 fn never_freed(lives: &Lifetimes) -> Vec<u32> {
@@ -284,16 +309,23 @@ struct Looked<'a> {
 }
 
 impl Looked<'_> {
+    /// `replayed` is what a replay held at the refusal, if the recorded run itself was not refused it.
     fn tell(
         &self,
         refusal: Refusal,
+        replayed: Option<Replayed>,
         known: &Known,
-        was_recorded: bool,
         replay: Try<'_>,
     ) -> Result<(Verdict, Told), WhyError> {
         let Recorded { trace, lives, .. } = self.recorded;
-        let moment = moment::at(trace, lives, self.earlier, refusal.tick);
-        let most_held = moment::most_held(trace, self.earlier, refusal.tick);
+        let was_recorded = replayed.is_none();
+        let (moment, most_held) = match replayed {
+            Some(Replayed { moment, most_held, .. }) => (moment, most_held),
+            None => (
+                moment::at(trace, lives, self.earlier, refusal.tick),
+                moment::most_held(trace, self.earlier, refusal.tick),
+            ),
+        };
         let capacity = capacity::infer(&refusal, &moment, most_held, known);
         let growth = growth::find(lives, &moment.requests, self.run.starts);
         let spike = self.run.spike(&refusal, &moment.requests);

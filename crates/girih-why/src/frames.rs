@@ -8,6 +8,8 @@
 
 use girih_trace::{StackId, Trace};
 
+use crate::units::printable;
+
 /// One frame: `file:line name`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame<'a> {
@@ -54,7 +56,7 @@ impl<'a> Frame<'a> {
     }
 
     fn shown(&self) -> String {
-        format!("{}:{} {}", self.file, self.line, self.name)
+        printable(&format!("{}:{} {}", self.file, self.line, self.name)).into_owned()
     }
 }
 
@@ -140,9 +142,12 @@ fn tell(stack: &[(Frame<'_>, bool)]) -> Told {
     let python = || stack.iter().find(|(frame, _)| frame.is_python());
     let doing = doing(stack);
     let (line, function, file) = match own.or_else(python) {
-        Some((frame, _)) => (frame.shown(), frame.name.to_owned(), frame.file.to_owned()),
+        Some((frame, _)) => {
+            let [function, file] = [frame.name, frame.file].map(|of| printable(of).into_owned());
+            (frame.shown(), function, file)
+        }
         None => {
-            let operator = operator(stack, doing);
+            let operator = printable(&operator(stack, doing)).into_owned();
             (operator.clone(), operator, "not Python".to_owned())
         }
     };
@@ -279,6 +284,13 @@ mod tests {
         assert_eq!((&*told.line, told.doing), ("/w/model.py:33 forward", Doing::Forward));
         assert_eq!(told.caller.as_deref(), Some("/w/train.py:8 train"));
         assert_eq!(told.callee.as_deref(), Some("/w/model.py:33 forward"));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_in_no_line() {
+        let told = told(&["/w/\u{1b}[2Jtrain.py:8 \u{7}train"]);
+        assert_eq!(told.line, "/w/\\u{1b}[2Jtrain.py:8 \\u{7}train");
+        assert_eq!(&*told.function, "\\u{7}train");
     }
 
     #[test]

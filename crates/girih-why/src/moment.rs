@@ -1,6 +1,7 @@
 //! A moment of a run: what is alive, what is held, and whose the idle bytes are.
 //!
-//! Told from the recording alone, by address, and so true whoever the allocator was:
+//! Told from the recording alone, by address, and so true whoever the allocator was; of a request that only a
+//! replay was refused, from what the replayed allocator held:
 //!
 //! ```text
 //!  stream 0, default pool   |####|  hole  |##|hole|######|      own: in pieces
@@ -12,7 +13,10 @@
 use std::collections::BTreeMap;
 
 use girih_plan::granted;
-use girih_trace::{Action, Contradiction, Earlier, Lifetimes, PoolId, StreamId, Tick, Trace};
+use girih_runtime::policy::{BlockView, SegmentView};
+use girih_trace::{
+    Action, BlockState, Contradiction, Earlier, Lifetimes, PoolId, StreamId, Tick, Trace,
+};
 
 /// Segments of PyTorch's that serve requests of at most 1 MiB have so many bytes (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 << 20;
@@ -41,6 +45,17 @@ pub struct Holding {
     pub pieces: u64,
 }
 
+impl Holding {
+    /// Adds an idle piece. One of a segment for small requests is none that a large one could have.
+    fn add_idle(&mut self, bytes: u64, is_small: bool) {
+        self.idle += bytes;
+        self.pieces += 1;
+        if !is_small {
+            self.largest = self.largest.max(bytes);
+        }
+    }
+}
+
 /// What is alive and what is held at a moment. Bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Moment {
@@ -59,6 +74,32 @@ pub struct Moment {
 }
 
 impl Moment {
+    /// With these `requests` alive, and nothing that is known to be held.
+    pub(crate) fn of(lives: &Lifetimes, requests: Vec<u32>, tick: Tick) -> Moment {
+        let mut moment = Moment { requests, ..Moment::default() };
+        for &index in &moment.requests {
+            let life = &lives.requests[index as usize];
+            let bytes = granted(life.size);
+            moment.live += life.size;
+            moment.granted += bytes;
+            if life.free_requested < tick {
+                moment.pending += bytes;
+            }
+        }
+        moment
+    }
+
+    /// Adds a segment that a replayed allocator holds, with its blocks.
+    pub(crate) fn hold(&mut self, segment: SegmentView, blocks: &[BlockView]) {
+        let owner = Owner { stream: segment.stream, pool: segment.pool };
+        let holding = self.owners.entry(owner).or_default();
+        for block in blocks.iter().filter(|block| block.state == BlockState::Inactive) {
+            holding.add_idle(block.size, segment.is_small);
+        }
+        holding.reserved += segment.size;
+        self.reserved += segment.size;
+    }
+
     /// Bytes held and in no live block.
     pub fn idle(&self) -> u64 {
         self.reserved.saturating_sub(self.granted)
@@ -94,19 +135,12 @@ pub fn at(
     tick: Tick,
 ) -> Moment {
     let runs = held(trace, earlier, tick);
-    let requests = alive(lives, tick);
-    let mut moment = Moment { requests, ..Moment::default() };
-    let mut blocks: Vec<(u64, u64)> = Vec::with_capacity(moment.requests.len());
-    for &index in &moment.requests {
+    let mut moment = Moment::of(lives, alive(lives, tick), tick);
+    let block = |&index: &u32| {
         let life = &lives.requests[index as usize];
-        let bytes = granted(life.size);
-        moment.live += life.size;
-        moment.granted += bytes;
-        if life.free_requested < tick {
-            moment.pending += bytes;
-        }
-        blocks.push((life.address, bytes));
-    }
+        (life.address, granted(life.size))
+    };
+    let mut blocks: Vec<(u64, u64)> = moment.requests.iter().map(block).collect();
     blocks.sort_unstable();
     let mut blocks = blocks.into_iter().peekable();
     for (address, run) in &runs {
@@ -116,11 +150,7 @@ pub fn at(
         let mut hole = |from: u64, to: u64| {
             let bytes = to.saturating_sub(from);
             if bytes > 0 {
-                holding.idle += bytes;
-                holding.pieces += 1;
-                if !run.is_small {
-                    holding.largest = holding.largest.max(bytes);
-                }
+                holding.add_idle(bytes, run.is_small);
             }
         };
         while let Some((start, size)) = blocks.next_if(|&(start, _)| start < end) {

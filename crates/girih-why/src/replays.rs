@@ -8,8 +8,7 @@
 use std::sync::Arc;
 
 use girih_plan::{Budget, profile, solve};
-use girih_runtime::caching::Config;
-use girih_runtime::simulate::{Allocator, Property, Setup, SimulateError, simulate};
+use girih_runtime::simulate::{Allocator, Property, Setup, SimulateError, recorded_conf, simulate};
 use girih_trace::bounds::check_held;
 use girih_trace::parts::first_part;
 use girih_trace::{
@@ -51,7 +50,8 @@ const fn of_native(conf: &'static str) -> Setting {
 }
 
 impl Setting {
-    /// How a person asks for it; None for what PyTorch does by itself.
+    /// How a person asks for it; None for what PyTorch does by itself, and for what follows a plan of this very
+    /// run, which nobody has before it.
     pub fn how(&self) -> Option<String> {
         match self.allocator {
             Allocator::Expandable => {
@@ -61,7 +61,6 @@ impl Setting {
                 Some(format!("Set PYTORCH_CUDA_ALLOC_CONF={}", self.conf))
             }
             Allocator::Stitch => Some("Run python -m girih run --mode stitch train.py".to_owned()),
-            Allocator::Planned => Some("Run python -m girih run train.py".to_owned()),
             _ => None,
         }
     }
@@ -127,7 +126,7 @@ impl Case {
             earlier: Arc::clone(earlier),
             capacity,
             own: own_allocator(trace),
-            conf: own_conf(trace),
+            conf: recorded_conf(trace),
             // Which of Girih's modes has refused its trace does not say.
             was_recorded: was_recorded && trace.origin.kind != "trace",
         }
@@ -215,12 +214,6 @@ impl Case {
         let spare = fits.then(|| self.capacity.saturating_sub(peak));
         Ok(Fit { setting: *setting, fits, spare })
     }
-}
-
-/// The settings of a recording, as far as they are known here; of a newer release none.
-pub fn own_conf(trace: &Trace) -> String {
-    let conf = &trace.settings.conf;
-    if Config::parse(conf).is_ok() { conf.clone() } else { String::new() }
 }
 
 /// The settings of a recording with those of a setting, which come last and hold. A share of the

@@ -1,4 +1,6 @@
-//! Bytes and counts as people read them.
+//! Bytes and counts as people read them, and text that they can.
+
+use std::borrow::Cow;
 
 /// Bytes with a binary unit and three digits: `12.3 GiB`.
 pub fn bytes(bytes: u64) -> String {
@@ -15,6 +17,16 @@ pub fn bytes(bytes: u64) -> String {
         _ if value < 100.0 => format!("{value:.1} {}", UNITS[unit]),
         _ => format!("{value:.0} {}", UNITS[unit]),
     }
+}
+
+/// Text that comes from a file, fit for a terminal: what a terminal would obey is escaped.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escape =
+        |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(escape).collect())
 }
 
 /// A count with its digits in groups of three.
@@ -41,6 +53,12 @@ mod tests {
         assert_eq!(bytes(20 << 20), "20.0 MiB");
         assert_eq!(bytes(19_413_336_064), "18.1 GiB");
         assert_eq!(bytes(1023 << 20), "1.00 GiB");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_all_else_stays() {
+        assert_eq!(printable("a\u{1b}[31m\n\u{9b}b\u{7f}"), "a\\u{1b}[31m\\n\\u{9b}b\\u{7f}");
+        assert!(matches!(printable("größe.py:3 f"), Cow::Borrowed("größe.py:3 f")));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use girih_tokens::{Budgets, Method};
 
 use self::json::Json;
 use self::source::{BlockName, Subject};
+use super::swap::links_of;
 use super::write_json;
 use crate::Answer;
 use crate::load::timed;
@@ -127,7 +128,7 @@ impl AlphaArgs {
         Ok(match self.link[..] {
             [both_ways] => Links::of_gigabytes(both_ways, both_ways, 2.0 * both_ways),
             [outward, inward] => Links::of_gigabytes(outward, inward, outward + inward),
-            [outward, inward, both] => Links::of_gigabytes(outward, inward, both),
+            [outward, inward, both] => links_of("--link", outward, inward, both)?,
             _ => bail!("give --link one rate, or two, or three, with commas between"),
         })
     }

@@ -19,7 +19,7 @@ use super::earlier::earlier_sentence;
 use super::in_order::in_order;
 use super::learn::{JsonOutOfSample, OutOfSample, Share, learn};
 use super::row::{
-    JsonRow, WhatIf, again_sentence, columns, recorded_peak, stop_sentence, table_row,
+    JsonRow, WhatIf, again_sentence, columns, recorded_peak, stop_and_rest_sentence, table_row,
     unhelpful_sentence,
 };
 use super::write_json;
@@ -28,7 +28,7 @@ use crate::files;
 use crate::load::{self, Loaded, timed};
 use crate::progress::{self, Progress};
 use crate::table::table;
-use crate::units::{bytes, percent};
+use crate::units::{bytes, percent, percent_left};
 
 /// Those that are there to be measured against, and asked for.
 const BASELINES: [Allocator; 4] =
@@ -361,13 +361,14 @@ impl Comparison {
             if let Some(allocated) = trace.recorded.allocated_peak {
                 let efficiency = allocated as f64 / reserved as f64;
                 row[1] = bytes(allocated);
-                row.extend([percent(efficiency), percent(1.0 - efficiency)]);
+                row.extend([percent(efficiency), percent_left(efficiency)]);
             }
             rows.push(with_fit(row));
         }
         rows.extend(self.rows.iter().map(|(simulation, ..)| table_row(simulation, &self.setup)));
         let bound = bytes(self.lower_bound);
-        let row = vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent(0.0)];
+        let row =
+            vec!["lower bound".to_owned(), bound.clone(), bound, percent(1.0), percent_left(1.0)];
         rows.push(with_fit(row));
         rows
     }
@@ -406,7 +407,8 @@ impl Comparison {
             match &simulation.replayed.stop {
                 None => writeln!(out, "  {name} fits")?,
                 Some(stop) => {
-                    writeln!(out, "  {name} {}", stop_sentence(stop, &self.loaded.lives))?;
+                    let lives = &self.loaded.lives;
+                    writeln!(out, "  {name} {}", stop_and_rest_sentence(stop, simulation, lives))?;
                 }
             }
         }

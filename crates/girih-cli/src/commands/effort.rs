@@ -172,6 +172,9 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
     };
     let number: f64 = digits.trim_end().parse().map_err(|_| wrong())?;
     let time = Duration::try_from_secs_f64(number * milliseconds / 1000.0).map_err(|_| wrong())?;
+    if time.is_zero() {
+        return Err(wrong());
+    }
     Ok(Limit::Time(time))
 }
 
@@ -185,7 +188,7 @@ mod tests {
         assert_eq!(parse_limit("10s"), Ok(Limit::Time(Duration::from_secs(10))));
         assert_eq!(parse_limit("1.5 m"), Ok(Limit::Time(Duration::from_secs(90))));
         assert_eq!(parse_limit("20ms"), Ok(Limit::Time(Duration::from_millis(20))));
-        for wrong in ["", "0", "-3", "s", "10h", "-1s", "nans", "1e400s", "10 s s"] {
+        for wrong in ["", "0", "0s", "-3", "s", "10h", "-1s", "nans", "1e400s", "10 s s"] {
             let error = parse_limit(wrong).expect_err(wrong);
             assert!(error.contains("500ms"), "{error}");
         }

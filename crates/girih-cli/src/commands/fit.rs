@@ -13,12 +13,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use girih_fit::Subject;
 use girih_runtime::caching::Config;
-use girih_runtime::simulate::{Allocator, Setup, SimulateError};
+use girih_runtime::simulate::{Allocator, Setup, SimulateError, recorded_conf};
 
 use self::json::{Json, JsonRequired, JsonRow};
 use self::source::{At, Recording};
 use super::in_order::in_order;
-use super::row::{allocator_names, recorded_conf, tie_order};
+use super::row::{allocator_names, tie_order};
 use super::write_json;
 use crate::Answer;
 use crate::load::timed;
@@ -53,7 +53,7 @@ pub(crate) struct FitArgs {
     #[arg(long, value_name = "NAME", default_value = "microbatch", value_parser = source::parse_name)]
     of: String,
     /// Bytes of each GPU, such as 80GiB.
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_capacity)]
     capacity: u64,
     /// Exits with status 1 if the job does not fit at this value under any of the allocators.
     #[arg(long, value_name = "VALUE", value_parser = clap::value_parser!(u64).range(1..=source::VALUE_MAX))]

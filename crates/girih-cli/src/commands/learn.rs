@@ -129,14 +129,16 @@ impl OutOfSample {
     fn sentence(&self) -> String {
         let Some(plan) = &self.plan else {
             let why = match (self.iterations, self.learnt) {
-                (0, _) => "the recording has no iterations".to_owned(),
-                (_, 0) => "no iteration ends in the first part".to_owned(),
-                (_, 1) => "the first part has one iteration, and a plan needs two".to_owned(),
+                (0, _) => "record more steps, for nothing in the recording repeats".to_owned(),
+                (_, 0) => "record more steps, for none of them ends in the first part".to_owned(),
+                (_, 1) => {
+                    "record more steps, for the first part has one, and a plan needs two".to_owned()
+                }
                 (_, learnt) => {
                     format!("no two of the first {} iterations are alike", count(learnt as u64))
                 }
             };
-            return format!("learnt is the lake without a plan: {why}");
+            return format!("learnt has no plan, and is stitch: {why}");
         };
         match unreliable(plan) {
             None => "learnt follows the plan of the first part; so does again, the second launch of auto"

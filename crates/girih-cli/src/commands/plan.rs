@@ -14,6 +14,7 @@ use girih_plan::{Outcome, Problem, Trial, Wait, check, file, waits};
 use girih_runtime::simulate::Setup;
 use girih_runtime::simulate::trial::tried;
 use girih_trace::compress::{Input, Limits};
+use girih_why::units::printable;
 use serde::Serialize;
 
 use super::effort::Effort;
@@ -249,7 +250,7 @@ fn plan_csv(args: &PlanArgs, path: &Path, output: Option<&Output>) -> anyhow::Re
         output.write(|writer| Ok(problem.write(writer, Some(&outcome.solution))?))?;
     }
     Ok(Json {
-        name: load::name_of(path),
+        name: printable(&load::name_of(path)).into_owned(),
         requests: problem.problem.buffers.len() as u64,
         persistent_bytes: 0,
         iteration_requests: problem.problem.buffers.len(),

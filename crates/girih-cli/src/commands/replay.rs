@@ -8,7 +8,7 @@ use girih_runtime::simulate::{Allocator, Property, simulate};
 use super::earlier::earlier_sentence;
 use super::row::{
     JsonRow, WhatIf, again_sentence, allocator_names, columns, compared_with_recording,
-    mapping_work, recorded_peak, stop_sentence, table_row, unhelpful_sentence,
+    mapping_work, recorded_peak, stop_and_rest_sentence, table_row, unhelpful_sentence,
 };
 use super::write_json;
 use crate::Answer;
@@ -38,6 +38,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     let mut setup = args.what_if.setup(&loaded)?;
     setup.check_order = args.check_order;
     let allocator = args.allocator;
+    args.what_if.say_if_not_followed(&[allocator]);
     if allocator.is(Property::Plan) {
         progress.say("planning");
         setup.plan = Some(args.what_if.plan(&loaded, &setup)?);
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool, out: &mut dyn Write) -> anyhow:
     writeln!(out, "{}", loaded.name)?;
     write!(out, "{}", table(&columns(&setup), &[table_row(&simulation, &setup)]))?;
     if let Some(stop) = &simulation.replayed.stop {
-        writeln!(out, "{}", stop_sentence(stop, &loaded.lives))?;
+        writeln!(out, "{}", stop_and_rest_sentence(stop, &simulation, &loaded.lives))?;
     }
     if let Some(sentence) = earlier_sentence([&simulation.beginning], &loaded.lives) {
         writeln!(out, "{sentence}")?;

@@ -184,6 +184,7 @@ fn replay(
 ) -> anyhow::Result<()> {
     let shown = shown_input(&args.source.file);
     let names = args.allocators.as_deref().unwrap_or(&REPLAYED);
+    args.what_if.say_if_not_followed(names);
     if names.contains(&Name::Planned) {
         progress.say(format!("{shown}: planning"));
         setup.plan = Some(args.what_if.plan(loaded, setup)?);
@@ -267,8 +268,16 @@ fn print(
         row("steps", count(figures.steps as u64)),
     ];
     for allocator in &figures.allocators {
-        let share = allocator.efficiency.map_or_else(|| "stopped".to_owned(), percent);
-        let value = format!("{}, efficiency {share}", bytes(allocator.reserved_peak));
+        let share = allocator.efficiency.map_or_else(
+            || {
+                format!(
+                    "does not fit, without {} requests that are refused",
+                    count(allocator.refused)
+                )
+            },
+            |efficiency| format!("efficiency {}", percent(efficiency)),
+        );
+        let value = format!("{}, {share}", bytes(allocator.reserved_peak));
         rows.push(row(&format!("reserved by {}", allocator.name), value));
     }
     if let Some(copies) = &figures.copies {

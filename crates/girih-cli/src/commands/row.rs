@@ -17,7 +17,7 @@ use girih_runtime::replay::{
 };
 use girih_runtime::sim::CallTotals;
 use girih_runtime::simulate::trial::tried;
-use girih_runtime::simulate::{Allocator, Setup, Simulation, launch};
+use girih_runtime::simulate::{Allocator, Property, Setup, Simulation, launch, recorded_conf};
 use girih_trace::{Earlier, Evidence, Lifetimes, Tick, Trace};
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ use crate::load::Loaded;
 use crate::names::one_of;
 use crate::progress;
 use crate::table::table;
-use crate::units::{self, bytes, count, milliseconds, percent};
+use crate::units::{self, bytes, count, milliseconds, percent, percent_left};
 
 /// Reads the name of an allocator; the help says what each is.
 pub(crate) fn allocator_names() -> impl TypedValueParser<Value = Allocator> {
@@ -42,7 +42,7 @@ pub(crate) struct WhatIf {
     #[arg(long, value_name = "STRING")]
     conf: Option<String>,
     /// Bytes of the device, such as 80GiB: would the run have fitted?
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_capacity)]
     pub(crate) capacity: Option<u64>,
     /// Exits with status 1 if the run does not fit on the device of --capacity; of `compare`, if it fits
     /// under no allocator.
@@ -102,6 +102,17 @@ impl WhatIf {
         Ok(Arc::new(plan))
     }
 
+    /// Says so if a plan was named and none of these allocators follows one that is given.
+    pub(crate) fn say_if_not_followed(&self, allocators: &[Allocator]) {
+        if self.plan.is_some() && !allocators.iter().any(|it| it.is(Property::Plan)) {
+            let names: Vec<&str> = allocators.iter().map(|it| it.name()).collect();
+            progress::warn(&format!(
+                "--plan is not followed: `planned` follows the plan that it is given, {} does not",
+                names.join(" or ")
+            ));
+        }
+    }
+
     /// Whether the plan is on standard input.
     pub(crate) fn reads_standard(&self) -> bool {
         self.plan.as_deref().is_some_and(files::is_standard)
@@ -128,16 +139,6 @@ pub(super) fn tie_order(torch: &str) -> anyhow::Result<TieOrder> {
         (None, _) => {
             bail!("use --torch 2.1 to 2.{LAST_RELEASE}: `{torch}` is no release of torch")
         }
-    }
-}
-
-/// What the recorded process was set to, as far as an allocator of ours takes it: the recording
-/// may be of a release that knows more.
-pub(super) fn recorded_conf(trace: &Trace) -> String {
-    let conf = &trace.settings.conf;
-    match Config::parse(conf) {
-        Ok(_) => conf.clone(),
-        Err(_) => String::new(),
     }
 }
 
@@ -254,7 +255,7 @@ impl JsonRow {
             request: stop.request,
             event: stop.tick.0,
             size: stop.size,
-            reason: stop.error.to_string(),
+            reason: why_stopped(&stop.error),
         });
         JsonRow {
             allocator: simulation.allocator.name(),
@@ -347,13 +348,14 @@ pub(crate) fn efficiency(simulation: &Simulation) -> Option<f64> {
 pub(crate) fn table_row(simulation: &Simulation, setup: &Setup) -> Vec<String> {
     let stats = &simulation.stats;
     let calls = simulation.calls.sum();
-    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), percent);
+    let share =
+        |shown: fn(f64) -> String| efficiency(simulation).map_or_else(|| "-".to_owned(), shown);
     let mut row = vec![
         simulation.allocator.name().to_owned(),
         bytes(stats.allocated_bytes.all().peak),
         bytes(stats.reserved_bytes.all().peak),
-        share(efficiency(simulation)),
-        share(efficiency(simulation).map(|efficiency| 1.0 - efficiency)),
+        share(percent),
+        share(percent_left),
         count(calls.calls),
         milliseconds(calls.microseconds),
     ];
@@ -399,7 +401,12 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
         }
         None => "at a block that is older than the recording".to_owned(),
     };
-    let why = match &stop.error {
+    format!("stops {which}, for {}: {}", bytes(stop.size), why_stopped(&stop.error))
+}
+
+/// Why a request got nothing.
+fn why_stopped(error: &AllocError) -> String {
+    match error {
         AllocError::OutOfMemory { segment, allocated, reserved, limit, device_free, .. } => {
             let cap = match *limit {
                 u64::MAX => String::new(),
@@ -419,8 +426,24 @@ pub(crate) fn stop_sentence(stop: &Stop, lives: &Lifetimes) -> String {
             )
         }
         other => other.to_string(),
+    }
+}
+
+/// A sentence on the first request that got nothing, beside figures of all of the run: it is replayed to its
+/// end without what is refused.
+pub(crate) fn stop_and_rest_sentence(
+    stop: &Stop,
+    simulation: &Simulation,
+    lives: &Lifetimes,
+) -> String {
+    let refused = match simulation.replayed.failed {
+        1 => "1 request that is refused".to_owned(),
+        failed => format!("{} requests that are refused", count(failed)),
     };
-    format!("stops {which}, for {}: {why}", bytes(stop.size))
+    format!(
+        "{}; the figures are of the run that goes on without the {refused}",
+        stop_sentence(stop, lives)
+    )
 }
 
 /// A sentence on what the first launch left to the second.
@@ -438,7 +461,13 @@ pub(crate) fn again_sentence(kept: Option<&Plan>) -> String {
 pub(crate) fn unhelpful(plan: &Plan) -> Option<String> {
     let trial = plan.trial.filter(|_| !plan.helps())?;
     let (with, without) = (bytes(trial.with), bytes(trial.without));
-    Some(format!("the run that it was made of holds {with} with it, and {without} without"))
+    Some(match trial.with.saturating_sub(trial.without) {
+        more if with == without => format!(
+            "the run that it was made of holds {without} without it, and {} bytes more with it",
+            count(more)
+        ),
+        _ => format!("the run that it was made of holds {with} with it, and {without} without"),
+    })
 }
 
 /// A sentence on a plan that nobody follows; None for one that helps.
@@ -455,7 +484,31 @@ pub(crate) fn unreliable(plan: &Plan) -> Option<String> {
         return Some("its iterations differ in sizes".to_owned());
     }
     let places = plan.arena_bytes.saturating_add(plan.persistent_bytes);
-    (!plan.is_tight()).then(|| {
-        format!("its places are {}, and {} were in use", bytes(places), bytes(plan.in_use))
+    let (held, used) = (bytes(places), bytes(plan.in_use));
+    (!plan.is_tight()).then(|| match places.saturating_sub(plan.in_use) {
+        more if held == used => {
+            format!("its places are {} bytes more than the {used} in use", count(more))
+        }
+        _ => format!("its places are {held}, and {used} were in use"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use girih_plan::Trial;
+
+    use super::*;
+
+    #[test]
+    fn sizes_that_look_alike_are_told_apart_in_bytes() {
+        let said = |with, without| {
+            let plan = Plan { trial: Some(Trial { with, without }), ..Plan::default() };
+            unhelpful(&plan)
+        };
+        let alike = said((20 << 30) + 2048, 20 << 30).expect("it is no help");
+        assert!(alike.ends_with("20.0 GiB without it, and 2,048 bytes more with it"), "{alike}");
+        let apart = said(21 << 30, 20 << 30).expect("it is no help");
+        assert!(apart.ends_with("21.0 GiB with it, and 20.0 GiB without"), "{apart}");
+        assert_eq!(said(20 << 30, 20 << 30), None);
+    }
 }

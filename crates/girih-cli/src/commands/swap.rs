@@ -18,7 +18,8 @@ use crate::load::{self, Loaded, timed};
 use crate::progress::Progress;
 use crate::table::table;
 use crate::units::{
-    bytes, count, milliseconds, parse_bytes, parse_microseconds, parse_name, parse_rate, percent,
+    bytes, count, milliseconds, parse_bytes, parse_microseconds, parse_name, parse_rate,
+    percent_more,
 };
 
 #[derive(Args)]
@@ -165,7 +166,7 @@ pub(crate) fn run(args: &SwapArgs, json: bool, out: &mut dyn Write) -> anyhow::R
     let [outward, inward, both] = args.links[..] else {
         bail!("--links has three rates with commas between: out, in, and both together");
     };
-    let links = Links::of_gigabytes(outward, inward, both);
+    let links = links_of("--links", outward, inward, both)?;
     progress.say(format!("scheduling by {}", args.method.name()));
     let step = &steps.list[steps.model];
     let (swapped, seconds) = timed(|| args.method.answer(step, &links, &budgets));
@@ -286,10 +287,25 @@ pub(crate) fn assumptions(step_time: Option<f64>, steps: &Steps) -> Vec<String> 
     said
 }
 
+/// Links of these rates, in GB/s, as an option names them.
+pub(super) fn links_of(
+    option: &str,
+    outward: f64,
+    inward: f64,
+    both: f64,
+) -> anyhow::Result<Links> {
+    if !Links::are_possible(outward, inward, both) {
+        bail!(
+            "give {option} a rate of both together that is at least each alone and at most their sum: {outward} \
+             out, {inward} in and {both} together cannot be"
+        );
+    }
+    Ok(Links::of_gigabytes(outward, inward, both))
+}
+
 fn print(result: &Json, step: &Step, out: &mut dyn Write) -> anyhow::Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let extra = |us: f64| percent(us / result.step_us.max(f64::MIN_POSITIVE) - 1.0);
-    let cost = |us: f64| format!("{} (+{})", milliseconds(us), extra(us));
+    let cost = |us: f64| format!("{} ({})", milliseconds(us), percent_more(us, result.step_us));
     let rows = vec![
         row("fits", if result.fits { "yes" } else { "no" }.to_owned()),
         row("on the GPU at most, without swapping", bytes(result.gpu_peak_unswapped)),
@@ -344,7 +360,6 @@ fn print(result: &Json, step: &Step, out: &mut dyn Write) -> anyhow::Result<()> 
 
 /// Steps that were not learnt from.
 fn later_table(later: &[JsonLater]) -> String {
-    let extra = |us: f64, plain: f64| percent(us / plain.max(f64::MIN_POSITIVE) - 1.0);
     let row = |it: &JsonLater| {
         let fits = match (it.died_at, it.fits) {
             (Some(op), _) => format!("died at {}", count(u64::from(op))),
@@ -355,8 +370,8 @@ fn later_table(later: &[JsonLater]) -> String {
             it.step.to_string(),
             fits,
             milliseconds(it.step_us),
-            format!("+{}", extra(it.step_us_swapped, it.step_us)),
-            format!("+{}", extra(it.step_us_bound, it.step_us)),
+            percent_more(it.step_us_swapped, it.step_us),
+            percent_more(it.step_us_bound, it.step_us),
             count(u64::from(it.passive)),
             count(u64::from(it.policy_changes)),
         ]

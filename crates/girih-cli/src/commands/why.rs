@@ -36,7 +36,7 @@ pub(crate) struct WhyArgs {
     look: Look,
     /// Bytes that the process could have, if that is known better than the recording tells. Of a
     /// recording without an error: on a device of so many bytes, why would it have died?
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_capacity)]
     capacity: Option<u64>,
     /// Bytes of the card, such as 80GiB: what others have of it is told by that.
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]

@@ -103,7 +103,7 @@ fn a_capacity_that_is_too_small_says_at_which_request_and_why() {
     let native = row(recording, "native");
     assert_eq!((&native["fits"], native["capacity"].as_u64()), (&false.into(), Some(16 * GIB)));
     assert_eq!(integer(&native["stopped"], "request"), 9979);
-    assert!(native["stopped"]["reason"].as_str().expect("text").contains("out of memory"));
+    assert!(native["stopped"]["reason"].as_str().expect("text").contains("more are needed"));
     assert_eq!(row(recording, "planned")["fits"], true);
     assert!(integer(row(recording, "planned"), "reserved_peak") <= 16 * GIB);
 }
@@ -161,4 +161,19 @@ fn more_marks_than_recordings_are_refused() {
     let ran = girih(&["compare", arg(&file), "--marks", "a", "b"]);
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("there are 2 for 1"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_run_in_expandable_segments_is_compared_with_segments() {
+    let file = corpus("kinds/video.girih");
+    let reserved = |args: &[&str], name: &str| {
+        let result = json(&[&["compare", arg(&file)], args].concat());
+        let rows = result["recordings"][0]["rows"].as_array().expect("a list").clone();
+        let row = rows.iter().find(|row| row["allocator"] == name).expect("a row").clone();
+        integer(&row, "reserved_peak")
+    };
+    let [native, expandable] = ["native", "expandable"].map(|name| reserved(&[], name));
+    assert!(native > expandable + expandable / 2, "{native} {expandable}");
+    // Who says it himself gets it.
+    assert_eq!(reserved(&["--conf", "expandable_segments:True"], "native"), expandable);
 }

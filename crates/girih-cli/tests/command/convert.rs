@@ -40,6 +40,11 @@ fn a_trace_file_carries_the_marks_along() {
     assert_eq!(after["iterations"], before["iterations"]);
     assert_eq!(after["marks"], before["marks"]);
     assert_eq!(after["iterations"]["source"], "marks");
+    // It holds them, and has the marks file of its snapshot beside it.
+    let marks = corpus("megatron_gpt2-R_r3.marks.json.gz");
+    fs::copy(&marks, folder.path().join("elsewhere.marks.json.gz")).unwrap();
+    assert_eq!(json(&["stats", arg(&trace)])["marks"], before["marks"]);
+    assert_eq!(json(&["stats", arg(&trace), "--marks", arg(&marks)])["marks"], before["marks"]);
 }
 
 #[test]

@@ -298,14 +298,15 @@ fn a_run_that_stopped_has_no_efficiency_and_requiring_that_it_fits_is_a_no() {
         "{printed}"
     );
 
-    // What is short is said where both amounts look alike.
     let stopped = json(&args)["stopped"]["reason"].as_str().unwrap().to_owned();
-    let number = |before: &str| -> u64 {
-        let (_, rest) = stopped.split_once(before).expect("it is there");
-        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
-    };
-    let short = 2 << 20;
-    let capacity = number("asked for, ") + number(", reserved ") - short;
+    assert!(printed.contains(&stopped), "the same words as in the text: {stopped}");
+    assert!(
+        printed.contains("; the figures are of the run that goes on without the "),
+        "{printed}"
+    );
+
+    // What is short is said where both amounts look alike: this is 2 MiB less than the run needs.
+    let capacity = 19_409_141_760_u64;
     let printed = text(&["replay", arg(&file), "--capacity", &format!("{capacity}B")]);
     assert!(printed.contains("6.14 GiB more are needed and 6.14 GiB are free"), "{printed}");
     assert!(printed.contains(" on the device, 2.00 MiB too little; "), "{printed}");
@@ -331,4 +332,66 @@ fn each_cause_of_an_error_is_said_once() {
     fs::write(&marks, "{\"marks\":\n [{\"time_us\": true}]}").unwrap();
     let message = error(&["stats", arg(&snapshot("mlp_stacks")), "--marks", arg(&marks)]);
     assert_eq!(message.matches("line 2").count(), 1, "{message}");
+}
+
+#[test]
+fn where_nothing_can_be_written_is_said_before_the_work_and_names_no_other_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("no such folder").join("run.girih");
+    // The recording is not there either: it is not looked at.
+    for args in [
+        &["convert", "no-such-file", arg(&out)][..],
+        &["plan", "no-such-file", "-o", arg(&out)],
+        &["report", "no-such-file", "-o", arg(&out)],
+    ] {
+        let message = error(args);
+        assert!(message.contains("no file can be made in "), "{message}");
+        assert!(message.ends_with("No such file or directory (os error 2)\n"), "{message}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of trying");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn output_that_has_no_room_is_an_error_that_says_where() {
+    for args in [&["stats", arg(&snapshot("mlp_stacks"))][..], &["--help"], &["swap", "--help"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command(args).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.starts_with("girih: cannot write standard output: "), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_escaped_wherever_a_file_says_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("\u{1b}[31mred\n.girih");
+    let mut recording = girih_trace::snapshot::read(
+        fs::File::open(snapshot("died_leak")).unwrap(),
+        &Default::default(),
+    )
+    .unwrap();
+    for frame in &mut recording.traces[0].frames {
+        *frame = frame.replace("train", "tr\u{1b}]0;a\u{7}in");
+    }
+    girih_trace::file::write(&recording, fs::File::create(&file).unwrap()).unwrap();
+    for args in [
+        &["why", arg(&file)][..],
+        &["why", arg(&file), "--group-by", "function"],
+        &["stats", arg(&file)],
+        &["replay", arg(&file)],
+        &["diff", arg(&snapshot("died_fragmented")), arg(&file)],
+        &["swap", arg(&file), "--gpu-budget", "1GiB"],
+        &["replay", arg(&file), "--device", "7"],
+        &["plan", arg(&file), "-v"],
+        &["convert", arg(&file), arg(&folder.path().join("\u{1b}.csv"))],
+    ] {
+        let ran = girih(args);
+        let is_obeyed = |c: char| c.is_control() && c != '\n';
+        assert!(!ran.stdout.contains(is_obeyed), "{args:?}: {:?}", ran.stdout);
+        assert!(!ran.stderr.contains(is_obeyed), "{args:?}: {:?}", ran.stderr);
+        assert!(!ran.stdout.contains("red\n"), "{args:?}: a name is one line: {}", ran.stdout);
+    }
 }

@@ -13,7 +13,7 @@ use girih_trace::{Recording, file};
 use serde_json::{Value, json};
 
 use crate::girih::{
-    Ran, arg, error, girih, has_fields, integer, json, snapshot, text, without_times,
+    Ran, arg, corpus, error, girih, has_fields, integer, json, snapshot, text, without_times,
 };
 
 /// A small dense job: 1F1B over two stages, with an evaluation in between.
@@ -175,6 +175,15 @@ fn one_recording_alone_fits_or_not_and_asks_for_a_second() {
     let said = text(&["fit", arg(&run), "--capacity", "8GiB", "--allocators", "native,stitch"]);
     assert!(said.contains("record the job at another microbatch too"), "{said}");
     assert!(said.contains("native stops at request"), "{said}");
+}
+
+#[test]
+fn of_a_recording_alone_it_is_said_what_compare_says() {
+    // Its first plan is not its best.
+    let run = corpus("zero3/opt1b_LR.girih");
+    let own = json(&["fit", arg(&run), "--capacity", "80GiB", "--allocators", "planned"]);
+    let replayed = json(&["replay", arg(&run), "--capacity", "80GiB", "--allocator", "planned"]);
+    assert_eq!(row(&own, "planned")["reserved_peak"], replayed["reserved_peak"]);
 }
 
 #[test]

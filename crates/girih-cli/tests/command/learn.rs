@@ -55,11 +55,14 @@ fn a_first_part_without_an_iteration_and_one_of_one_are_told_apart() {
     let says = |share, what: &str| {
         let printed = rest(arg(&file), share);
         assert!(printed.contains(what), "{printed}");
-        assert!(printed.contains("learnt is the lake without a plan"), "{printed}");
+        assert!(
+            printed.contains("learnt has no plan, and is stitch: record more steps"),
+            "{printed}"
+        );
     };
-    says("10%", "no iteration ends in the first part");
+    says("10%", "for none of them ends in the first part");
     says("10%", "the rest of the run, from the first of 2 iterations on");
-    says("99%", "the first part has one iteration, and a plan needs two");
+    says("99%", "for the first part has one, and a plan needs two");
     let learnt = learn(arg(&file), "10%");
     assert_eq!(integer(&learnt, "iterations_learnt"), 0);
 }
@@ -73,7 +76,7 @@ fn a_recording_without_iterations_is_the_rest_as_a_whole() {
     text(&["convert", arg(&problem), arg(&recording)]);
     let printed = rest(arg(&recording), "50%");
     assert!(printed.starts_with("the whole run\n"), "{printed}");
-    assert!(printed.contains("the recording has no iterations"), "{printed}");
+    assert!(printed.contains("for nothing in the recording repeats"), "{printed}");
     let whole = json(&["compare", arg(&recording), "--learn", "50%"]);
     let learnt = &whole["recordings"][0]["learn"];
     assert_eq!((integer(learnt, "iterations"), integer(learnt, "event")), (0, 0));

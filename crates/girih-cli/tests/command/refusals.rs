@@ -136,3 +136,68 @@ fn a_reader_that_leaves_early_ends_json_quietly_too() {
         assert_eq!(without_a_reader(args), (Some(0), String::new()), "{args:?}");
     }
 }
+
+/// A snapshot of one device with these entries in its trace, of which each is a piece of a pickle.
+fn snapshot_of(entries: &[u8]) -> Vec<u8> {
+    [b"\x80\x02}X\x0d\x00\x00\x00device_traces](](".as_slice(), entries, b"ees."].concat()
+}
+
+#[test]
+fn an_entry_that_is_fetched_again_and_again_is_refused_before_it_fills_the_memory() {
+    // {"action": "alloc", "addr": 512, "size": 8, "stream": 0}, kept as number 5 and fetched 24 million times.
+    let mut entries = b"}q\x05(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0addrM\0\x02\
+        X\x04\0\0\0sizeK\x08X\x06\0\0\0streamK\0u"
+        .to_vec();
+    let again = b"e(".iter().chain(b"h\x05".repeat(1 << 20).iter()).copied().collect::<Vec<u8>>();
+    for _ in 0..24 {
+        entries.extend(&again);
+    }
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    gzip.write_all(&snapshot_of(&entries)).unwrap();
+    let message = refused("again.pickle.gz", &gzip.finish().unwrap());
+    assert!(message.contains("compressed bytes have become more than"), "{message}");
+}
+
+#[test]
+fn a_snapshot_of_which_no_action_is_known_names_the_first() {
+    let entry = b"}(X\x06\0\0\0actionX\x08\0\0\0teleportX\x04\0\0\0addrK\0X\x04\0\0\0sizeK\x08u";
+    let message = refused("new.pickle", &snapshot_of(entry));
+    assert!(message.contains("update girih") && message.contains("\"teleport\""), "{message}");
+}
+
+#[test]
+fn marks_that_were_named_and_hold_none_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let marks = folder.path().join("no.marks.json");
+    fs::write(&marks, "{}").unwrap();
+    let message = error(&["stats", arg(&snapshot("mlp_stacks")), "--marks", arg(&marks)]);
+    assert!(message.contains("give --marks a file with marks"), "{message}");
+}
+
+#[test]
+fn what_would_be_ignored_is_said_or_refused() {
+    let file = snapshot("mlp_stacks");
+    for command in [&["man", "--json"][..], &["completions", "bash", "--json"]] {
+        assert!(error(command).contains("leave --json out"), "{command:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("a.plan");
+    assert_eq!(girih(&["plan", arg(&file), "-o", arg(&plan)]).code, 0);
+    let ran = girih(&["replay", arg(&file), "--plan", arg(&plan)]);
+    assert_eq!(ran.code, 0);
+    assert!(ran.stderr.contains("--plan is not followed: "), "{}", ran.stderr);
+    let planned = ["replay", arg(&file), "--plan", arg(&plan), "--allocator", "planned"];
+    assert_eq!(girih(&planned).stderr, "");
+}
+
+#[test]
+fn a_device_on_which_nothing_fits_is_refused_at_the_door() {
+    let file = snapshot("mlp_stacks");
+    for command in ["replay", "compare", "fit", "why"] {
+        for capacity in ["80B", "0", "19MiB"] {
+            let ran = girih(&[command, arg(&file), "--capacity", capacity]);
+            assert_eq!(ran.code, 2, "{command} {capacity}");
+            assert!(ran.stderr.contains("give between 20MiB and 1024TiB"), "{}", ran.stderr);
+        }
+    }
+}

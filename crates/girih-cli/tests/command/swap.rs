@@ -109,6 +109,8 @@ fn what_is_no_budget_method_or_link_is_refused() {
         &["--gpu-budget", "1GiB", "--step-time", "fast"],
         &["--gpu-budget", "1GiB", "--links", "55,0,101"],
         &["--gpu-budget", "1GiB", "--links", "55"],
+        &["--gpu-budget", "1GiB", "--links", "55,55,10"],
+        &["--gpu-budget", "1GiB", "--links", "55,55,111"],
         &[],
     ] {
         let run = snapshot("mlp_stacks");

@@ -140,6 +140,48 @@ fn a_run_that_did_not_die_says_so_and_on_a_smaller_device_why_it_would() {
     let told = json(&["why", arg(&file), "--capacity", "600MiB"]);
     assert_ne!(told["verdict"], "none");
     assert_eq!(integer(&told, "capacity"), 600 << 20);
+    // What is told is of that device, and adds up.
+    let [reserved, free, live, idle] =
+        ["reserved", "device_free", "live", "idle"].map(|field| integer(&told, field));
+    assert_eq!(reserved + free, 600 << 20);
+    assert!(live + idle <= reserved, "{live} {idle} {reserved}");
+    let by_owner = told["idle_by_owner"].as_object().expect("an object");
+    let owned: u64 = by_owner.values().map(|bytes| bytes.as_u64().expect("bytes")).sum();
+    assert!(owned <= idle, "{owned} {idle}");
+    let said = json(&["why", arg(&file), "--capacity", "80GiB"])["sentence"].to_string();
+    assert!(said.contains("on a device of 80.0 GiB: the run fits there, with 79.0 GiB"), "{said}");
+}
+
+#[test]
+fn below_a_limit_of_the_process_what_the_card_has_free_is_no_room() {
+    let said = |name: &str| {
+        let printed = girih(&["why", arg(&snapshot(name))]).stdout;
+        printed.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let leak = said("died/leak");
+    assert!(leak.contains("there would be room for 0 steps more"), "{leak}");
+    assert!(leak.contains("2.00 MiB free below the limit of this process"), "{leak}");
+    assert!(said("died/kept").contains("there would be room for 2 steps more"));
+    let pool = said("died/other_pool");
+    assert!(pool.contains("3.23 GiB of 8.00 GiB are needed, but what lies idle stays"), "{pool}");
+    assert!(pool.contains("4.82 GiB of other pools"), "{pool}");
+    let pieces = said("died/fragmented");
+    assert!(pieces.contains("331 MiB are free below the limit"), "{pieces}");
+    // A line of the program comes round once more than the requests repeat.
+    assert!(
+        pieces.contains("in step 7 of this recording, counted from 0; girih stats"),
+        "{pieces}"
+    );
+}
+
+#[test]
+fn a_plan_of_the_very_run_that_died_is_advised_to_nobody() {
+    for (name, _) in DEAD {
+        let said = text(&["why", arg(&snapshot(name))]);
+        assert!(!said.contains("girih run train.py"), "{said}");
+    }
+    let spike = text(&["why", arg(&snapshot("died/spike"))]);
+    assert!(spike.contains("girih run --mode stitch train.py"), "{spike}");
 }
 
 #[test]

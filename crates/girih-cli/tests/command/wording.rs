@@ -81,6 +81,8 @@ fn of_traces() -> Vec<(String, String)> {
         PickleErrorKind::Number(_) => PickleErrorKind::Number("x".to_owned()),
         PickleErrorKind::TooDeep { .. } => PickleErrorKind::TooDeep { what: "marks", limit: 1024 },
         PickleErrorKind::TooMany => PickleErrorKind::TooMany,
+        PickleErrorKind::TooLong => PickleErrorKind::TooLong,
+        PickleErrorKind::Swells { .. } => PickleErrorKind::Swells { consumed: 1 << 20, memory_max: 1 << 28 },
     );
     [
         of_pickles,
@@ -116,6 +118,7 @@ fn of_traces() -> Vec<(String, String)> {
             ReadError::NotASnapshot { .. } => ReadError::NotASnapshot { found: "a list".to_owned() },
             ReadError::Shape { .. } => ReadError::Shape { place: place(), problem: problem() },
             ReadError::Unfolds { .. } => ReadError::Unfolds { bytes: 1000 },
+            ReadError::NoKnownAction { .. } => ReadError::NoKnownAction { action: "teleport".to_owned() },
             ReadError::TooMany { .. } => ReadError::TooMany { device: 0, what: "streams" },
         ),
         every!(MarksError,

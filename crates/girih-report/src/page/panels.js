@@ -49,24 +49,29 @@ function drawAllocators(page) {
   const { figures } = page.data;
   if (figures.allocators.length === 0) return;
   find("allocators").hidden = false;
-  const row = (name, allocated, reserved, efficiency, over) => [
+  const row = (name, allocated, reserved, share, over) => [
     name,
     bytesText(allocated),
     bytesText(reserved),
-    efficiency === null ? "stopped" : percentText(efficiency),
+    share,
     over,
   ];
+  // What is refused is left out, and the run goes on without it.
+  const shareOf = (of) =>
+    of.efficiency === null
+      ? `does not fit: ${countText(of.refused)} refused`
+      : percentText(of.efficiency);
   const rows = figures.allocators.map((of, i) => {
     const name = make("span", { title: of.about }, key(`a${i % 7}`), of.name);
     return row(
       name,
       of.allocated_peak,
       of.reserved_peak,
-      of.efficiency,
+      shareOf(of),
       bytesText(Math.max(0, of.reserved_peak - figures.lower_bound)),
     );
   });
-  rows.push(row("lower bound", figures.lower_bound, figures.lower_bound, 1, "0 B"));
+  rows.push(row("lower bound", figures.lower_bound, figures.lower_bound, percentText(1), "0 B"));
   fillTable(
     find("allocator-table"),
     [

@@ -67,6 +67,8 @@ pub(crate) struct Heap<F> {
     /// The keys and values of dicts that are no records, in the order in which they were set.
     pub(crate) items: Vec<Vec<(Value, Value)>>,
     pub(crate) records: Vec<F>,
+    /// Values in tuples and in dicts that are no records.
+    stored: u64,
     /// All strings after the words, one behind the other, and where each ends.
     text: String,
     text_ends: Vec<usize>,
@@ -86,6 +88,7 @@ impl<F: Record> Heap<F> {
             dicts: Vec::new(),
             items: Vec::new(),
             records: Vec::new(),
+            stored: 0,
             text: String::new(),
             text_ends: Vec::new(),
             words: words.collect(),
@@ -145,6 +148,23 @@ impl<F: Record> Heap<F> {
         self.records.push(record);
     }
 
+    /// Adds a tuple.
+    pub(super) fn add_tuple(&mut self, items: &[Value]) {
+        self.stored += items.len() as u64;
+        self.tuples.push(items.into());
+    }
+
+    /// Bytes that all of it takes, about.
+    pub(super) fn weight(&self) -> u64 {
+        let dicts = self.dicts.len() * size_of::<Dict>()
+            + self.items.len() * size_of::<Vec<(Value, Value)>>()
+            + self.records.len() * size_of::<F>();
+        let tuples = self.tuples.len() * size_of::<Box<[Value]>>() + self.pairs.weight();
+        let texts = self.text.len() + self.text_ends.len() * size_of::<usize>();
+        let values = self.stored.saturating_mul(size_of::<Value>() as u64);
+        self.lists.weight() + (dicts + tuples + texts) as u64 + values
+    }
+
     /// Sets `items` (key, value, key, value, ..) in a dict. Reduces it to a record as soon as it
     /// has the key for that.
     pub(super) fn set_items(&mut self, dict: u32, items: &[Value]) {
@@ -154,8 +174,12 @@ impl<F: Record> Heap<F> {
             DictKind::Record(record) => {
                 set_all(&mut self.records[record], pairs);
             }
-            DictKind::Items(known) if !becomes_record() => self.items[known].extend(pairs),
+            DictKind::Items(known) if !becomes_record() => {
+                self.stored += items.len() as u64;
+                self.items[known].extend(pairs);
+            }
             DictKind::Empty if !becomes_record() => {
+                self.stored += items.len() as u64;
                 self.dicts[dict as usize] = Dict::items(self.items.len());
                 self.items.push(pairs.collect());
             }
@@ -202,6 +226,11 @@ impl Pairs {
                 id
             }
         }
+    }
+
+    /// Bytes that they take, about: each is in the list and in the map.
+    fn weight(&self) -> usize {
+        self.values.len() * 3 * size_of::<(u64, u64)>()
     }
 
     /// The pair of that number.

@@ -21,10 +21,15 @@ impl Items {
     }
 }
 
+/// Bytes that are reckoned for an item: a trace entry becomes an event of as many.
+pub(crate) const ENTRY_BYTES: u64 = 48;
+
 /// Every list of a pickle.
 pub(crate) struct Lists {
     lists: Vec<Items>,
     stored: Vec<Stored>,
+    /// The items of all of `stored`.
+    item_count: u64,
     /// The items that were stored last of those with that hash. One place for each: a file made for
     /// collisions has lists that are not shared, and nothing else.
     recent: Vec<Option<Items>>,
@@ -41,7 +46,7 @@ const RECENT: usize = 1 << 14;
 
 impl Lists {
     pub(super) fn new() -> Lists {
-        Lists { lists: Vec::new(), stored: Vec::new(), recent: vec![None; RECENT] }
+        Lists { lists: Vec::new(), stored: Vec::new(), item_count: 0, recent: vec![None; RECENT] }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -79,8 +84,21 @@ impl Lists {
         self.lists.push(items);
     }
 
+    /// Appends items to a list.
+    pub(super) fn append(&mut self, list: u32, items: &[Value]) {
+        self.own(list).extend_from_slice(items);
+        self.item_count += items.len() as u64;
+    }
+
+    /// Bytes that they take, and what they become, about.
+    pub(super) fn weight(&self) -> u64 {
+        let places = self.lists.len() * size_of::<Items>();
+        let stored = self.stored.len() * size_of::<Stored>();
+        (places + stored) as u64 + self.item_count.saturating_mul(ENTRY_BYTES)
+    }
+
     /// The items of a list that nothing else has, to append to.
-    pub(super) fn own(&mut self, list: u32) -> &mut Vec<Value> {
+    fn own(&mut self, list: u32) -> &mut Vec<Value> {
         let mut items = self.items_of(list);
         if self.stored[items.0 as usize].is_shared {
             let copy = self.stored[items.0 as usize].items.clone();
@@ -93,6 +111,7 @@ impl Lists {
     /// Lists are numbered by 31 bits, and each stores items at most twice: itself, and its own.
     fn store(&mut self, items: Vec<Value>, is_shared: bool) -> Items {
         let new = Items(self.stored.len() as u32);
+        self.item_count += items.len() as u64;
         self.stored.push(Stored { items, is_shared });
         new
     }
@@ -122,9 +141,9 @@ mod tests {
         }
         assert_eq!((lists.len(), lists.distinct()), (5, 3));
         assert_eq!(lists.items_of(0), lists.items_of(2));
-        lists.own(0).push(Value::unsigned(3));
-        lists.own(0).push(Value::unsigned(4));
-        lists.own(4).push(Value::unsigned(5));
+        lists.append(0, &values(&[3]));
+        lists.append(0, &values(&[4]));
+        lists.append(4, &values(&[5]));
         let seen: Vec<Vec<u64>> = (0..5)
             .map(|list| lists.get(list).iter().filter_map(|value| value.as_u64()).collect())
             .collect();

@@ -1,13 +1,13 @@
 //! The stack machine that a pickle is a program for.
 
-use std::io::Read;
-
 use super::Record;
 use super::fused;
 use super::heap::{Dict, Heap};
+use super::literal::{is_integer, long, shown, unescape};
 use super::opcode as op;
 use super::source::{PickleError, PickleErrorKind, Result, Source};
 use super::value::{Text, Value};
+use crate::compress::Compressed;
 
 /// Marks that may be open at once. A snapshot nests eight deep; one of user metadata a bit deeper.
 const MAX_MARKS: usize = 1 << 10;
@@ -16,16 +16,23 @@ const MAX_STACK: usize = 1 << 22;
 /// Memo slots that are always accepted; beyond, a slot must be below the offset in the stream.
 const MEMO_FLOOR: u64 = 1 << 16;
 
+/// Bytes of the stream between two looks at what it has become.
+const WEIGHED_EACH: u64 = 1 << 20;
+
 /// What a pickle held.
 pub(crate) struct Loaded<F> {
     pub(crate) heap: Heap<F>,
     pub(crate) root: Value,
     /// Bytes of the decompressed stream.
     pub(crate) bytes: u64,
+    /// Bytes of memory that it may take.
+    pub(crate) memory_max: u64,
 }
 
 /// Reads one pickle, and the rest of `input` behind it, so that a checksum at its end is verified.
-pub(crate) fn load<R: Read, F: Record>(input: R) -> std::result::Result<Loaded<F>, PickleError> {
+pub(crate) fn load<R: Compressed, F: Record>(
+    input: R,
+) -> std::result::Result<Loaded<F>, PickleError> {
     let mut machine = Machine::<R, F> {
         source: Source::new(input),
         heap: Heap::new(),
@@ -33,10 +40,15 @@ pub(crate) fn load<R: Read, F: Record>(input: R) -> std::result::Result<Loaded<F
         items: Vec::new(),
         marks: Vec::new(),
         memo: Vec::new(),
+        weighed_at: 0,
     };
     let mut offset = 0;
     match machine.run(&mut offset) {
-        Ok(root) => Ok(Loaded { heap: machine.heap, root, bytes: machine.source.offset() }),
+        Ok(root) => {
+            let Machine { heap, source, .. } = machine;
+            let (bytes, memory_max) = (source.offset(), source.input().memory_max());
+            Ok(Loaded { heap, root, bytes, memory_max })
+        }
         Err(kind) => Err(PickleError { offset, kind: *kind }),
     }
 }
@@ -50,13 +62,18 @@ struct Machine<R, F> {
     /// Heights of the stack at which a MARK stands.
     marks: Vec<usize>,
     memo: Vec<Value>,
+    /// Offset in the stream at which it was last looked at what it has become.
+    weighed_at: u64,
 }
 
-impl<R: Read, F: Record> Machine<R, F> {
+impl<R: Compressed, F: Record> Machine<R, F> {
     /// Runs up to STOP and returns the root. Leaves in `offset` where the last opcode began.
     fn run(&mut self, offset: &mut u64) -> Result<Value> {
         loop {
             *offset = self.source.offset();
+            if *offset - self.weighed_at >= WEIGHED_EACH {
+                self.weigh(*offset)?;
+            }
             let code = self.source.byte()?;
             // The opcodes of a million entries, the most frequent first; the rest is elsewhere.
             match code {
@@ -103,6 +120,19 @@ impl<R: Read, F: Record> Machine<R, F> {
                 _ => self.less_frequent(code)?,
             }
         }
+    }
+
+    /// Refuses what takes far more memory than so many compressed bytes of a recording do.
+    #[cold]
+    fn weigh(&mut self, offset: u64) -> Result<()> {
+        self.weighed_at = offset;
+        let values = (self.stack.len() + self.memo.len()) * size_of::<Value>();
+        let input = self.source.input();
+        let (consumed, memory_max) = (input.consumed(), input.memory_max());
+        if self.heap.weight() + values as u64 > memory_max {
+            return Err(Box::new(PickleErrorKind::Swells { consumed, memory_max }));
+        }
+        Ok(())
     }
 
     fn less_frequent(&mut self, code: u8) -> Result<()> {
@@ -168,7 +198,7 @@ impl<R: Read, F: Record> Machine<R, F> {
             }
             op::APPEND => {
                 let item = self.pop(code)?;
-                self.list_on_top(code)?.push(item);
+                self.append(&[item], code)?;
             }
             op::APPENDS => self.append_items(code)?,
             op::EMPTY_TUPLE => self.tuple(self.stack.len())?,
@@ -355,7 +385,7 @@ impl<R: Read, F: Record> Machine<R, F> {
             Some(pair) => Value::pair(self.heap.pairs.id(pair)),
             None => {
                 let id = number(self.heap.tuples.len())?;
-                self.heap.tuples.push(items.into());
+                self.heap.add_tuple(items);
                 Value::tuple(id)
             }
         };
@@ -385,14 +415,15 @@ impl<R: Read, F: Record> Machine<R, F> {
     fn append_items(&mut self, code: u8) -> Result<()> {
         let start = self.pop_mark(code)?;
         let items = self.stack.split_off(start);
-        self.list_on_top(code)?.extend_from_slice(&items);
-        Ok(())
+        self.append(&items, code)
     }
 
-    fn list_on_top(&mut self, code: u8) -> Result<&mut Vec<Value>> {
+    /// Appends items to the list on top of the stack.
+    fn append(&mut self, items: &[Value], code: u8) -> Result<()> {
         let top = self.top(code)?;
         let list = top.as_list().ok_or_else(|| wrong_type(code, "a list", top))?;
-        Ok(self.heap.lists.own(list))
+        self.heap.lists.append(list, items);
+        Ok(())
     }
 
     // ---- the memo
@@ -505,66 +536,6 @@ impl<R: Read, F: Record> Machine<R, F> {
         };
         Box::new(PickleErrorKind::Refused { code, action })
     }
-}
-
-/// A little-endian integer in two's complement, of any length.
-#[inline]
-fn long(bytes: &[u8]) -> Value {
-    if let Some(last) = bytes.last()
-        && bytes.len() <= 8
-    {
-        let sign = if *last & 0x80 == 0 { 0 } else { 0xff };
-        let mut wide = [sign; 8];
-        wide[..bytes.len()].copy_from_slice(bytes);
-        return Value::signed(i64::from_le_bytes(wide));
-    }
-    match bytes {
-        [] => Value::unsigned(0),
-        [low @ .., 0] if let Ok(low) = low.try_into() => Value::unsigned(u64::from_le_bytes(low)),
-        _ => Value::HUGE,
-    }
-}
-
-/// True if a text is an integer of any length.
-fn is_integer(text: &str) -> bool {
-    let digits = text.strip_prefix('-').unwrap_or(text);
-    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// Undoes Python's `raw-unicode-escape`: `\u` with four hexadecimal digits and `\U` with eight; all else is
-/// Latin-1.
-fn unescape(line: &[u8]) -> String {
-    let mut text = String::new();
-    let mut rest = line;
-    while let [first, tail @ ..] = rest {
-        let digits = match tail.first() {
-            Some(b'u') if *first == b'\\' => 4,
-            Some(b'U') if *first == b'\\' => 8,
-            _ => 0,
-        };
-        let escaped = tail
-            .get(1..=digits)
-            .filter(|_| digits > 0)
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        match escaped {
-            Some(code) => {
-                text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
-                rest = &tail[digits + 1..];
-            }
-            None => {
-                text.push(char::from(*first));
-                rest = tail;
-            }
-        }
-    }
-    text
-}
-
-/// A name from the file, fit for a message.
-fn shown(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 #[inline]

@@ -12,7 +12,9 @@
 //!
 //! Values are 8 bytes and refer to lists and dicts by index, so that shared and even cyclic
 //! structures are harmless: nothing here recurses. Memory is bounded by a small multiple of the
-//! bytes read: a length is never trusted before its bytes have arrived.
+//! bytes read, for a length is never trusted before its bytes have arrived; and by a larger one of the
+//! compressed bytes ([`Compressed::memory_max`](crate::compress::Compressed::memory_max)), for two bytes
+//! that fetch an entry once more compress to nothing.
 //!
 //! What makes it fast is the `Record`: a snapshot is a million small dicts with the same keys.
 //! A dict that gets the key `Record::KEY` becomes a fixed-size record at once, and its key and
@@ -22,13 +24,14 @@
 mod fused;
 mod heap;
 mod lists;
+mod literal;
 mod machine;
 mod opcode;
 mod source;
 mod value;
 
 pub(crate) use heap::{DictKind, Heap, Pairs};
-pub(crate) use lists::Items;
+pub(crate) use lists::{ENTRY_BYTES, Items};
 pub(crate) use machine::{Loaded, load};
 pub use source::{PickleError, PickleErrorKind};
 pub(crate) use value::{Text, Value};

@@ -87,6 +87,20 @@ pub enum PickleErrorKind {
     /// More objects than can be numbered.
     #[error("more than 2147483648 objects of one kind")]
     TooMany,
+    /// A string that is longer than any.
+    #[error("a string has more than {TEXT_MAX} bytes")]
+    TooLong,
+    /// Few compressed bytes that become far more objects than a recording has.
+    #[error(
+        "{consumed} compressed bytes have become more than the {memory_max} bytes of memory that a \
+         recording takes"
+    )]
+    Swells {
+        /// Compressed bytes read so far.
+        consumed: u64,
+        /// Bytes of memory that are allowed for them.
+        memory_max: u64,
+    },
 }
 
 impl PickleErrorKind {
@@ -103,9 +117,10 @@ impl PickleErrorKind {
             | PickleErrorKind::MemoUnset(_)
             | PickleErrorKind::MemoSparse(_)
             | PickleErrorKind::Number(_) => "copy it again, it is damaged",
-            PickleErrorKind::TooDeep { .. } | PickleErrorKind::TooMany => {
-                "record it again, PyTorch writes no such snapshot"
-            }
+            PickleErrorKind::TooDeep { .. }
+            | PickleErrorKind::TooMany
+            | PickleErrorKind::TooLong
+            | PickleErrorKind::Swells { .. } => "record it again, PyTorch writes no such snapshot",
         })
     }
 }
@@ -118,6 +133,9 @@ impl From<io::Error> for Box<PickleErrorKind> {
         Box::new(PickleErrorKind::Io(error))
     }
 }
+
+/// Bytes that a string may have.
+const TEXT_MAX: u64 = 64 << 20;
 
 /// Large, since zlib saves its window of 32 KiB at the end of each buffer.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -141,6 +159,11 @@ impl<R: Read> Source<R> {
     #[inline]
     pub(super) fn offset(&self) -> u64 {
         self.base + self.start as u64
+    }
+
+    /// Where the bytes come from.
+    pub(super) fn input(&self) -> &R {
+        &self.input
     }
 
     /// The bytes that are in the buffer.
@@ -182,10 +205,13 @@ impl<R: Read> Source<R> {
         Ok(&self.buffer[start..start + count])
     }
 
-    /// The next `count` bytes, however many. Holds no more than have arrived.
+    /// The next `count` bytes of a string. Holds no more than have arrived.
     pub(super) fn long(&mut self, count: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.for_each_piece(count, |piece| bytes.extend_from_slice(piece))?;
+        self.for_each_piece(count.min(TEXT_MAX), |piece| bytes.extend_from_slice(piece))?;
+        if count > TEXT_MAX {
+            return Err(Box::new(PickleErrorKind::TooLong));
+        }
         Ok(bytes)
     }
 
@@ -199,6 +225,9 @@ impl<R: Read> Source<R> {
         loop {
             match self.byte()? {
                 b'\n' => return Ok(line),
+                _ if line.len() as u64 == TEXT_MAX => {
+                    return Err(Box::new(PickleErrorKind::TooLong));
+                }
                 byte => line.push(byte),
             }
         }

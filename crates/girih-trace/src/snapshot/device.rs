@@ -54,6 +54,14 @@ impl DeviceBuilder {
         self.events.is_empty() && self.segments.is_empty()
     }
 
+    /// An error if it has entries and none of their actions is known.
+    pub(super) fn refuse_unknown(&self) -> Result<(), ReadError> {
+        match &self.unknown_actions {
+            (0, _) => Ok(()),
+            (_, first) => Err(ReadError::NoKnownAction { action: first.clone() }),
+        }
+    }
+
     pub(super) fn stream(&mut self, handle: u64) -> Result<StreamId, ReadError> {
         let device = self.device;
         let too_many = || ReadError::TooMany { device, what: "streams" };

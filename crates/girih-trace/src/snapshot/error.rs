@@ -42,6 +42,12 @@ pub enum ReadError {
         /// Decompressed bytes of the pickle.
         bytes: u64,
     },
+    /// Nothing is known of what it recorded.
+    #[error("update girih, the snapshot has no action that is known: the first is {action:?}")]
+    NoKnownAction {
+        /// The name of the first.
+        action: String,
+    },
     /// More distinct streams or pools than ids.
     #[error("record a shorter part of the run: device {device} has more than 65536 {what}")]
     TooMany {

@@ -37,7 +37,7 @@ use self::entry::Entry;
 pub use self::error::ReadError;
 use self::segments::read_segment;
 use self::view::{Fields, Place, View};
-use crate::compress::{Input, Limits};
+use crate::compress::{Compressed, Input, Limits};
 use crate::pickle::{self, Value};
 use crate::trace::{Recording, Settings};
 
@@ -77,7 +77,7 @@ pub fn read_slice(bytes: &[u8]) -> Result<Recording, ReadError> {
 }
 
 /// Reads a snapshot from the bytes of the pickle itself.
-pub(crate) fn read_decompressed(input: impl Read) -> Result<Recording, ReadError> {
+pub(crate) fn read_decompressed(input: impl Compressed) -> Result<Recording, ReadError> {
     let mut loaded = pickle::load::<_, Entry>(input)?;
     let records = std::mem::take(&mut loaded.heap.records);
     let view = View::new(&loaded);
@@ -92,6 +92,9 @@ pub(crate) fn read_decompressed(input: impl Read) -> Result<Recording, ReadError
     }
     let mut devices = read_traces(&view, traces, records)?;
     read_segments(&view, segments, &mut devices)?;
+    if devices.iter().all(DeviceBuilder::is_empty) {
+        devices.iter().try_for_each(DeviceBuilder::refuse_unknown)?;
+    }
     let annotations = read_annotations(&view, root.get(words::EXTERNAL_ANNOTATIONS))?;
     let settings = read_settings(&view, root)?;
     let traces = devices

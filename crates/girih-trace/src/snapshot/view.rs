@@ -6,7 +6,7 @@ use super::entry::{Entry, PairId};
 use super::error::ReadError;
 use super::stacks::Seen;
 use super::words;
-use crate::pickle::{DictKind, Heap, Items, Loaded, Pairs, Text, Value};
+use crate::pickle::{DictKind, ENTRY_BYTES, Heap, Items, Loaded, Pairs, Text, Value};
 
 /// Items that are always allowed: small files may repeat themselves.
 const FLOOR_ITEMS: u64 = 1 << 16;
@@ -19,7 +19,8 @@ const TEXT_PER_BYTE: u64 = 16;
 ///
 /// Objects may be shared: the same list of blocks may be in a million segments. Each object of its
 /// own takes bytes of the file, so that only sharing can make the items that are visited more than
-/// the bytes that were read; the budget stops that.
+/// the bytes that were read; the budget stops that. Nor may they become more than the memory that is
+/// allowed for the compressed bytes: an entry that is visited becomes an event.
 pub(super) struct View<'a> {
     heap: &'a Heap<Entry>,
     bytes: u64,
@@ -35,8 +36,10 @@ impl<'a> View<'a> {
         View {
             heap: &loaded.heap,
             bytes: loaded.bytes,
-            items_left: Cell::new(loaded.bytes + FLOOR_ITEMS),
-            text_left: Cell::new(loaded.bytes.saturating_mul(TEXT_PER_BYTE) + FLOOR_TEXT),
+            items_left: Cell::new(loaded.bytes.min(loaded.memory_max / ENTRY_BYTES) + FLOOR_ITEMS),
+            text_left: Cell::new(
+                loaded.bytes.saturating_mul(TEXT_PER_BYTE).min(loaded.memory_max) + FLOOR_TEXT,
+            ),
             lists_seen: Seen::new(loaded.heap.lists.distinct()),
             frames_seen: Seen::new(loaded.heap.dicts.len()),
         }

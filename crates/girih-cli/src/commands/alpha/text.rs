@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::json::{Json, JsonLayer};
 use crate::table::table;
-use crate::units::{bytes, count, milliseconds, percent};
+use crate::units::{bytes, count, milliseconds, percent, percent_more};
 
 pub(super) fn print(result: &Json, out: &mut dyn Write) -> anyhow::Result<()> {
     let title = format!("{}, {}", result.name, result.method);
@@ -40,8 +40,7 @@ fn tokens(tokens: Option<u64>) -> String {
 
 fn summary(result: &Json) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let extra = |us: f64| percent(us / result.step_us_plain.max(f64::MIN_POSITIVE) - 1.0);
-    let cost = |us: f64| format!("{} (+{})", time(us), extra(us));
+    let cost = |us: f64| format!("{} ({})", time(us), percent_more(us, result.step_us_plain));
     let mut rows = vec![row("fits", if result.fits { "yes" } else { "no" }.to_owned())];
     if result.tokens.is_some() {
         rows.push(row("tokens", tokens(result.tokens)));
@@ -136,8 +135,7 @@ fn kinds(result: &Json) -> String {
 }
 
 fn compared(result: &Json) -> String {
-    let extra =
-        |us: f64| format!("+{}", percent(us / result.step_us_plain.max(f64::MIN_POSITIVE) - 1.0));
+    let extra = |us: f64| percent_more(us, result.step_us_plain);
     let row = |name: &str, fits: bool, us: f64, gpu: u64, host: u64, longest: Option<u64>| {
         let fits = if fits { "yes" } else { "no" }.to_owned();
         vec![name.to_owned(), fits, extra(us), bytes(gpu), bytes(host), tokens(longest)]

@@ -45,10 +45,16 @@ pub(super) fn answer(
     let most = family.most(args.capacity.min(HELD_MAX), args.step, limit);
     answer.bound = Some(JsonBound { value: most, bytes: family.bound(most.max(1)) });
     let search = |allocator| {
-        let try_one = |allocator, value| tried(&family, &setup, allocator, value);
-        let found = largest(1..=most / args.step, |place| {
+        let try_one = |allocator, value| tried(&family, &setup, allocator, value, Effort::Search);
+        let mut found = largest(1..=most / args.step, |place| {
             try_one(allocator, place * args.step).map(|(outcome, _)| outcome)
         })?;
+        // Of the value that is found it is said what `girih compare` says of a recording.
+        if let (Allocator::Planned, Some((place, room))) = (allocator, &mut found.largest) {
+            let value = *place * args.step;
+            let (settled, _) = tried(&family, &setup, allocator, value, Effort::Answer)?;
+            *room = settled.unwrap_or(*room);
+        }
         let required = match args.require {
             Some(value) => try_one(allocator, value)?.0.is_some(),
             None => false,
@@ -89,12 +95,22 @@ struct Room {
     retries: u64,
 }
 
+/// What a value is tried for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    /// It is one of many.
+    Search,
+    /// It is the one that is answered.
+    Answer,
+}
+
 /// What there is at a value, or none if it does not fit, and then where it stops.
 fn tried(
     family: &Family,
     setup: &Setup,
     allocator: Allocator,
     value: u64,
+    effort: Effort,
 ) -> Result<(Option<Room>, Option<String>), SimulateError> {
     let bound = family.bound(value);
     if bound > HELD_MAX {
@@ -104,6 +120,7 @@ fn tried(
     }
     let (trace, lives) = family.at(value);
     let subject = Subject::built(trace, lives, setup.clone());
+    let subject = if effort == Effort::Answer { subject.thoroughly() } else { subject };
     let outcome = subject.under(allocator)?;
     let stopped = outcome.stop.as_ref().map(|stop| stop_sentence(stop, subject.lives()));
     let Outcome { reserved, retries, .. } = outcome;
