@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A plan is a hint: a place is given only if no live block has any of its bytes, and a stream gets bytes of
-//! another only after it. No more is held than without it, but for the pages that its places touch: within the bound,
-//! or within what the plan foresees as long as the run is what it says ([`super::trust`]).
+//! another only after it. No more is held than without it, but for the pages that its places touch: within the bound, or
+//! within what the plan foresees, up to three times what was ever in use.
 //!
 //! A plan is followed from the first request on: its window is a segment of the stream that it asks for most. To drop
 //! it is to cede the window. Blocks stay where they are, ids stay valid, nothing is mapped and nobody waits.
@@ -21,7 +21,6 @@ use super::block::Block;
 use super::cells::{Bits, Span};
 use super::last_uses::LastUses;
 use super::places::{Places, Reserved};
-use super::trust::Trust;
 use super::views::Part;
 use super::window::Window;
 use super::{EntryId, Follower, Lake, Search};
@@ -71,6 +70,9 @@ impl Following {
     }
 }
 
+/// So many times what was ever in use may be held for places.
+const SPARSE: u64 = 3;
+
 /// A plan that is followed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -78,7 +80,6 @@ pub(super) struct Followed {
     follower: Follower,
     places: Places,
     window: Window,
-    trust: Trust,
     /// All idle places were ceded, and are still.
     has_lent_all: bool,
 }
@@ -130,10 +131,8 @@ impl Lake {
     /// Drops the plan if too much would be held with so many bytes more: blocks in its places cut the holes of
     /// the rest so finely that no page of them is whole.
     pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
-        if self.followed.is_none() {
-            return;
-        }
-        let bearable = self.allowed_with_plan(search);
+        let Some(followed) = &self.followed else { return };
+        let bearable = self.allowed(search).max(self.foreseen(&followed.window, search));
         let bearable = bearable.saturating_add(bearable / self.options.strain.max(1));
         if self.held.saturating_add(missing) > bearable {
             self.unfollow();
@@ -141,14 +140,11 @@ impl Lake {
         }
     }
 
-    /// Bytes that may be held with the plan that is followed, if one is.
-    pub(super) fn allowed_with_plan(&self, search: &Search) -> u64 {
-        let allowed = self.allowed(search);
-        let Some(followed) = &self.followed else { return allowed };
-        let Followed { follower, places, window, trust, .. } = &**followed;
-        let next = follower.ahead().next();
-        let placed = window.placed + next.map_or(0, |entry| places.get(entry).bytes);
-        allowed.max(trust.foreseen(next, (placed, self.most_in_use), self.following))
+    /// Bytes that may be held for the sake of places: what the plan foresees, but no more than so many times what was ever in
+    /// use. Places are sparse until the peak has come; and what a plan of another run foresees never does.
+    pub(super) fn foreseen(&self, window: &Window, search: &Search) -> u64 {
+        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
+        window.foreseen.min(most.saturating_mul(SPARSE))
     }
 
     /// How often a plan was dropped because more was held with it than stitching alone would hold.
@@ -192,9 +188,8 @@ impl Lake {
         let segment = self.heap.blocks[id].segment;
         self.set_stays(segment, true);
         let page = self.page_of(bytes.max(self.most_in_use));
-        // All places if they are what was in use at once, else what was in use.
-        let says = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
-        let says = says.saturating_add(self.whole_slack(says));
+        // A plan is trusted with its places if they are what was in use at once, else with what was in use.
+        let foreseen = if plan.is_tight() { bytes } else { plan.in_use.min(bytes) };
         // At first everything is ceded.
         let ceded = Bits::new(&cells, true);
         let window = Window {
@@ -206,10 +201,10 @@ impl Lake {
             last_uses: LastUses::of(stream),
             cells,
             page,
-            placed: 0,
+            foreseen: foreseen.saturating_add(self.whole_slack(foreseen)),
         };
-        let (follower, trust) = (Follower::new(&plan), Trust::of(&plan, says, self.following));
-        Ok(Some(Followed { plan, follower, places, window, trust, has_lent_all: false }))
+        let follower = Follower::new(&plan);
+        Ok(Some(Followed { plan, follower, places, window, has_lent_all: false }))
     }
 
     /// The place of a request as a block, if it has one that is free.
@@ -233,7 +228,6 @@ impl Lake {
             && window.held.take(span)
         {
             self.following.note(true, request.size);
-            window.placed += size;
             let block = Block::in_place(window.base + offset, size, span, window);
             return Some(self.heap.blocks.insert(Block { fence, ..block }));
         }
@@ -252,8 +246,7 @@ impl Lake {
         let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
         let spot = entry.and_then(|entry| places.spot(entry, size, &window.cells));
         let taken = spot.filter(|spot| window.held.take(spot.span));
-        let taken =
-            taken.or_else(|| spot.filter(|spot| self.claim_place(env, spot.span, size, entry)));
+        let taken = taken.or_else(|| spot.filter(|spot| self.claim_place(env, spot.span, size)));
         let is_hit = taken.is_some_and(|spot| self.is_in_order(env, spot.span, request.stream));
         self.following.note(is_hit, request.size);
         if spot.is_some() && !is_hit {
@@ -262,26 +255,16 @@ impl Lake {
         let Followed { places, window, .. } = &mut **self.followed.as_mut()?;
         let spot = taken.filter(|_| is_hit)?;
         places.note(&spot, size);
-        window.placed += size;
         let block = Block::in_place(window.base + spot.offset, size, spot.span, window);
         Some(self.heap.blocks.insert(Block { fence: spot.fence, ..block }))
     }
 
     /// Claims the cells of a place, and holds them.
     #[cold]
-    fn claim_place(
-        &mut self,
-        env: &mut Env<'_>,
-        span: Span,
-        size: u64,
-        entry: Option<EntryId>,
-    ) -> bool {
-        let taken = self.with_followed(|lake, Followed { window, trust, .. }| {
-            let most = lake.most_in_use.max(lake.in_use + size);
-            let foreseen = trust.foreseen(entry, (window.placed + size, most), lake.following);
+    fn claim_place(&mut self, env: &mut Env<'_>, span: Span, size: u64) -> bool {
+        let taken = self.with_followed(|lake, Followed { window, .. }| {
             // What is refused costs the place.
-            lake.claim(env, window, span, (size, foreseen)).unwrap_or(false)
-                && window.held.take(span)
+            lake.claim(env, window, span, size).unwrap_or(false) && window.held.take(span)
         });
         taken.unwrap_or(false)
     }
@@ -308,10 +291,9 @@ impl Lake {
     #[inline]
     pub(super) fn leave_place(&mut self, id: BlockId, freed: Stamp) {
         let block = &self.heap.blocks[id];
-        let (span, size, user, fence) = (block.span(), block.size, block.user, block.fence);
+        let (span, user, fence) = (block.span(), block.user, block.fence);
         if let Some(followed) = &mut self.followed {
             let window = &mut followed.window;
-            window.placed -= size;
             window.last_uses.free(span, user, freed);
             if fence && !window.last_uses.is_trivial() {
                 self.order.want();

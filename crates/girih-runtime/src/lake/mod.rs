@@ -49,7 +49,6 @@ mod release;
 mod repeats;
 mod segments;
 mod stitching;
-mod trust;
 mod turn;
 mod users;
 mod view;

@@ -154,15 +154,6 @@ impl Lake {
             return Ok(Some(taken));
         }
         let growth = self.choose_growth(search, Joins::Any);
-        // Small requests have segments of their own. Beyond the bound these do not grow as long as a hole of others will do.
-        let is_beyond =
-            |lake: &Lake| lake.held.saturating_add(growth.missing) > lake.allowed_with_plan(search);
-        if search.home.is_small
-            && is_beyond(self)
-            && let Some(block) = self.take_elsewhere(env, search)?
-        {
-            return Ok(Some(block));
-        }
         if let Some(block) = self.grow_within(env, search, growth, u64::MAX)? {
             return Ok(Some(block));
         }
@@ -174,8 +165,8 @@ impl Lake {
         self.take_elsewhere(env, search)
     }
 
-    /// A part of one hole of any home, for a small request where no more may be held, or for any where nothing more can be
-    /// had: the smallest that fits, one that needs no wait before all others. None in a capture, or if none is large enough.
+    /// A part of one hole of another home, where no view was made and nothing more can be had: so the last small request
+    /// is served by a hole among large ones. None in a capture, or if none is large enough.
     fn take_elsewhere(
         &mut self,
         env: &mut Env<'_>,
@@ -184,12 +175,9 @@ impl Lake {
         if self.is_capturing() {
             return Ok(None);
         }
-        let blocks = &self.heap.blocks;
-        let fitting = self.heap.free_blocks(true).filter(|&id| blocks[id].size >= search.size);
-        let in_turn =
-            |&id: &BlockId| (self.latest_use(search, id) > 0, blocks[id].size, blocks[id].address);
-        let Some(id) = fitting.min_by_key(in_turn) else { return Ok(None) };
-        self.take_off_shelf(env, search, id)
+        let (parts, missing) = self.gather(search);
+        let is_one = missing == 0 && parts.len() == 1;
+        if is_one { self.stitch_parts(env, search, parts) } else { Ok(None) }
     }
 
     /// True if a request may be given a view. A graph would have its addresses for ever, be it one that nobody has told

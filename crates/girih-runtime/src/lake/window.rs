@@ -47,8 +47,8 @@ pub(super) struct Window {
     pub(super) last_uses: LastUses,
     /// Bytes of new pages, as far as the bound allows.
     pub(super) page: u64,
-    /// Bytes of the blocks that are in their places.
-    pub(super) placed: u64,
+    /// Bytes that will be needed for the places, as the plan says.
+    pub(super) foreseen: u64,
 }
 
 impl Window {
@@ -82,15 +82,14 @@ impl Lake {
         blocks.take_while(move |block| block.address < part.end())
     }
 
-    /// Makes the ceded cells of a place the window's again, for a request of so many bytes, for whose sake so many bytes may be
-    /// held beside what may be anyway. False if some of its bytes are in use, or lack pages
+    /// Makes the ceded cells of a place the window's again. False if some of its bytes are in use, or lack pages
     /// that may not be mapped: then nothing has changed, but for pages that were mapped already.
     pub(super) fn claim(
         &mut self,
         env: &mut Env<'_>,
         window: &mut Window,
         span: Span,
-        (size, foreseen): (u64, u64),
+        size: u64,
     ) -> Result<bool, DeviceError> {
         let runs: Vec<Span> = window.ceded.runs(span, true).collect();
         let ceded: u32 = runs.iter().map(|run| run.end - run.first).sum();
@@ -114,7 +113,7 @@ impl Lake {
             self.granule = env.device.granularity();
             let search = Search { size, home: window.home };
             for &run in &runs {
-                if !self.map_cells(env, window, run, (&search, foreseen))? {
+                if !self.map_cells(env, window, run, &search)? {
                     return Ok(false);
                 }
             }
@@ -126,17 +125,16 @@ impl Lake {
     }
 
     /// Maps what is missing under a run of cells whose bytes are free: all of the pages that it touches if the
-    /// bound allows, else no more than it needs, as far as that or what is foreseen does. False if that is too much as well.
+    /// bound allows, else no more than it needs. False if that is too much as well.
     fn map_cells(
         &mut self,
         env: &mut Env<'_>,
         window: &Window,
         span: Span,
-        (search, foreseen): (&Search, u64),
+        search: &Search,
     ) -> Result<bool, DeviceError> {
         let whole = window.part(span);
-        let strict = self.allowed(search);
-        let allowed = [strict, strict.max(foreseen)];
+        let allowed = self.allowed(search).max(self.foreseen(window, search));
         let mut at = whole.address;
         while at < whole.end() {
             let id = self.tile_over(at);
@@ -153,9 +151,8 @@ impl Lake {
                 Part::between(base + down, base + up).both(&block.part())
             };
             let [wide, needed] = [window.page, self.granule].map(aligned);
-            let mut parts = [wide, needed].into_iter().zip(allowed);
-            let fitting = parts.find(|(part, allowed)| self.held + part.size <= *allowed);
-            let Some((part, _)) = fitting else { return Ok(false) };
+            let fits = |part: &Part| self.held + part.size <= allowed;
+            let Some(part) = [wide, needed].into_iter().find(fits) else { return Ok(false) };
             if !self.beside.allows(env, part.size) || self.map_part(env, id, part)?.is_none() {
                 return Ok(false);
             }
@@ -296,11 +293,6 @@ impl Lake {
             if !given.take(run) {
                 return Err(format!("cells of {run:?} are held and ceded"));
             }
-        }
-        let blocks = self.heap.blocks.values().filter(|block| block.planned);
-        let placed: u64 = blocks.map(|block| block.size).sum();
-        if placed != window.placed {
-            return Err(format!("{placed} bytes are in their places, not {}", window.placed));
         }
         if given != window.held {
             return Err("the cells that are held are not those of the blocks".to_owned());
