@@ -10,7 +10,7 @@
 //! request that needs one is given new pages. A page that goes back to the device takes the views over it with it.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 
@@ -144,7 +144,7 @@ impl View {
 pub(super) struct Views {
     /// Vacant places are `None`.
     pub(super) views: Vec<Option<View>>,
-    vacant: Vec<u32>,
+    vacant: BTreeSet<u32>,
     /// Of each size, the place of the one that was used last.
     newest: FxHashMap<u64, u32>,
     /// Pages that are mapped in all of them, and that were mapped since the run began.
@@ -243,19 +243,17 @@ impl Views {
     }
 
     fn insert(&mut self, view: View) -> u32 {
-        if self.vacant.is_empty() {
-            self.vacant.push(self.views.len() as u32);
+        let place = self.vacant.first().copied().unwrap_or(self.views.len() as u32);
+        if place as usize == self.views.len() {
             self.views.push(None);
         }
-        let place = self.vacant[self.vacant.len() - 1];
         self.put(place, view);
         place
     }
 
-    /// A view for the place that became vacant last.
+    /// A view for a vacant place.
     pub(super) fn put(&mut self, place: u32, view: View) {
-        let vacant = self.vacant.pop();
-        debug_assert_eq!(vacant, Some(place), "another place is vacant");
+        self.vacant.remove(&place);
         self.pages += view.slots.len() as u64;
         self.views[place as usize] = Some(view);
         self.link(place);
@@ -267,7 +265,7 @@ impl Views {
         self.unlink(place);
         let view = self.views[place as usize].take()?;
         self.pages -= view.slots.len() as u64;
-        self.vacant.push(place);
+        self.vacant.insert(place);
         Some(view)
     }
 

@@ -148,7 +148,8 @@ fn where_the_same_tensors_come_at_other_times_steps_are_laid_out_anew() {
         let sum = |pages: &[u64]| pages.iter().sum::<u64>();
         assert_eq!(told[9..12], [0; 3], "at rest before: {told:?}");
         assert_eq!(told[37..], [0; 3], "and after: {told:?}");
-        assert!(3 * sum(&told[12..]) < 2 * sum(&untold[12..]), "{told:?}, and {untold:?} untold");
+        // Untold it finds rest too, once what that costs is made good by what was missed.
+        assert!(10 * sum(&told[12..]) < 9 * sum(&untold[12..]), "{told:?}, and {untold:?} untold");
         let views = told[12..17].iter().max();
         assert!(views < Some(&told[0]), "while it is tried nothing is had again: {told:?}");
     }
