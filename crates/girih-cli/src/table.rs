@@ -143,7 +143,7 @@ mod tests {
         let rows = [owned(&["\u{1b}[31mx\n", "7"])];
         assert_eq!(
             table(&["name", "n"], &rows),
-            "name             n\n------------------\n\\u{1b}[31mx\\n  7\n"
+            "name           n\n----------------\n\\u{1b}[31mx\\n  7\n"
         );
     }
 
