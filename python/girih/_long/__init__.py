@@ -21,6 +21,8 @@ is kept.
 | `notes.py` | operators of which a replay is given what they gave |
 | `replay.py` | the layer once more; attention, products, sums, random numbers are answered |
 | `own.py`, `picture.py`, `generators.py` | what a layer has of its own: a replay puts it back |
+| `weights.py` | the parameters that a pass ran with, which a replay runs with |
+| `placed.py` | what is put into a module, and is in no copy of it |
 | `hooks.py` | a program's hooks within a layer run once |
 | `communicate.py` | what ranks say to each other: once, in the forward pass |
 | `layout.py` | where the tokens of a tensor are |

@@ -20,8 +20,8 @@ from girih._long.loss import Loss
 from girih._long.part import Alpha, is_alpha
 from girih._long.share import Filling, Fixed, Share
 
-# What a model was given to. It dies with the model.
-_contexts: weakref.WeakKeyDictionary[Any, LongContext] = weakref.WeakKeyDictionary()
+# By the model. It dies with the model, though it knows parts of it: its layers hold it.
+_contexts: weakref.WeakKeyDictionary[Any, weakref.ref[LongContext]] = weakref.WeakKeyDictionary()
 
 
 class LongContext:
@@ -31,6 +31,8 @@ class LongContext:
         self, layers: list[Layer], share: Share, loss: Loss | None, uncached: Uncached
     ) -> None:
         self.layers = layers
+        for layer in layers:
+            layer.context = self
         self.uncached = uncached
         self.share = share
         self.loss = loss
@@ -51,7 +53,7 @@ class LongContext:
         return {
             "found": found,
             "loss": {
-                "in_tiles": self.loss is not None and bool(self.loss.restore),
+                "in_tiles": self.loss is not None and bool(self.loss.functions),
                 "fused": self.loss is not None and self.loss.is_fused,
                 "reason": reason,
             },
@@ -112,7 +114,8 @@ def apply(
         for index, (name, module) in enumerate(found)
     ]
     loss = Loss(model, is_fused=loss_in_tiles == "fused") if loss_in_tiles else None
-    context = _contexts[model] = LongContext(made, share, loss, Uncached(model))
+    context = LongContext(made, share, loss, Uncached(model))
+    _contexts[model] = weakref.ref(context)
     return context
 
 
@@ -129,19 +132,22 @@ def _tile(mlp_in_tiles: bool | int) -> int | None:
 
 def remove(model: Any) -> None:
     """Takes it away again, if it is there."""
-    known = _contexts.pop(model, None)
+    known = of(model)
     if known is not None:
+        del _contexts[model]
         known.remove()
 
 
 def of(model: Any) -> LongContext | None:
     """What was put under a model."""
-    return _contexts.get(model)
+    found = _contexts.get(model)
+    return None if found is None else found()
 
 
 def reports() -> list[dict[str, Any]]:
     """Of every model of this process that has it."""
-    return [context.report() for context in _contexts.values()]
+    known = [context() for context in list(_contexts.values())]
+    return [context.report() for context in known if context is not None]
 
 
 def _share(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from girih._errors import GirihError
+from girih._long import placed
 
 CACHES = ("past_key_values", "cache")
 """Under which names caches are given, and come back."""
@@ -72,7 +73,8 @@ class Uncached:
     """The hooks that have passes of a model that learn go without a cache that holds something."""
 
     def __init__(self, model: Any) -> None:
-        self._hooks: list[Any] = []
+        self._hooks: list[tuple[Any, Any]] = []
+        """Each module, and what takes a hook of it away."""
         for module in model.modules():
             if not _may_generate(module):
                 continue
@@ -80,14 +82,15 @@ class Uncached:
             # Where the call of this one has begun, that of one within it may be seen in time.
             if not getattr(module.config, "is_encoder_decoder", False):
                 for inner in module.modules():
-                    if inner is not module and "use_cache" in _parameters(inner):
+                    is_layer = isinstance(vars(inner).get("forward"), placed.Forward)
+                    if inner is not module and not is_layer and "use_cache" in _parameters(inner):
                         self._watch(inner)
             return
 
     def remove(self) -> None:
         """Takes them away."""
-        for hook in self._hooks:
-            hook.remove()
+        for module, hook in self._hooks:
+            placed.of(module).unhook(hook)
 
     def _watch(self, module: Any) -> None:
         names = _parameters(module)
@@ -114,10 +117,12 @@ class Uncached:
                     # Also in the place that its fields have in their order.
                     output[name] = NoCache()
 
-        self._hooks += [
+        hooks = [
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after),
         ]
+        placed.of(module).hook(*hooks)
+        self._hooks += [(module, hook) for hook in hooks]
 
 
 def _is_silent(module: Any, given: dict[str, Any]) -> bool:

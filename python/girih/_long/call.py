@@ -88,7 +88,7 @@ class Call(Together):
             for one in [*layer.module.parameters(), *layer.module.buffers()]
             if (at := address(it := unwrapped(one)[0]))
         )
-        self.own = Own(layer.module, tensors)
+        self.own: Own = layer.own(tensors)
         self.has_hooks = hooks.are_there(layer.module)
         self.hooks, self.is_in_hook = 0, False
         """Of the program's, those that ran; and whether one runs."""

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
+from girih._long import placed
 from girih._long.layout import PLAIN
 from girih._long.loss import (
     IGNORED,
@@ -158,27 +159,29 @@ class Logits(torch.Tensor):  # type: ignore[misc]
     """
 
     hidden: Any
-    linear: Any
+    weight: Any
+    bias: Any
     is_cast: bool
 
     @staticmethod
-    def of(hidden: Any, linear: Any, *, is_cast: bool = False) -> Any:
-        """Of hidden states `[..., width]` and the module that makes logits of them."""
+    def of(hidden: Any, weight: Any, bias: Any, *, is_cast: bool = False) -> Any:
+        """Of hidden states `[..., width]` and what the last layer has when it is given them."""
         device = hidden.device.type
         is_mixed = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if is_mixed else linear.weight.dtype
+        dtype = torch.get_autocast_dtype(device) if is_mixed else weight.dtype
         logits = torch.Tensor._make_wrapper_subclass(
             Logits,
-            (*hidden.shape[:-1], len(linear.weight)),
+            (*hidden.shape[:-1], len(weight)),
             dtype=torch.float32 if is_cast else dtype,
             device=hidden.device,
         )
-        logits.hidden, logits.linear, logits.is_cast = hidden, linear, is_cast
+        logits.hidden, logits.weight, logits.bias = hidden, weight, bias
+        logits.is_cast = is_cast
         return logits
 
     def whole(self) -> Any:
         """The logits."""
-        logits = functional.linear(self.hidden, self.linear.weight, self.linear.bias)
+        logits = functional.linear(self.hidden, self.weight, self.bias)
         return logits.float() if self.is_cast else logits
 
     @classmethod
@@ -191,7 +194,7 @@ class Logits(torch.Tensor):  # type: ignore[misc]
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is torch.Tensor.float and isinstance(args[0], Logits):
-            return Logits.of(args[0].hidden, args[0].linear, is_cast=True)
+            return Logits.of(args[0].hidden, args[0].weight, args[0].bias, is_cast=True)
         args, kwargs = tree_map(_whole, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -236,12 +239,11 @@ def fused_loss(  # noqa: PLR0917 - the parameters of the function that it stands
         )
 
     def loss_of(target: Any, reduction: str) -> Any:
-        rows, linear = logits.hidden.flatten(0, -2), logits.linear
         return linear_cross_entropy(
-            rows,
-            linear.weight,
+            logits.hidden.flatten(0, -2),
+            logits.weight,
             target,
-            bias=linear.bias,
+            bias=logits.bias,
             ignore_index=ignore_index,
             reduction=reduction,
         )
@@ -256,27 +258,27 @@ class Unmade:
     def __init__(self, model: Any) -> None:
         self.reason = ""
         """Why that cannot be; empty if it is."""
+        self.model = model
         self.linear = model.get_output_embeddings()
         self.is_wanted = False
-        self.handles: list[Any] = []
+        self.hooks: list[Any] = []
         if type(self.linear) is not torch.nn.Linear:
             self.reason = f"its last layer is a {type(self.linear).__name__}, and no Linear"
         elif "forward" in vars(self.linear) or self.linear._forward_hooks:
             self.reason = "its last layer has a forward, or hooks, of somebody's own"
         if self.reason:
             return
-        self.original = self.linear.forward
-        self.linear.forward = self._forward
-        self.handles.append(model.register_forward_pre_hook(self._before, with_kwargs=True))
-        self.handles.append(model.register_forward_hook(self._after, always_call=True))
+        self.forward = placed.Forward(self.linear, self._forward)
+        self.hooks.append(model.register_forward_pre_hook(self._before, with_kwargs=True))
+        self.hooks.append(model.register_forward_hook(self._after, always_call=True))
+        placed.of(model).hook(*self.hooks)
 
     def remove(self) -> None:
         """Gives the last layer its own forward back."""
-        for handle in self.handles:
-            handle.remove()
-        if self.handles:
-            del self.linear.forward
-        self.handles.clear()
+        if self.hooks:
+            placed.of(self.model).unhook(*self.hooks)
+            self.forward.remove()
+        self.hooks.clear()
 
     def _before(self, _model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         self.is_wanted = kwargs.get("labels") is not None and torch.is_grad_enabled()
@@ -287,5 +289,5 @@ class Unmade:
     def _forward(self, hidden: Any) -> Any:
         is_plain = type(hidden) in PLAIN and type(self.linear.weight) in PLAIN
         if self.is_wanted and is_plain and not torch.compiler.is_compiling():
-            return Logits.of(hidden, self.linear)
-        return self.original(hidden)
+            return Logits.of(hidden, self.linear.weight, self.linear.bias)
+        return self.forward.original(hidden)

@@ -19,8 +19,10 @@ from girih._long.cache import Passing
 from girih._long.call import Call, Unplanned
 from girih._long.layout import PLAIN, WHOLE, Layout
 from girih._long.learn import learn
+from girih._long.own import Own, Storages
 from girih._long.part import Held
 from girih._long.picture import Picture
+from girih._long.placed import Forward
 from girih._long.replay import Replay, generator_state, set_generator_state
 from girih._long.share import Share, rounded
 from girih._long.trace import Trace
@@ -136,24 +138,22 @@ class Layer:
         self.lengths: set[tuple[int, int]] = set()
         """Tokens, and the first that ran again, of passes that were compared."""
         self.held = Held()
+        self.storages: Storages = {}
+        """Of what the last pass found."""
+        self.context: Any = None
+        """What it is a layer of: that lives as long as one of its layers does."""
         self.thread = threading.local()
         self.original = module.forward
-        self.restore: list[tuple[Any, Any]] = []
-        for inner, submodule in module.named_modules():
-            self._wrap(submodule, self.forward if not inner else self._inner(inner, submodule))
-
-    def _wrap(self, module: Any, forward: Callable[..., Any]) -> None:
-        self.restore.append((module, module.__dict__.get("forward")))
-        module.forward = forward
+        self.forwards = [
+            Forward(it, self._inner(inner, it) if inner else self.forward)
+            for inner, it in module.named_modules()
+        ]
 
     def remove(self) -> None:
         """Gives the module its own forward back."""
-        for module, own in self.restore:
-            if own is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.forward = own
-        self.restore.clear()
+        for forward in reversed(self.forwards):
+            forward.remove()
+        self.forwards.clear()
 
     # ---- what runs in place of the module's own forward
 
@@ -234,7 +234,9 @@ class Layer:
             return None
         assert self.tile is not None
         tile = tiles.tile_of(x, self.token_dim, self.tile)
-        if x.shape[self.token_dim] != call.tokens or tile >= call.tokens:
+        # What parameters are computed of, gradients that are derived again must come to.
+        is_computed = not all(it.is_leaf for it in module.parameters())
+        if x.shape[self.token_dim] != call.tokens or tile >= call.tokens or is_computed:
             return None
         known = self.known.tiled
         key = self._tiled_key(name, module)
@@ -328,6 +330,12 @@ class Layer:
             yield
         finally:
             self.thread.replay = before
+
+    def own(self, given: list[Any]) -> Own:
+        """What it has of its own as a pass begins, which is given these tensors."""
+        found = Own(self.module, given, self.storages)
+        self.storages = found.storages
+        return found
 
     # ---- arguments
 

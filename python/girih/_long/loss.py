@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from girih._long import placed
+
 TILE_BYTES = 64 << 20
 """Of a tile in 32 bits; three such are there at a time. Kernels are full with a part of it."""
 ALIGNED = 16
@@ -142,50 +144,49 @@ class Loss:
         """Where logits are put off."""
         self.reason = "no module within it has a loss function of its own"
         """Why it is not in tiles; empty if it is."""
-        self.restore: list[tuple[Any, Any]] = []
+        self.functions: list[tuple[Any, Any]] = []
+        """Each module, and what was put in place of its loss function."""
         utils = sys.modules.get("transformers.loss.loss_utils")
         known = getattr(utils, "ForCausalLMLoss", None)
         for module in model.modules() if known is not None else ():
-            own = module.__dict__.get("_loss_function")
-            if own is None and getattr(module, "loss_type", None) != "ForCausalLM":
+            has_own = "_loss_function" in vars(module)
+            if not has_own and getattr(module, "loss_type", None) != "ForCausalLM":
                 continue
             if getattr(module, "loss_function", None) is not known:
                 continue
             if not _is_as_known(known):
                 self.reason = "this version of transformers computes something else"
                 return
-            self.restore.append((module, own))
-            module.loss_function = causal_lm_loss
             self.reason = ""
-            if is_fused:
-                self._fuse(module)
+            self._put(module, self._fused(module) if is_fused else causal_lm_loss)
 
     @property
     def is_fused(self) -> bool:
         """Whether no logits are made."""
         return any(not it.reason for it in self.unmade)
 
-    def _fuse(self, module: Any) -> None:
+    def _put(self, module: Any, function: Any) -> None:
+        placed.of(module).put("_loss_function", function)
+        self.functions.append((module, function))
+
+    def _fused(self, module: Any) -> Any:
         from girih._long import fused
 
         unmade = fused.Unmade(module)
         self.unmade.append(unmade)
         if unmade.reason:
             self.reason = f"logits are made: {unmade.reason}"
-        else:
-            module.loss_function = fused.fused_loss
+            return causal_lm_loss
+        return fused.fused_loss
 
     def remove(self) -> None:
         """Gives every module its own loss function back."""
         for unmade in self.unmade:
             unmade.remove()
         self.unmade.clear()
-        for module, before in self.restore:
-            if before is None:
-                module.__dict__.pop("_loss_function", None)
-            else:
-                module.loss_function = before
-        self.restore.clear()
+        for module, function in self.functions:
+            placed.of(module).take("_loss_function", function)
+        self.functions.clear()
 
 
 def _is_as_known(known: Any) -> bool:

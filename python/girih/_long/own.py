@@ -7,9 +7,11 @@ where what was let go of does not come again. So
 - `Picture` is of attributes, and of what lies within them: lists, dictionaries, sets, objects of
   the program's, arrays; and of generators of Python and numpy, the global ones among them;
 - `Undo` is of tensors that are there before a pass, and are written into while it runs. What else
-  writes into a tensor of the layer's before the replay is seen by its version, and an error.
+  writes into a tensor of the layer's before the replay is seen by its version, or by its storage
+  where it was given another, and is an error;
+- `Weights` (`weights.py`) are the parameters.
 
-A replay puts both back as the pass found them, runs, and puts back what it found itself. Not seen
+A replay puts all back as the pass found them, runs, and puts back what it found itself. Not seen
 is what no attribute leads to (a global list, a file), and what objects of C hold.
 """
 
@@ -20,11 +22,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from girih._long.communicate import unwrapped
 from girih._long.layout import address
+from girih._long.notes import ReplayError
 from girih._long.picture import Picture, Thing
 from girih._long.trace import Made, start_of, writes
+from girih._long.weights import Weights
+
+MANAGED = "ds_id"
+"""An attribute of a parameter that a sharding gives its bytes whenever it is used (DeepSpeed's ZeRO
+of stage 3): in another storage each time, and with the same values."""
+
+Storages = dict[int, StorageWeakRef]
 
 
 class Undo:
@@ -75,9 +86,11 @@ class Undo:
 class Own:
     """What a layer has of its own, in one pass."""
 
-    def __init__(self, module: Any, given: Iterable[Any]) -> None:
+    def __init__(self, module: Any, given: Iterable[Any], known: Storages | None = None) -> None:
+        self.module = module
         self.picture = Picture(module)
         """As the pass finds it."""
+        self.weights = Weights(module)
         self.undo = Undo()
         """What of it the pass writes into, as it was before."""
         self.made = Made(given)
@@ -87,7 +100,11 @@ class Own:
         # What was made in inference mode has no version, and nobody may write into it elsewhere.
         plain = [it for it in plain if not it.is_inference()]
         # Without their histories, of which other graphs are.
-        self._versions = [(it if it.is_leaf else it.detach(), it._version) for it in plain]
+        plain = [it if it.is_leaf else it.detach() for it in plain]
+        self._found = [(it, it._version, it.untyped_storage()._cdata) for it in plain]
+        """Each tensor with its version and the number of its storage."""
+        self.storages = _held(self._found, known or {})
+        """So that no other storage has the number of one that is gone."""
 
     def writes(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         """An operator is to run: what it changes is noted as it is."""
@@ -102,9 +119,39 @@ class Own:
         self.picture.restore()
 
     def stale(self) -> set[int]:
-        """Storages that were changed since, but by the pass itself."""
-        changed = {start_of(it) for it, version in self._versions if it._version != version}
+        """Storages of tensors that were changed since, but by the pass itself."""
+        changed = {
+            start_of(it)
+            for it, version, storage in self._found
+            if it._version != version or _is_moved(it, storage)
+        }
         return changed - self.undo.was.keys()
+
+    def changed(self, tensor: Any) -> ReplayError:
+        """The error where a stale one is needed."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        plain = [(name, unwrapped(it)[0]) for name, it in named]
+        start = start_of(tensor)
+        names = [name for name, it in plain if address(it) and start_of(it) == start]
+        what = names[0] if names else f"a {tensor.dtype} of {list(tensor.shape)}"
+        return ReplayError(
+            f"{what} of a {type(self.module).__name__} was changed between its forward and its "
+            "backward pass, so that it cannot be computed again as it was"
+        )
+
+
+def _held(found: list[tuple[Any, int, int]], known: Storages) -> Storages:
+    """Of storages by their numbers: to look for them takes less than to make them."""
+    if all(number in known for _, _, number in found):
+        return known
+    return {
+        number: known.get(number) or StorageWeakRef(it.untyped_storage()) for it, _, number in found
+    }
+
+
+def _is_moved(tensor: Any, storage: int) -> bool:
+    """Whether a program has given it another storage."""
+    return tensor.untyped_storage()._cdata != storage and not hasattr(tensor, MANAGED)
 
 
 def bytes_of(tensor: Any) -> Any:
@@ -139,17 +186,18 @@ def as_it_was(module: Any, own: Own, undo: Undo) -> Iterator[None]:
     """Around a replay: it finds what the pass found. What it writes is undone, by its `undo`."""
     others: list[Thing] = []
     now = Picture(module)
-    try:
-        for there, was in own.undo.was.values():
-            undo.before(there)
-            there.copy_(was)
-        others = own.picture.replace()
-        yield
-    finally:
+    with own.weights.in_place():
         try:
-            undo.restore()
+            for there, was in own.undo.was.values():
+                undo.before(there)
+                there.copy_(was)
+            others = own.picture.replace()
+            yield
         finally:
-            now.restore()
-            # What the module no longer leads to; and what has grown long since.
-            for thing in others:
-                thing.restore()
+            try:
+                undo.restore()
+            finally:
+                now.restore()
+                # What the module no longer leads to; and what has grown long since.
+                for thing in others:
+                    thing.restore()

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from girih._long import generators
+from girih._long.placed import ASKED
 
 MOST = 20_000
 """Entries that are looked at for one picture: an attribute may lead to all that a program has."""
@@ -28,9 +29,9 @@ LARGE = 2_000
 a history, or data. Its entries are not looked at."""
 ARRAY_MOST = 1 << 20
 """Bytes of an array of numpy's that is looked at; larger ones are data, and no state."""
-APART = (frozenset(vars(torch.nn.Module())) | {"forward"}) - {"training"}
-"""Of a module's attributes those that are the module's own business: parameters, modules, hooks;
-and buffers, which are looked at by themselves."""
+APART = (frozenset(vars(torch.nn.Module())) | {"forward", *ASKED}) - {"training"}
+"""Of a module's attributes those that are the module's own business, or Girih's: parameters,
+modules, hooks; and buffers, which are looked at by themselves."""
 FOREIGN = {"torch", "girih", "numpy", "logging", "threading", "multiprocessing", "concurrent"}
 """Packages whose objects are not looked into."""
 PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device})

@@ -113,6 +113,8 @@ def probe(module: Any, run: Callable[[Any], Any], x: Any, dim: int) -> Plan:
         raise Unfit("it gives something else than rows")
     if start_of(gives) == start_of(rows) or not gives.requires_grad:
         raise Unfit("it gives what it was given")
+    if not _learns(gives) <= {id(it) for it in (rows, *parameters)}:
+        raise Unfit("it learns what is no parameter of it")
     covered = [it for use in seen.uses for it in (use.weight, use.bias) if it is not None]
     if sorted(covered) != list(range(len(parameters))):
         raise Unfit("its parameters go into something else than one product each")
@@ -121,6 +123,20 @@ def probe(module: Any, run: Callable[[Any], Any], x: Any, dim: int) -> Plan:
     if sum(saved.values()) < WIDE * rows.nbytes:
         raise Unfit("next to nothing would be won")
     return Plan(seen.uses, sum(saved.values()) / rows.shape[dim])
+
+
+def _learns(gives: Any) -> set[int]:
+    """Tensors that a gradient of what a module gives would come to, by their ids."""
+    found, left, seen = set[int](), [gives.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        left += [after for after, _ in node.next_functions]
+    return found
 
 
 class Watching(TorchDispatchMode):  # type: ignore[misc]

@@ -297,17 +297,13 @@ class Replayer(TorchDispatchMode):  # type: ignore[misc]
                 return self._random(func, note, args, kwargs), False
         if is_left_out:
             return self.unwritten.instead(func, args, kwargs), False
-        if self.stale and gives_its_own(func) and self._is_stale((args, kwargs)):
-            raise ReplayError(
-                "what it has was changed between its forward and its backward pass, so that it "
-                "cannot be computed again as it was"
-            )
+        if self.stale and gives_its_own(func):
+            for tensor in tensors((args, kwargs)):
+                if address(tensor) is not None and start_of(tensor) in self.stale:
+                    raise self.call.own.changed(tensor)
         for tensor in self.made.others(func, args, kwargs) if writes(func) else ():
             self.undo.before(tensor)
         return func(*args, **kwargs), False
-
-    def _is_stale(self, given: Any) -> bool:
-        return any(start_of(it) in self.stale for it in tensors(given) if address(it) is not None)
 
     def _communicated(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         """What came the first time. Nothing is sent."""

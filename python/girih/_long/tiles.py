@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from girih._long.layout import close_up
+from girih._long.own import Own, Undo, as_it_was
 from girih._long.probe import Plan, product_of, trained
 from girih._long.trace import start_of
 
@@ -60,6 +61,8 @@ class Tiled:
         self.plan = plan
         self.tile = tile
         """Tokens of one, about."""
+        self.own = Own(module, ())
+        self.own.picture.settle()
 
     def apply(self, x: Any, autocast: dict[str, Any], fails: Callable[[str], None] | None) -> Any:
         """Runs it. If `fails` is given its gradients are compared, and it is told what differs."""
@@ -88,6 +91,13 @@ class Tiled:
 
     def _rows(self, whole: Any, first: int, end: int) -> Any:
         return close_up(whole.narrow(self.dim, first, end - first), whole)
+
+    def check(self) -> None:
+        """Raises where a parameter is not what it was."""
+        stale = self.own.stale()
+        for it in self.module.parameters():
+            if start_of(it) in stale:
+                raise self.own.changed(it)
 
     def gradients(self, x: Any, gradient: Any) -> list[Any]:
         """Of its input, and of each parameter that wants one."""
@@ -291,17 +301,18 @@ def autocast_type(x: Any) -> Any:
 
 
 def _backward(ctx: Any, gradient: Any) -> Any:
-    """In tiles, of the parameters as they are."""
+    """In tiles, of the module as forward found it."""
     x, *_ = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        # Gradients that are derived again: their graph is that of a run over all tokens at once.
-        with torch.autocast(**ctx.autocast):
-            return (None, None, None, *ctx.tiled.reference(x, gradient, is_derived=True))
-    x = x.detach()
-    with torch.autocast(**ctx.autocast):
-        found = ctx.tiled.gradients(x, gradient)
+    tiled = ctx.tiled
+    with as_it_was(tiled.module, tiled.own, Undo()), torch.autocast(**ctx.autocast):
+        tiled.check()
+        if torch.is_grad_enabled():
+            # Gradients that are derived again: their graph is that of a run over all tokens.
+            return (None, None, None, *tiled.reference(x, gradient, is_derived=True))
+        x = x.detach()
+        found = tiled.gradients(x, gradient)
         if ctx.fails is not None:
-            found = _compared(ctx.tiled, x, gradient, found, ctx.fails)
+            found = _compared(tiled, x, gradient, found, ctx.fails)
     return (None, None, None, *found)
 
 
