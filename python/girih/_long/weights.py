@@ -35,7 +35,8 @@ class Weights:
     def in_place(self) -> Iterator[None]:
         """Within, the modules have them."""
         others = [(table, table.copy(), was) for table, was in self._tables if _differ(table, was)]
-        turned = [it for it, learns in self._learns if it.requires_grad != learns and it.is_leaf]
+        # Two modules may have the same.
+        turned = {it for it, learns in self._learns if it.requires_grad != learns and it.is_leaf}
         try:
             for table, now, was in others:
                 table.update({name: it for name, it in was.items() if _is_one(it, now.get(name))})
@@ -65,6 +66,6 @@ def _sharding(it: Any) -> Any:
     return (it.device_mesh, it.placements) if is_wrapper(type(it)) else None
 
 
-def _turn(parameters: list[Any]) -> None:
+def _turn(parameters: set[Any]) -> None:
     for it in parameters:
         it.requires_grad_(not it.requires_grad)

@@ -13,7 +13,7 @@
 //! Values are 8 bytes and refer to lists and dicts by index, so that shared and even cyclic
 //! structures are harmless: nothing here recurses. Memory is bounded by a small multiple of the
 //! bytes read, for a length is never trusted before its bytes have arrived; and by a larger one of the
-//! compressed bytes ([`Compressed::memory_max`](crate::compress::Compressed::memory_max)), for two bytes
+//! compressed bytes (`compress`), for two bytes
 //! that fetch an entry once more compress to nothing.
 //!
 //! What makes it fast is the `Record`: a snapshot is a million small dicts with the same keys.
