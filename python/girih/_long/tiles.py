@@ -61,8 +61,6 @@ class Tiled:
         self.plan = plan
         self.tile = tile
         """Tokens of one, about."""
-        self.own = Own(module, ())
-        self.own.picture.settle()
 
     def apply(self, x: Any, autocast: dict[str, Any], fails: Callable[[str], None] | None) -> Any:
         """Runs it. If `fails` is given its gradients are compared, and it is told what differs."""
@@ -91,13 +89,6 @@ class Tiled:
 
     def _rows(self, whole: Any, first: int, end: int) -> Any:
         return close_up(whole.narrow(self.dim, first, end - first), whole)
-
-    def check(self) -> None:
-        """Raises where a parameter is not what it was."""
-        stale = self.own.stale()
-        for it in self.module.parameters():
-            if start_of(it) in stale:
-                raise self.own.changed(it)
 
     def gradients(self, x: Any, gradient: Any) -> list[Any]:
         """Of its input, and of each parameter that wants one."""
@@ -304,8 +295,8 @@ def _backward(ctx: Any, gradient: Any) -> Any:
     """In tiles, of the module as forward found it."""
     x, *_ = ctx.saved_tensors
     tiled = ctx.tiled
-    with as_it_was(tiled.module, tiled.own, Undo()), torch.autocast(**ctx.autocast):
-        tiled.check()
+    with as_it_was(tiled.module, ctx.own, Undo()), torch.autocast(**ctx.autocast):
+        _check(tiled.module, ctx.own)
         if torch.is_grad_enabled():
             # Gradients that are derived again: their graph is that of a run over all tokens.
             return (None, None, None, *tiled.reference(x, gradient, is_derived=True))
@@ -314,6 +305,14 @@ def _backward(ctx: Any, gradient: Any) -> Any:
         if ctx.fails is not None:
             found = _compared(tiled, x, gradient, found, ctx.fails)
     return (None, None, None, *found)
+
+
+def _check(module: Any, own: Own) -> None:
+    """Raises where a parameter is not what it was."""
+    stale = own.stale()
+    for it in module.parameters():
+        if start_of(it) in stale:
+            raise own.changed(it)
 
 
 class _Tiled(torch.autograd.Function):  # type: ignore[misc]
@@ -325,6 +324,8 @@ class _Tiled(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         """In tiles."""
         ctx.tiled, ctx.autocast, ctx.fails = tiled, autocast, fails
+        ctx.own = Own(tiled.module, ())
+        ctx.own.picture.settle()
         ctx.save_for_backward(x, *parameters)
         with torch.autocast(**autocast):
             return tiled.forward(x)
