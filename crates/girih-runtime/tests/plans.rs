@@ -207,24 +207,6 @@ fn a_plan_whose_addresses_are_refused_is_not_followed_and_costs_no_request() {
     machine.free(block);
 }
 
-/// Of a plan that was made of another run: what all lives at once, 2 MiB and 100 in turns, of which the large ones never come.
-/// Their places lie between those of the others, each of which is on a page of its own.
-#[test]
-fn a_plan_whose_large_blocks_never_come_holds_three_times_what_is_in_use_at_most() {
-    const PAIRS: u64 = 100;
-    let sizes: Vec<u64> = (0..PAIRS).flat_map(|_| [2, 100]).collect();
-    let mut plan = Plan::clone(&plan(&sizes, PAIRS * 102 * MIB));
-    for entry in &mut plan.sequences[0].entries {
-        entry.until = 2 * PAIRS as u32;
-    }
-    let mut machine = Machine::new(lake().with_plan(Arc::new(plan)));
-    let blocks: Vec<Granted> = (0..PAIRS).map(|_| machine.alloc(2)).collect();
-    assert!(machine.lake.following().hits > 50, "it was followed");
-    let most = 3 * 2 * PAIRS * MIB;
-    assert!(machine.held() <= most, "{} are held", machine.held());
-    blocks.into_iter().for_each(|block| machine.free(block));
-}
-
 /// A plan that takes any request and has a place of its own for each, far from all others: 60 GiB for what a few
 /// MiB would do.
 fn hostile(u: &mut Unstructured<'_>) -> arbitrary::Result<Plan> {

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A plan is a hint: a place is given only if no live block has any of its bytes, and a stream gets bytes of
-//! another only after it. No more is held than without it, but for the pages that its places touch: within the bound, or
-//! within what the plan foresees, up to three times what was ever in use.
+//! another only after it. Whatever the plan says, no more is held than without it, but for the pages that its
+//! places touch within the bound.
 //!
 //! A plan is followed from the first request on: its window is a segment of the stream that it asks for most. To drop
 //! it is to cede the window. Blocks stay where they are, ids stay valid, nothing is mapped and nobody waits.
@@ -70,9 +70,6 @@ impl Following {
     }
 }
 
-/// So many times what was ever in use may be held for places.
-const SPARSE: u64 = 3;
-
 /// A plan that is followed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -132,19 +129,12 @@ impl Lake {
     /// the rest so finely that no page of them is whole.
     pub(super) fn give_up_if_strained(&mut self, search: &Search, missing: u64) {
         let Some(followed) = &self.followed else { return };
-        let bearable = self.allowed(search).max(self.foreseen(&followed.window, search));
+        let bearable = self.allowed(search).max(followed.window.foreseen);
         let bearable = bearable.saturating_add(bearable / self.options.strain.max(1));
         if self.held.saturating_add(missing) > bearable {
             self.unfollow();
             self.given_up += 1;
         }
-    }
-
-    /// Bytes that may be held for the sake of places: what the plan foresees, but no more than so many times what was ever in
-    /// use. Places are sparse until the peak has come; and what a plan of another run foresees never does.
-    pub(super) fn foreseen(&self, window: &Window, search: &Search) -> u64 {
-        let most = self.most_in_use.max(self.in_use.saturating_add(search.size));
-        window.foreseen.min(most.saturating_mul(SPARSE))
     }
 
     /// How often a plan was dropped because more was held with it than stitching alone would hold.

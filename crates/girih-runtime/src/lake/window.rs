@@ -47,7 +47,7 @@ pub(super) struct Window {
     pub(super) last_uses: LastUses,
     /// Bytes of new pages, as far as the bound allows.
     pub(super) page: u64,
-    /// Bytes that will be needed for the places, as the plan says.
+    /// Bytes that may be held for the sake of places, whatever was in use by now.
     pub(super) foreseen: u64,
 }
 
@@ -134,7 +134,7 @@ impl Lake {
         search: &Search,
     ) -> Result<bool, DeviceError> {
         let whole = window.part(span);
-        let allowed = self.allowed(search).max(self.foreseen(window, search));
+        let allowed = self.allowed(search).max(window.foreseen);
         let mut at = whole.address;
         while at < whole.end() {
             let id = self.tile_over(at);
